@@ -20,11 +20,11 @@ from pathlib import Path
 from speakernet.cli import benchmark
 
 TAKES_CONFIG = True
+ARGUMENTS = benchmark.ARGUMENTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much to measure, and where to write it."""
-    benchmark.add_arguments(parser)
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> list[str] | int:
     """Measure, print, write."""
     for name in ("num_batches", "rounds", "num_utterances", "step_batch", "clients"):
         benchmark.refuse_below_one(name, getattr(arguments, name))

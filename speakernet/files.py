@@ -3,7 +3,6 @@
 Knows nothing of audio, lists or checkpoints.
 """
 
-import argparse
 import collections
 import contextlib
 import errno
@@ -450,6 +449,9 @@ class WorkPart:
 WHOLE = WorkPart(1, 1)
 
 
+PART_HELP = "do the I-th of N parts, counted from 1, as one of N machines or of a job array"
+
+
 def parse_part(text: str) -> WorkPart:
     """The value of `--part`.
 
@@ -463,12 +465,6 @@ def parse_part(text: str) -> WorkPart:
             "parts (in a job array the number of the task, plus 1 if it counts from 0)"
         )
     return WorkPart(int(match[1]), int(match[2]))
-
-
-def add_part_argument(parser: argparse.ArgumentParser, more: str) -> None:
-    """The option `--part`; `more` says what happens to the parts."""
-    about = "do the I-th of N parts, counted from 1, as one of N machines or of a job array"
-    parser.add_argument("--part", metavar="I/N", help=f"{about}; {more}")
 
 
 def share(rows: Rows, number: int, count: int) -> Rows:

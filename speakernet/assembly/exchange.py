@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +39,8 @@ SYNTHETIC_SYLLABLES = 16
 SPEECH_STREAM = 7001
 
 
-def import_weights(arguments: argparse.Namespace) -> int:
-    """Read, recognise, translate, check, write."""
+def import_weights(arguments: argparse.Namespace) -> list[str]:
+    """Read, recognise, translate, check, write; lines about what was read."""
     lookup(dict.fromkeys(TOOLKITS), arguments.source, "toolkit")
     if Path(arguments.out).resolve() == Path(arguments.file).resolve():
         raise ValueError(f"--out is the checkpoint itself, {arguments.file}; give the model file another name")
@@ -69,14 +68,12 @@ def import_weights(arguments: argparse.Namespace) -> int:
     }
     write_checkpoint(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
     spec, num_parameters = net.spec(), sum(one.numel() for one in net.parameters())
-    lines = [
+    return [
         f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model {spec['model']['options']}, "
         f"front end {spec['front_end']}",
         *notes,
         f"next: speakernet info {shlex.quote(str(arguments.out))}",
     ]
-    sys.stdout.write("\n".join([*lines, ""]))
-    return 0
 
 
 def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> tuple[SpeakerNet, list[str]]:
@@ -112,8 +109,8 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     return net, notes
 
 
-def export(arguments: argparse.Namespace) -> int:
-    """Write the file and print what was compared."""
+def export(arguments: argparse.Namespace) -> list[str]:
+    """Write the file; lines about what was compared."""
     # Importing weights does not need the libraries of the extra that exporting needs.
     from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
 
@@ -144,8 +141,7 @@ def export(arguments: argparse.Namespace) -> int:
         )
     elif rounded:
         lines.append("the error rate of int8 was not measured; --trials LIST --audio FOLDER does that")
-    sys.stdout.write("\n".join([*lines, ""]))
-    return 0
+    return lines
 
 
 def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:

@@ -1,9 +1,10 @@
 """The command line: one table of commands, one short file per command, imported only when it is called.
 
-A command's module has `add_arguments(parser)` and `run(arguments) -> exit status`. With `TAKES_CONFIG = True` it also
-accepts `--config FILE` and every option of the configuration; they arrive in `arguments.config_arguments`. With
-`main(arguments)` instead it parses its arguments itself. With `ERROR_STATUS` it ends with that status after every
-error, because its status 1 is an answer.
+A command's module has `ARGUMENTS` (names of an option -> how argparse takes it; or a function `add_arguments(parser)`)
+and `run(arguments)`, which returns the
+lines to print or an exit status. With `TAKES_CONFIG = True` it also accepts `--config FILE` and every option of the
+configuration; they arrive in `arguments.config_arguments`. With `main(arguments)` instead it parses its arguments
+itself. With `ERROR_STATUS` it ends with that status after every error, because its status 1 is an answer.
 """
 
 import argparse
@@ -21,9 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import speakernet
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
-from speakernet.options import suggestion
 from speakernet.parallel.distributed import is_first, is_first_here
 from speakernet.terminal import TerminalHandler
 
@@ -83,6 +82,10 @@ SYSTEM_ADVICE = {
 }
 
 
+EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "multipart": "serve", "python_multipart": "serve"}
+"""Library -> the extra that installs it, if it is another than `export`."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors that the user can fix are printed without a traceback.
 
@@ -90,32 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: one of `EXIT_STATUSES`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    name = given[0] if given else ""
-    if name in COMMANDS:
-        # A module called `list` would hide the builtin in this package.
-        module = "list_components" if name == "list" else name.replace("-", "_")
-        return run_command(f"speakernet.cli.{module}", f"speakernet {name}", given[1:])
-    _open_streams()
-    if name and name not in ("-h", "--help", "--version"):
-        sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
-        return 2
-    if name == "--version":
-        text = f"speakernet {speakernet.__version__}\n"
-    else:
-        commands = "".join(f"  {command:<16} {what}\n" for command, what in COMMANDS.items())
-        text = (
-            "speakernet: train, score and use speaker-verification models\n\n"
-            f"commands:\n{commands}\nSee `speakernet COMMAND --help`.\n"
-        )
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        _discard_output()
-        if not isinstance(error, BrokenPipeError):
-            sys.stderr.write(f"speakernet: {_message(error)}\n")
-        return BROKEN_PIPE if isinstance(error, BrokenPipeError) else 1
-    return 0 if name else 2
+    if not given or given[0] not in COMMANDS:
+        return run_command("speakernet.cli.overview", "speakernet", given)
+    # A module called `list` would hide the builtin in this package.
+    module = "list_components" if given[0] == "list" else given[0].replace("-", "_")
+    return run_command(f"speakernet.cli.{module}", f"speakernet {given[0]}", given[1:])
 
 
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
@@ -133,9 +115,11 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     module = importlib.import_module(module_name)
     failed = getattr(module, "ERROR_STATUS", None)
     try:
-        status = module.main(arguments) if hasattr(module, "main") else module.run(_parse(module, program, arguments))
+        done = module.main(arguments) if hasattr(module, "main") else module.run(_parse(module, program, arguments))
+        if isinstance(done, list):
+            sys.stdout.writelines(f"{line}\n" for line in done)
         sys.stdout.flush()
-        return status or 0
+        return done if isinstance(done, int) else 0
     except KeyboardInterrupt as interrupt:
         if is_first_here(os.environ):
             sys.stderr.write("\ninterrupted\n")
@@ -146,14 +130,14 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         _discard_output()
         if is_pipe:
             return BROKEN_PIPE
-        is_known = isinstance(error, ValueError | OSError) or is_out_of_memory(error)
-        if not is_known or "--debug" in arguments:
+        message = _message(error)
+        if message is None or "--debug" in arguments:
             if failed is None:
                 raise
             traceback.print_exc()
         # If several ranks fail for the same reason, one reports it; before they have met, the first of each machine.
         elif not getattr(error, "is_said", not is_first_here(os.environ)):
-            sys.stderr.write(f"\n{program}: {_message(error)}\n")
+            sys.stderr.write(f"\n{program}: {message}\n")
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
@@ -169,15 +153,12 @@ def _open_streams() -> None:
 
 def _has_no_reader() -> bool:
     """Whether the output goes into a pipe that was closed at its other end."""
-    if not hasattr(select, "poll"):
-        return True
-    watch = select.poll()
-    try:
+    # There is no poll on Windows, and a stream of a host program has no number.
+    with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+        watch = select.poll()
         watch.register(sys.stdout.fileno(), 0)
-    except io.UnsupportedOperation:
-        # A host program has replaced the stream.
-        return False
-    return any(event & select.POLLERR for _, event in watch.poll(0))
+        return any(event & select.POLLERR for _, event in watch.poll(0))
+    return False
 
 
 def _discard_output() -> None:
@@ -199,22 +180,24 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if getattr(module, "TAKES_CONFIG", False):
         parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
-    module.add_arguments(parser)
+    for names, how in getattr(module, "ARGUMENTS", {}).items():
+        parser.add_argument(*names.split(), **how)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
     return parser
 
 
 def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:
     takes_config = getattr(module, "TAKES_CONFIG", False)
     parser = build_parser(module, program)
-    asked = [one for one in rest if one in ("-h", "--help")]
-    if takes_config and asked:
+    asked = next((number for number, one in enumerate(rest) if one in ("-h", "--help")), None)
+    if takes_config and asked is not None:
         # Late: only a page of help needs the options of every part.
         from speakernet.config.reference import help_text
 
-        topic = rest[rest.index(asked[0]) + 1 :][:1]
-        options = help_text(topic[0] if topic and not topic[0].startswith("-") else "")
+        topic = "".join(one for one in rest[asked + 1 : asked + 2] if not one.startswith("-"))
         statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
-        parser.epilog = "\n".join([options, "", "exit status:", *statuses])
+        parser.epilog = "\n".join([help_text(topic), "", "exit status:", *statuses])
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         first = config_arguments[0]
@@ -224,8 +207,8 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     return parsed
 
 
-def _message(error: Exception) -> str:
-    """Our own sentence, or the system's: which file, what it says of it, what to do."""
+def _message(error: Exception) -> str | None:
+    """Our own sentence, or the system's: which file, what it says of it, what to do; None if the error is a defect."""
     if is_out_of_memory(error):
         # torch adds lines of statistics.
         found = str(error).partition("\n")[0]
@@ -233,6 +216,12 @@ def _message(error: Exception) -> str:
             f"out of memory ({found}); take a smaller batch (`speakernet find-batch-size` tries which fits, "
             "training.accumulation_steps keeps the recipe's), fewer workers or a machine with more"
         )
+    library = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and library != "speakernet":
+        extra = EXTRAS.get(library, "export")
+        return f"this needs the library {library}, which is not installed: pip install 'speakernet[{extra}]'"
+    if not isinstance(error, ValueError | OSError):
+        return None
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
     # The second name is that of a rename's target.
@@ -287,46 +276,43 @@ def _settings_of_model(path: Path) -> Mapping[str, Any]:
     return settings_of_file(path)
 
 
-def missing_extra(doing: str, extra: str, error: ModuleNotFoundError) -> ValueError:
-    """The message for a library of an extra that is not installed; the error itself if a module of ours is missing.
-
-    >>> str(missing_extra("serving", "serve", ModuleNotFoundError("no", name="fastapi.responses")))
-    "serving needs the library fastapi, which is not installed: pip install 'speakernet[serve]'"
-    """
-    library = (error.name or "").partition(".")[0]
-    if library == "speakernet":
-        raise error
-    return ValueError(f"{doing} needs the library {library}, which is not installed: pip install 'speakernet[{extra}]'")
+def _threshold(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """`--model` and `--device`."""
-    parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt, or an imported one")
-    parser.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one"
-    )
+MODEL = {
+    "--model": {"required": True, "help": "a model file, such as exps/exp01/best.pt, or an imported one"},
+    "--device": {"default": "auto", "help": "cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one"},
+}
+STORE = {
+    "--store": {"type": Path, "required": True, "help": "the file of people, such as people.db"},
+    "--key-file": {
+        "type": Path,
+        "help": f"file with the key that encrypts its embeddings (default: the variable {STORE_KEY_VARIABLE}, if set)",
+    },
+}
+DECISION = {
+    "--far": {
+        "type": float,
+        "metavar": "RATE",
+        "help": "decide at the threshold that this share of different speakers passes (default 0.01, or EER)",
+    },
+    "--threshold": {
+        "type": _threshold,
+        "metavar": "SCORE",
+        "help": "a score (0.4), or the name of a threshold in the model file (eer, far_1%%); `default` means 0.4",
+    },
+}
 
 
-def add_store(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
-    """`--store` and `--key-file`."""
-    parser.add_argument("--store", type=Path, required=is_needed, help="the file of people, such as people.db")
-    parser.add_argument(
-        "--key-file",
-        type=Path,
-        help=f"file with the key that encrypts its embeddings (default: the variable {STORE_KEY_VARIABLE}, if set)",
-    )
-
-
-def add_decision(parser: argparse.ArgumentParser, rate_help: str) -> None:
-    """`--far` and `--threshold`."""
-    decision = parser.add_mutually_exclusive_group()
-    decision.add_argument("--far", type=float, metavar="RATE", help=rate_help)
-    decision.add_argument(
-        "--threshold",
-        type=_threshold,
-        metavar="SCORE",
-        help="a score (0.4), or the name of a threshold in the model file (eer, far_1%%); `default` means 0.4",
-    )
+def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `--far` and `--threshold` mean to a decision."""
+    if arguments.far is not None and arguments.threshold is not None:
+        raise ValueError("--far and --threshold both say where to decide; give one of them")
+    return {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
 
 
 def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) -> "SpeakerVerifier":
@@ -349,16 +335,8 @@ def store_key(arguments: argparse.Namespace) -> bytes | None:
 def answer_first(*, is_verbose: bool) -> Iterator[None]:
     """Nothing is logged in the block unless asked for, so that the answer is the first line on the screen."""
     before = logging.root.manager.disable
-    if not is_verbose:
-        logging.disable(logging.WARNING)
+    logging.disable(before if is_verbose else logging.WARNING)
     try:
         yield
     finally:
         logging.disable(before)
-
-
-def _threshold(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

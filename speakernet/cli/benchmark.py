@@ -8,7 +8,6 @@ Comparisons with other pipelines are in the checkout: `python benchmark_performa
 import argparse
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,25 +21,22 @@ TAKES_CONFIG = True
 logger = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much to measure, and where to write it."""
-    parser.add_argument(
-        "--num_batches", type=int, default=100, help="batches (and steps) a measure (default %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to a file")
+ARGUMENTS = {
+    "--num_batches": {"type": int, "default": 100, "help": "batches (and steps) a measure (default %(default)s)"},
+    "--json": {"type": Path, "metavar": "FILE", "help": "write every figure to a file"},
+}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write."""
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Measure, write, return the table."""
     refuse_below_one("num_batches", arguments.num_batches)
     config = load_configuration(arguments.config_arguments).config
     # Late: options are read, and refused, without torch.
     from speakernet.assembly.benchmark import measure, table
 
     figures = measure(config, arguments.num_batches)
-    sys.stdout.write("\n" + table(figures) + "\n")
     write_figures(arguments.json, figures)
-    return 0
+    return ["", table(figures)]
 
 
 def refuse_below_one(name: str, value: int) -> None:

@@ -8,34 +8,34 @@ beside the new one.
 """
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
-from speakernet.cli import add_model, add_store, load_verifier, store_key
+from speakernet.cli import MODEL, STORE, load_verifier, store_key
 from speakernet.evaluation.figures import cautions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
 from speakernet.options import default_of
 from speakernet.terminal import counted
 
-logger = logging.getLogger(__name__)
+ARGUMENTS = {
+    **MODEL,
+    "--trials": {"type": Path, "help": "labelled trial list: `1 enrol test` or `0 enrol test` a line"},
+    "--audio": {"type": Path, "help": "folder or packed corpus of its audio; default: beside the list"},
+    **STORE,
+    "--store": {"type": Path, "help": "the file of people, such as people.db"},
+    "--cohort": {"nargs": "+", "help": "recordings of strangers for --store: files, folders, lists"},
+    "--out": {"type": Path, "help": "write another model file instead of changing this one"},
+    "--prior": {
+        "type": float,
+        "default": default_of(EvaluationOptions, "calibration_prior"),
+        "help": "target prior that it is tuned for (%(default)s)",
+    },
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, what to fit on, where to."""
-    add_model(parser)
-    parser.add_argument("--trials", type=Path, help="labelled trial list: `1 enrol test` or `0 enrol test` a line")
-    parser.add_argument("--audio", type=Path, help="folder or packed corpus of its audio; default: beside the list")
-    add_store(parser, is_needed=False)
-    parser.add_argument("--cohort", nargs="+", help="recordings of strangers for --store: files, folders, lists")
-    parser.add_argument("--out", type=Path, help="write another model file instead of changing this one")
-    prior = default_of(EvaluationOptions, "calibration_prior")
-    parser.add_argument("--prior", type=float, default=prior, help="target prior that it is tuned for (%(default)s)")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Embed, score, fit, write, print the figures."""
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Embed, score, fit, write; the figures."""
     if (arguments.trials is None) == (arguments.store is None):
         raise ValueError("give --trials LIST, or --store people.db for your own people")
     if (arguments.trials and arguments.cohort) or (arguments.store and arguments.audio):
@@ -67,6 +67,4 @@ def run(arguments: argparse.Namespace) -> int:
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
     written = f"{done.path} now has a calibration and {counted(len(thresholds), 'threshold')} for {WHOLE_COSINE}"
     backup = f" (the old file: {done.backup})" if done.backup else ""
-    lines = [headline_sentence(done.results), *notes, *thresholds, *done.fit.refused, written + backup]
-    sys.stdout.write("\n".join([*lines, ""]))
-    return 0
+    return [headline_sentence(done.results), *notes, *thresholds, *done.fit.refused, written + backup]

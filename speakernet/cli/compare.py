@@ -9,7 +9,6 @@ not include zero. Score files of other tools can be compared too: `enrol test sc
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from speakernet.data.lists import read_trials
@@ -24,19 +23,27 @@ from speakernet.options import default_of
 DIGITS = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The systems, their list, and how to draw."""
-    draws, priors = default_of(EvaluationOptions, "bootstrap_samples"), list(ALWAYS_SHOWN_PRIORS)
-    parser.add_argument("scores", type=Path, nargs="+", help="score files, or folders of runs or evaluations")
-    parser.add_argument("--trials", type=Path, help="labelled trial list of all systems; default: the one they keep")
-    parser.add_argument("--speaker_table", type=Path, help="CSV with path and speaker, if names do not show speakers")
-    parser.add_argument("--priors", type=float, nargs="+", default=priors, help="target priors of the minDCFs")
-    parser.add_argument("--draws", type=int, default=draws, help="draws of speakers")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+ARGUMENTS = {
+    "scores": {"type": Path, "nargs": "+", "help": "score files, or folders of runs or evaluations"},
+    "--trials": {"type": Path, "help": "labelled trial list of all systems; default: the one they keep"},
+    "--speaker_table": {"type": Path, "help": "CSV with path and speaker, if names do not show speakers"},
+    "--priors": {
+        "type": float,
+        "nargs": "+",
+        "default": list(ALWAYS_SHOWN_PRIORS),
+        "help": "target priors of the minDCFs",
+    },
+    "--draws": {
+        "type": int,
+        "default": default_of(EvaluationOptions, "bootstrap_samples"),
+        "help": "draws of speakers",
+    },
+    "--seed": {"type": int, "default": 0, "help": "of the draws"},
+}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Read, compare, and print a table and a sentence for each figure."""
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Read and compare: a table, and a sentence for each figure."""
     if len(arguments.scores) < 2:
         raise ValueError(f"{arguments.scores[0]}: one system; expected two or more to compare")
     if not all(0 < prior < 1 for prior in arguments.priors):
@@ -56,9 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
     lines.append(f"{'':<16}" + "".join(f"{letter:>10}" for letter in letters))
     for row in zip(*(headline(one, DIGITS) for one in result.systems), strict=True):
         lines.append(f"{row[0].label:<16}" + "".join(f"{figure.number:>10}" for figure in row))
-    lines += ["", *result.sentences(letters)]
-    lines += [
-        f"{letter}: {found}" for letter, path in zip(letters, paths, strict=True) if (found := chosen_on_reported(path))
-    ]
-    sys.stdout.write("\n".join([*lines, ""]))
-    return 0
+    chosen = [(letter, chosen_on_reported(path)) for letter, path in zip(letters, paths, strict=True)]
+    return [*lines, "", *result.sentences(letters), *(f"{letter}: {found}" for letter, found in chosen if found)]

@@ -24,18 +24,21 @@ from speakernet.machine.facts import system_info, usable_cores
 TAKES_CONFIG = True
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to check, and how thoroughly."""
-    parser.add_argument("--list", type=Path, help="training list")
-    parser.add_argument("--root", type=Path, help="folder or packed corpus that the lists' paths start from")
-    parser.add_argument("--trials", type=Path, action="append", default=[], help="trial list (may be given again)")
-    parser.add_argument("--trial_root", type=Path, help="root of the trial lists, if it differs from --root")
-    parser.add_argument("--fast", action="store_true", help="read headers only, no samples")
-    shortest = CheckRequest.min_seconds
-    parser.add_argument("--min_seconds", type=float, default=shortest, help="report files shorter than this (seconds)")
-    parser.add_argument("--png", type=Path, help="also draw the histograms of durations into this file")
-    parser.add_argument("--json", action="store_true", help="print one object: versions, machine and all findings")
-    parser.add_argument("--jobs", type=int, default=usable_cores(), help="files read at once")
+ARGUMENTS = {
+    "--list": {"type": Path, "help": "training list"},
+    "--root": {"type": Path, "help": "folder or packed corpus that the lists' paths start from"},
+    "--trials": {"type": Path, "action": "append", "default": [], "help": "trial list (may be given again)"},
+    "--trial_root": {"type": Path, "help": "root of the trial lists, if it differs from --root"},
+    "--fast": {"action": "store_true", "help": "read headers only, no samples"},
+    "--min_seconds": {
+        "type": float,
+        "default": CheckRequest.min_seconds,
+        "help": "report files shorter than this (seconds)",
+    },
+    "--png": {"type": Path, "help": "also draw the histograms of durations into this file"},
+    "--json": {"action": "store_true", "help": "print one object: versions, machine and all findings"},
+    "--jobs": {"type": int, "default": usable_cores(), "help": "files read at once"},
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,17 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
 
         findings += _corpus_to_come(config)
         findings += check_options(config)
-    has_picture = arguments.png is not None and bool(result.durations)
-    if has_picture:
+    if has_picture := arguments.png is not None and bool(result.durations):
         write_duration_png(arguments.png, result.durations)
     level = worst(findings)
     if arguments.json:
         shown = [dataclasses.asdict(finding) for finding in findings]
-        sys.stdout.write(json.dumps({"level": level, "findings": shown, "machine": system_info()}, indent=2) + "\n")
+        lines = [json.dumps({"level": level, "findings": shown, "machine": system_info()}, indent=2)]
     else:
         histograms = [f"\n{title}, durations\n{duration_histogram(one)}" for title, one in result.durations.items()]
         picture = [f"\nhistograms: {arguments.png}"] if has_picture else []
-        sys.stdout.write("\n".join([table(findings), *histograms, *picture, f"\n{closing_line(findings)}\n"]))
+        lines = [table(findings), *histograms, *picture, f"\n{closing_line(findings)}"]
+    sys.stdout.write("\n".join([*lines, ""]))
     return int(level == "error")
 
 

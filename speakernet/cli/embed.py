@@ -14,23 +14,23 @@ import os
 import sys
 from pathlib import Path
 
-from speakernet.cli import add_model, load_verifier
-from speakernet.files import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
+from speakernet.cli import MODEL, load_verifier
+from speakernet.files import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.parallel.distributed import find_place
 from speakernet.terminal import counted
 
+ARGUMENTS = {
+    "audio": {"nargs": "+", "help": "files, folders, lists (.txt), a packed corpus, - for names on stdin"},
+    **MODEL,
+    "--out": {"type": Path, "required": True, "help": "the file to write, such as e.npz"},
+    "--part": {
+        "metavar": "I/N",
+        "help": f"{PART_HELP}; give all the same recordings, model and --out; whichever finishes last writes the file",
+    },
+    "--skip-broken": {"action": "store_true", "help": "leave out recordings that cannot be embedded"},
+}
+
 logger = logging.getLogger(__name__)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What, with which model, where to."""
-    parser.add_argument("audio", nargs="+", help="files, folders, lists (.txt), a packed corpus, - for names on stdin")
-    add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, help="the file to write, such as e.npz")
-    add_part_argument(
-        parser, "give all the same recordings, model and --out; whichever part finishes last writes the file"
-    )
-    parser.add_argument("--skip-broken", action="store_true", help="leave out recordings that cannot be embedded")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,11 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     done = embed_files(verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part)
     for problem in done.problems:
         logger.warning("left out: %s", problem)
-    if done.missing:
-        text = f"part {part} is done; missing: {list_parts(done.missing)}"
-    else:
+    text = f"part {part} is done; missing: {list_parts(done.missing)}"
+    if not done.missing:
         text = f"{counted(done.num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
         text += f", {done.num_kept} of them by an earlier run" if done.num_kept else ""
         text += f"; {len(done.problems)} left out" if done.problems else ""
     sys.stdout.write(f"{arguments.out}: {text}\n")
-    return 1 if done.problems else 0
+    return int(bool(done.problems))

@@ -10,22 +10,21 @@ import argparse
 import logging
 import sys
 
-from speakernet.cli import add_model, add_store, load_verifier, store_key
+from speakernet.cli import MODEL, STORE, load_verifier, store_key
 from speakernet.terminal import counted
+
+ARGUMENTS = {
+    "name": {"help": "the person's name; new, or already in the store"},
+    "audio": {"nargs": "+", "help": "recordings, lists and folders, which are walked"},
+    **MODEL,
+    **STORE,
+    "--strict": {"action": "store_true", "help": "refuse what causes a warning"},
+}
 
 logger = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Who, which recordings, which store."""
-    parser.add_argument("name", help="the person's name; new, or already in the store")
-    parser.add_argument("audio", nargs="+", help="recordings, lists and folders, which are walked")
-    add_model(parser)
-    add_store(parser)
-    parser.add_argument("--strict", action="store_true", help="refuse what causes a warning")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> list[str]:
     """Inspect the recordings, embed them, keep the embeddings."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.recordings import audio_inputs
@@ -42,8 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in done.warnings:
         logger.warning("%s", warning)
     seconds = sum(one.speech_seconds for one in done.qualities)
-    sys.stdout.write(
-        f"{done.name}: {counted(done.added, 'recording')} added ({seconds:.1f} s of speech), {done.total} in all, "
-        f"in {new}{arguments.store}\n"
-    )
-    return 0
+    added = f"{counted(done.added, 'recording')} added ({seconds:.1f} s of speech), {done.total} in all"
+    return [f"{done.name}: {added}, in {new}{arguments.store}"]

@@ -42,23 +42,35 @@ DIGITS = 3
 TAKES_CONFIG = True
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options for score files; everything else is an option of the configuration."""
-    parser.add_argument("--scores", type=Path, nargs="+", help="score files: `enrol test score` a line, in any order")
-    parser.add_argument("--trials", type=Path, help="trial list of the scores")
-    parser.add_argument("--fusion_scores", type=Path, nargs="+", help="the same systems on the list to fit on")
-    parser.add_argument("--fusion_trials", type=Path, help="labelled list of --fusion_scores")
-    prior = default_of(EvaluationOptions, "calibration_prior")
-    parser.add_argument("--prior", type=float, default=prior, help="target prior that calibration and fusion are for")
-    parser.add_argument("--scores_are_llrs", action="store_true", help="scores are log-likelihood ratios (natural log)")
-    priors, draws = (default_of(EvaluationOptions, name) for name in ("dcf_target_priors", "bootstrap_samples"))
-    parser.add_argument("--priors", type=float, nargs="+", default=priors, help="target priors of the DCFs")
-    parser.add_argument("--draws", type=int, default=draws, help="draws of speakers for the intervals; 0 gives none")
-    parser.add_argument("--csv", type=Path, help="CSV with path and speaker, for names that do not tell the speaker")
-    parser.add_argument("--out", "--save_path", dest="save_path", type=Path, help="folder for the results")
+ARGUMENTS = {
+    "--scores": {"type": Path, "nargs": "+", "help": "score files: `enrol test score` a line, in any order"},
+    "--trials": {"type": Path, "help": "trial list of the scores"},
+    "--fusion_scores": {"type": Path, "nargs": "+", "help": "the same systems on the list to fit on"},
+    "--fusion_trials": {"type": Path, "help": "labelled list of --fusion_scores"},
+    "--prior": {
+        "type": float,
+        "default": default_of(EvaluationOptions, "calibration_prior"),
+        "help": "target prior that calibration and fusion are for",
+    },
+    "--scores_are_llrs": {"action": "store_true", "help": "scores are log-likelihood ratios (natural log)"},
+    "--priors": {
+        "type": float,
+        "nargs": "+",
+        "default": default_of(EvaluationOptions, "dcf_target_priors"),
+        "help": "target priors of the DCFs",
+    },
+    "--draws": {
+        "type": int,
+        "default": default_of(EvaluationOptions, "bootstrap_samples"),
+        "help": "draws of speakers for the intervals; 0 gives none",
+    },
+    "--csv": {"type": Path, "help": "CSV with path and speaker, for names that do not tell the speaker"},
+    "--out --save_path": {"dest": "save_path", "type": Path, "help": "folder for the results"},
+}
+"""Options for score files; everything else is an option of the configuration."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> list[str] | int:
     """Measure the score files, or score the test list of the configuration."""
     if not arguments.scores:
         if arguments.save_path:
@@ -74,11 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save_path and any((arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)):
         raise ValueError(f"{arguments.save_path} is the folder of a training run; name another one with --out")
     evaluation = evaluate_scores(arguments)
-    sys.stdout.write("\n".join([*evaluation.lines(DIGITS), *_details(evaluation.results)]) + "\n")
+    lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.save_path:
-        written = [arguments.save_path / name for name in evaluation.write(arguments.save_path)]
-        sys.stdout.write(f"{train.written_line(written)}\n")
-    return 0
+        lines.append(train.written_line([arguments.save_path / name for name in evaluation.write(arguments.save_path)]))
+    return lines
 
 
 def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":

@@ -6,39 +6,37 @@ micro-batch at a time if steps are accumulated; reads the training list, no audi
 
 import argparse
 import math
-import sys
 
 from speakernet.cli import load_configuration
 
 TAKES_CONFIG = True
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The range of sizes, and how much memory a CPU may use."""
-    parser.add_argument("--min_batch_size", type=int, default=8, help="smallest size worth having (default 8)")
-    parser.add_argument("--max_batch_size", type=int, default=512, help="largest size to try (default 512)")
-    parser.add_argument(
-        "--memory_limit_gib",
-        type=float,
-        help="memory that a step may add on a CPU (default: 80 %% of what is free)",
-    )
+ARGUMENTS = {
+    "--min_batch_size": {"type": int, "default": 8, "help": "smallest size worth having (default 8)"},
+    "--max_batch_size": {"type": int, "default": 512, "help": "largest size to try (default 512)"},
+    "--memory_limit_gib": {
+        "type": float,
+        "default": 0.0,
+        "help": "memory that a step may add on a CPU (default: 80 %% of what is free)",
+    },
+}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print every size that was tried, the best one and a recommendation."""
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Every size that was tried, the best one and a recommendation."""
     config = load_configuration(arguments.config_arguments).config
-    gib = arguments.memory_limit_gib
-    if gib is not None and not 2**-20 <= gib < math.inf:
-        raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
-    limit = None if gib is None else int(gib * 2**30)
+    if not 0 <= arguments.memory_limit_gib < math.inf:
+        raise ValueError(f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected a number of GiB above 0")
     # Late: torch takes two seconds, and a mistyped option should not wait for it.
     from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
 
+    limit = int(arguments.memory_limit_gib * 2**30)
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
+    lines = []
     for size, one in sorted(finder.tried.items()):
         figures = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB"
-        sys.stdout.write(f"{size:6d}  {figures if one.fits else 'does not fit'}\n")
-    sys.stdout.write(f"fastest: {best} utterances in a batch; the largest tried that fits: {finder.largest}\n")
+        lines.append(f"{size:6d}  {figures if one.fits else 'does not fit'}")
     advice = recommendation(config, finder.tried[configured_batch_size(config)], finder.tried[best])
-    sys.stdout.write(f"recommendation: {advice}\n")
-    return 0
+    largest = f"the largest tried that fits: {finder.largest}"
+    return [*lines, f"fastest: {best} utterances in a batch; {largest}", f"recommendation: {advice}"]

@@ -14,7 +14,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from speakernet.cli import add_decision, add_model, add_store, answer_first, load_verifier, store_key
+from speakernet.cli import DECISION, MODEL, STORE, answer_first, limits_of, load_verifier, store_key
 
 if TYPE_CHECKING:
     from speakernet.inference.verifier import Identification
@@ -22,18 +22,22 @@ if TYPE_CHECKING:
 MIN_SPEECH_SECONDS = 1.0
 DEFAULT_TOP = 5
 
+ARGUMENTS = {
+    "audio": {"help": "a recording: any format, rate and number of channels"},
+    **MODEL,
+    **STORE,
+    "--top": {"type": int, "default": DEFAULT_TOP, "help": "number of nearest people to show (%(default)s)"},
+    **DECISION,
+    "--far": {
+        "type": float,
+        "metavar": "RATE",
+        "help": "share of strangers that may be taken for somebody, over all people together (0.01)",
+    },
+    "--json": {"action": "store_true", "help": "print one object instead of lines"},
+    "--verbose": {"action": "store_true", "help": "log before the answer too"},
+}
+
 logger = logging.getLogger(__name__)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The recording, the store, where to decide."""
-    parser.add_argument("audio", help="a recording: any format, rate and number of channels")
-    add_model(parser)
-    add_store(parser)
-    parser.add_argument("--top", type=int, default=DEFAULT_TOP, help="number of nearest people to show (%(default)s)")
-    add_decision(parser, "share of strangers that may be taken for somebody, over all people together (0.01)")
-    parser.add_argument("--json", action="store_true", help="print one object instead of lines")
-    parser.add_argument("--verbose", action="store_true", help="log before the answer too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,9 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         verifier = load_verifier(arguments)
         recording = verifier.open(arguments.audio)
         quality = inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
-        limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            found = identify(verifier, store, recording, top=arguments.top, **limits)
+            found = identify(verifier, store, recording, top=arguments.top, **limits_of(arguments))
     lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()

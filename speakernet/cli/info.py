@@ -2,21 +2,17 @@
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from speakernet.files import human_bytes, sha256_of
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model file."""
-    parser.add_argument("model", help="a model file, such as exps/exp01/best.pt")
+ARGUMENTS = {"model": {"help": "a model file, such as exps/exp01/best.pt"}}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print a table of facts."""
+def run(arguments: argparse.Namespace) -> list[str]:
+    """A table of facts."""
     # Late: --help needs no torch.
     from speakernet.inference import decision, verifier
 
@@ -41,10 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
             ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")
             for one in contents.get("thresholds") or ()
         ),
-        *((f"training {key}", _value(value)) for key, value in summary.items()),
+        *((f"training {key}", _options(one) if isinstance(one, Mapping) else one) for key, one in summary.items()),
     ]
-    sys.stdout.write("".join(f"{name:<28} {value}\n" for name, value in rows))
-    return 0
+    return [f"{name:<28} {value}" for name, value in rows]
 
 
 def _options(options: Mapping[str, Any]) -> str:
@@ -58,10 +53,6 @@ def _fit(fit: Mapping[str, Any]) -> str:
     if "num_targets" in fit:
         fitted_on += f" ({fit['num_targets']:,} pairs of one speaker, {fit['num_nontargets']:,} of two)"
     return f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; {_options(fit['backend'])}"
-
-
-def _value(value: Any) -> str:
-    return _options(value) if isinstance(value, Mapping) else str(value)
 
 
 def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:

@@ -5,7 +5,6 @@ Nothing is built, so the answer takes less than a second.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,24 +27,21 @@ KINDS = (*HOLDERS, "recipes")
 MODEL_ROW = "  {:<22}{:>12}{:>10}{:>11}{:>7}  {}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The kind of component."""
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list (default: everything)")
+ARGUMENTS = {"kind": {"nargs": "?", "choices": KINDS, "help": "what to list (default: everything)"}}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print one line a component and, with a kind, the options that not all of the kind have."""
+def run(arguments: argparse.Namespace) -> list[str]:
+    """One line a component and, with a kind, the options that not all of the kind have."""
+    lines = []
     for kind in [arguments.kind] if arguments.kind else KINDS:
-        sys.stdout.write(f"{kind}\n")
+        lines.append(kind)
         if kind == "recipes":
-            lines = list(_recipes())
-        elif not arguments.kind:
-            lines = _components(HOLDERS[kind])
+            lines += _recipes()
         else:
-            lines = list(_models()) if kind == "models" else _components(HOLDERS[kind])
-            lines += _options(HOLDERS[kind])
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-    return 0
+            names = [f"  {name:<24} {one.summary}" for name, one in CHOICES[HOLDERS[kind]].table.items()]
+            lines += _models() if arguments.kind == "models" else names
+            lines += _options(HOLDERS[kind]) if arguments.kind else []
+    return lines
 
 
 def _models() -> Iterator[str]:
@@ -58,10 +54,6 @@ def _models() -> Iterator[str]:
             one: Any = component.options.published
             giga, mels = f"{one.macs / 1e9:.2f} G", str(one.mels or "raw")
             yield MODEL_ROW.format(name, f"{one.parameters:,}", giga, one.dim, mels, one.paper)
-
-
-def _components(holder: str) -> list[str]:
-    return [f"  {name:<24} {component.summary}" for name, component in CHOICES[holder].table.items()]
 
 
 def _options(holder: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
-from speakernet.files import WorkPart, add_part_argument, human_bytes, list_parts, parse_part, refuse_overwriting
+from speakernet.files import PART_HELP, WorkPart, human_bytes, list_parts, parse_part, refuse_overwriting
 from speakernet.machine.facts import usable_cores
 from speakernet.terminal import counted
 
@@ -27,31 +27,34 @@ logger = logging.getLogger(__name__)
 PROBLEMS_SHOWN = 10
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where from, where to, and what to do with files that cannot be read."""
-    parser.add_argument("corpus", help="the packed corpus: a folder to be made, or to be verified")
-    parser.add_argument(
-        "--source",
-        nargs="+",
-        metavar="PATH",
-        help="a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar archives (all parts)",
-    )
-    parser.add_argument("--list", action="append", default=[], help="training list: pack what it names (repeatable)")
-    parser.add_argument("--trials", action="append", default=[], help="trial list: pack what it names (repeatable)")
-    parser.add_argument(
-        "--strip",
-        type=int,
-        help="leading folders of the names in archives to drop; found from the list if there is one",
-    )
-    parser.add_argument(
-        "--write-list", help="write a training list of what was packed (raw.list, shards, Kaldi folders with utt2spk)"
-    )
-    parser.add_argument("--sample-rate", type=int, default=16000, help="Hz of the corpus (default %(default)s)")
-    parser.add_argument("--num-threads", type=int, help="files decoded at a time (default: one for each core)")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be read, and report them")
-    add_part_argument(parser, "give all the same sources and lists; whichever part finishes last joins them all")
-    parser.add_argument("--merge", action="store_true", help="join the parts in CORPUS that other machines made")
-    parser.add_argument("--verify", action="store_true", help="compare every utterance with its checksum")
+ARGUMENTS = {
+    "corpus": {"help": "the packed corpus: a folder to be made, or to be verified"},
+    "--source": {
+        "nargs": "+",
+        "metavar": "PATH",
+        "help": "a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar archives (all parts)",
+    },
+    "--list": {"action": "append", "default": [], "help": "training list: pack what it names (repeatable)"},
+    "--trials": {"action": "append", "default": [], "help": "trial list: pack what it names (repeatable)"},
+    "--strip": {
+        "type": int,
+        "help": "leading folders of the names in archives to drop; found from the list if there is one",
+    },
+    "--write-list": {"help": "write a training list of what was packed (raw.list, shards, Kaldi folders with utt2spk)"},
+    "--sample-rate": {"type": int, "default": 16000, "help": "Hz of the corpus (default %(default)s)"},
+    "--num-threads": {
+        "type": int,
+        "default": usable_cores(),
+        "help": "files decoded at a time (default: one for each core)",
+    },
+    "--skip-bad": {"action": "store_true", "help": "leave out files that cannot be read, and report them"},
+    "--part": {
+        "metavar": "I/N",
+        "help": f"{PART_HELP}; give all the same sources and lists; whichever part finishes last joins them all",
+    },
+    "--merge": {"action": "store_true", "help": "join the parts in CORPUS that other machines made"},
+    "--verify": {"action": "store_true", "help": "compare every utterance with its checksum"},
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,21 +63,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
         raise ValueError("--part goes with --source; --merge joins parts that are there, and takes neither")
-    if arguments.num_threads is not None and arguments.num_threads < 1:
-        raise ValueError(f"--num-threads: {arguments.num_threads}; expected at least 1")
-    if arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
-        raise ValueError("--sample-rate is at least 1 and --strip at least 0")
+    if arguments.num_threads < 1 or arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
+        raise ValueError("--num-threads and --sample-rate are at least 1, --strip is at least 0")
     if arguments.write_list:
         refuse_overwriting([arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())])
-    num_threads = arguments.num_threads or usable_cores()
     if arguments.source:
-        _pack(arguments, num_threads)
+        _pack(arguments)
     if arguments.merge:
         join_parts(arguments.corpus)
-    return _verify(arguments.corpus, num_threads) if arguments.verify else 0
+    return _verify(arguments.corpus, arguments.num_threads) if arguments.verify else 0
 
 
-def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
+def _pack(arguments: argparse.Namespace) -> None:
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
     if arguments.write_list and source.speakers is None:
         raise ValueError(
@@ -84,7 +84,7 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
     part = parse_part(arguments.part) if arguments.part else None
     options = {
         "sample_rate": arguments.sample_rate,
-        "num_threads": num_threads,
+        "num_threads": arguments.num_threads,
         "skip_bad": arguments.skip_bad,
         "show_progress": True,
     }

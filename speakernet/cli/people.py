@@ -1,51 +1,36 @@
 """Manage a store of people: list, remove, purge, reembed, export.
 
-speakernet people list --store people.db
+speakernet people list --store people.db             names, recordings, seconds of speech, dates
 speakernet people remove Ada --store people.db       backups keep her
 speakernet people purge Ada --store people.db        nothing of her stays readable, backups included
-speakernet people reembed --model new.pt --store people.db
-speakernet people export --store people.db --out people.json [--name Ada]
+speakernet people reembed --model new.pt --store people.db     recordings are read again from their paths
+speakernet people export --store people.db --out people.json [--name Ada]     embeddings included
 """
 
 import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from speakernet.cli import add_model, add_store, load_verifier, store_key
+from speakernet.cli import MODEL, STORE, load_verifier, store_key
 from speakernet.terminal import counted
 
 if TYPE_CHECKING:
     from speakernet.inference.people import PeopleStore
 
-ACTIONS = {
-    "list": "names, recordings, seconds of speech, dates",
-    "remove": "remove a person; backups keep them",
-    "purge": "remove a person so that nothing of them can be read in the store or its backups",
-    "reembed": "change to another model; the recordings are read again from their paths",
-    "export": "write what is kept, embeddings included",
+ARGUMENTS = {
+    "action": {"choices": ("list", "remove", "purge", "reembed", "export"), "help": "what to do"},
+    "name": {"nargs": "?", "help": "the person to remove or purge"},
+    **STORE,
+    **MODEL,
+    "--model": {"help": "reembed: the model file to change to"},
+    "--drop-missing": {"action": "store_true", "help": "reembed: leave out recordings whose files are gone"},
+    "--out": {"type": Path, "help": "export: the file to write: .json or .npz"},
+    "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
 
 logger = logging.getLogger(__name__)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do, and with which store."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list | remove | purge | reembed | export")
-    for name, description in ACTIONS.items():
-        action = actions.add_parser(name, help=description, description=description)
-        # Left out of the result if it was given before the action.
-        action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        if name in ("remove", "purge"):
-            action.add_argument("name", help="the person's name")
-        if name == "reembed":
-            add_model(action)
-            action.add_argument("--drop-missing", action="store_true", help="leave out recordings whose files are gone")
-        if name == "export":
-            action.add_argument("--out", type=Path, required=True, help="the file to write: .json or .npz")
-            action.add_argument("--name", help="name of one person (default: everybody)")
-        add_store(action)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,8 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import PeopleStore
 
-    name: Any = getattr(arguments, "name", None)
-    action, status = arguments.action, 0
+    action, name, problems = arguments.action, arguments.name, []
+    needed = {"remove": "name", "purge": "name", "reembed": "model", "export": "out"}.get(action)
+    if needed and not getattr(arguments, needed):
+        raise ValueError(f"people {action} needs {'the name of a person' if needed == 'name' else f'--{needed}'}")
     with PeopleStore(arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)) as store:
         if action == "list":
             text = _listed(store)
@@ -64,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         elif action == "purge":
             text = f"{name} purged from {', '.join(map(str, store.purge(name)))}"
         elif action == "export":
-            text = f"{arguments.out}: {counted(store.export(arguments.out, name), 'recording')}, embeddings readable"
+            count = counted(store.export(arguments.out, arguments.person), "recording")
+            text = f"{arguments.out}: {count}, embeddings readable"
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(
@@ -75,13 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
                 model=verifier.name,
                 drops_missing=arguments.drop_missing,
             )
-            for problem in problems:
-                logger.warning("left out: %s", problem)
             people = counted(len(store), "person")
             text = f"{store.path}: {people} embedded again with {verifier.name}; a backup is beside it"
-            status = 1 if problems else 0
+    for problem in problems:
+        logger.warning("left out: %s", problem)
     sys.stdout.write(f"{text}\n")
-    return status
+    return int(bool(problems))
 
 
 def _listed(store: "PeopleStore") -> str:

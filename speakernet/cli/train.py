@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet.cli import load_configuration
-from speakernet.config import LoadedConfig
 from speakernet.files import GrowingFile, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place
@@ -29,55 +28,44 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 logger = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None: everything is an option of the configuration, or `--eval`, which loading knows too."""
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Train or score, then log the results and the next commands."""
     loaded = load_configuration(arguments.config_arguments)
-    runtime = loaded.config.runtime
-    is_alone = find_place(os.environ, runtime.port) is None
+    config = loaded.config
+    is_alone = find_place(os.environ, config.runtime.port) is None
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.parallel import group
 
-    if runtime.distributed and is_alone and (count := group.num_gpus(runtime)) > 1:
-        return group.launch(count, runtime.port, ["train", *arguments.config_arguments])
-    with group.joined(runtime):
-        return _run_joined(loaded)
+    if config.runtime.distributed and is_alone and (count := group.num_gpus(config.runtime)) > 1:
+        return group.launch(count, config.runtime.port, ["train", *arguments.config_arguments])
+    with group.joined(config.runtime):
+        distributed.from_main(lambda: refuse_unusable(config.training.save_path))
+        # Late: on every rank, once they have met.
+        from speakernet.assembly.runs import score_experiment, train_experiment
 
-
-def _run_joined(loaded: LoadedConfig) -> int:
-    """The run, on each rank."""
-    distributed.from_main(lambda: refuse_unusable(loaded.config.training.save_path))
-    # Late: a mistyped option should not wait for torch to be imported.
-    from speakernet.assembly.runs import score_experiment, train_experiment
-
-    if loaded.evaluate_only:
-        logger.info("defaults: %s", loaded.defaults)
-        evaluation, written = score_experiment(loaded)
-        _log_lines([*evaluation.lines(), written_line(written)])
-        return 0
-    with _log_file(Path(loaded.config.training.save_path) / LOG):
-        logger.info("defaults: %s", loaded.defaults)
-        _log_lines(_training_lines(train_experiment(loaded)))
+        with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
+            logger.info("defaults: %s", loaded.defaults)
+            if loaded.evaluate_only:
+                evaluation, written = score_experiment(loaded)
+                lines = [*evaluation.lines(), written_line(written)]
+            else:
+                lines = _training_lines(train_experiment(loaded))
+            if distributed.is_main():
+                # To the terminal and log.txt.
+                logger.info("%s", "\n".join(lines))
     return 0
 
 
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Write everything that is logged, details too, to the run folder once it exists."""
-    if not distributed.is_main():
-        yield
-        return
-    handler = _RunLog(path)
+    handler = _RunLog(path) if distributed.is_main() else logging.NullHandler()
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
 
 
 class _RunLog(logging.Handler):
@@ -97,12 +85,6 @@ class _RunLog(logging.Handler):
 
 def written_line(files: Sequence[Path]) -> str:
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
-
-
-def _log_lines(lines: list[str]) -> None:
-    """The summary: to the terminal and log.txt."""
-    if distributed.is_main():
-        logger.info("%s", "\n".join(lines))
 
 
 def _training_lines(outcome: "TrainingOutcome") -> list[str]:

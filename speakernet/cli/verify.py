@@ -15,23 +15,22 @@ import json
 import logging
 import sys
 
-from speakernet.cli import add_decision, add_model, answer_first, load_verifier
+from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier
 
 STANDARD_INPUT = "-"
 SAME, DIFFERENT, ERROR_STATUS = 0, 1, 2
 MIN_SPEECH_SECONDS = 1.0
 
+ARGUMENTS = {
+    "first": {"help": "a recording: any format, rate and number of channels; - is standard input"},
+    "second": {"help": "another one"},
+    **MODEL,
+    **DECISION,
+    "--json": {"action": "store_true", "help": "print one object instead of a sentence"},
+    "--verbose": {"action": "store_true", "help": "log before the answer too"},
+}
+
 logger = logging.getLogger(__name__)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Two recordings, the model, where to decide."""
-    parser.add_argument("first", help="a recording: any format, rate and number of channels; - is standard input")
-    parser.add_argument("second", help="another one")
-    add_model(parser)
-    add_decision(parser, "decide at the threshold that this share of different speakers passes (default 0.01, or EER)")
-    parser.add_argument("--json", action="store_true", help="print one object instead of a sentence")
-    parser.add_argument("--verbose", action="store_true", help="log before the answer too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,8 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import recordings
 
-    limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
-    qualities = []
+    limits, qualities = limits_of(arguments), []
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Before audio is read, not after.

@@ -47,10 +47,10 @@ from speakernet.data.packed import PackedSource
 from speakernet.data.packing import SKIPPED, pack
 from speakernet.data.sources import FolderSource
 from speakernet.files import (
+    PART_HELP,
     WHOLE,
     PartError,
     WorkPart,
-    add_part_argument,
     atomic_write,
     digest_of,
     exclusive,
@@ -131,7 +131,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lists_from", type=Path, help=help_text)
     parser.add_argument("--keep_parts", action="store_true", help="keep archive parts after joining")
     parser.add_argument("--remove_originals", action="store_true", help="remove each m4a once its WAV is verified")
-    add_part_argument(parser, "for --convert alone; --lists afterwards needs all of them")
+    more = "for --convert alone; --lists afterwards needs all of them"
+    parser.add_argument("--part", metavar="I/N", help=f"{PART_HELP}; {more}")
     parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
     add_download_arguments(parser)
 

@@ -1,6 +1,5 @@
 """The manifests for clusters parse, and their commands and options exist."""
 
-import argparse
 import re
 import shlex
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import yaml
 from torch.distributed.run import get_args_parser
 
-from speakernet.cli.pack import add_arguments
+from speakernet.cli import build_parser, pack
 from speakernet.config.loading import load_config
-from speakernet.corpora.listing import HelpFormatter
 from speakernet.files import WHOLE, parse_part
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,9 +27,7 @@ def test_the_commands_of_the_manifests_are_ours() -> None:
     assert config.training.mirror and config.data.train_path == "/local/vox2_dev_packed"
     program, command, *options = command_of(MANIFESTS / "slurm_pack.sh")
     assert (program, command) == ("speakernet", "pack")
-    parser = argparse.ArgumentParser(formatter_class=HelpFormatter)
-    add_arguments(parser)
-    given = parser.parse_args(options)
+    given = build_parser(pack, "speakernet pack").parse_args(options)
     assert parse_part(given.part.replace("$SLURM_ARRAY_TASK_ID", "16")) != WHOLE
     last = re.search(r"--array=1-(\d+)", (MANIFESTS / "slurm_pack.sh").read_text())
     assert last is not None and given.part.endswith(f"/{last[1]}")
