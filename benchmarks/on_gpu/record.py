@@ -5,12 +5,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from speakernet.config.schema import Config, replaced
-from speakernet.corpora.synthetic import CorpusParameters, CorpusPaths, make_corpus
+from speakernet.corpora.synthetic import CorpusParameters, make_corpus
 from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.machine.facts import system_info
 
@@ -49,7 +50,7 @@ class Setup:
         runtime = {"device": self.device.type, "keep_memory": not self.is_quick, **sections.pop("runtime", {})}
         return replaced(Config(), runtime=runtime, **sections)
 
-    def corpus(self) -> CorpusPaths:
+    def corpus(self) -> SimpleNamespace:
         """Synthetic speech, noise and rooms, made once."""
         return make_corpus(self.folder / "corpus", QUICK_CORPUS if self.is_quick else None, show_progress=False)
 

@@ -29,15 +29,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.synthetic.scenes import NOISES, ROOM_KINDS, draw_room_response, draw_session, record
-from speakernet.corpora.synthetic.speech import SAMPLE_RATE, draw_phones, draw_voice, lay_out, synthesise
-from speakernet.data.audio import audio_info, write_audio
+from speakernet.data.audio import SAMPLE_RATE, audio_info, write_audio
 from speakernet.data.lists import write_training_list, write_trials
-from speakernet.files import atomic_write, own_command
+from speakernet.files import atomic_write, own_command, reading
 from speakernet.machine.facts import usable_cores
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
@@ -70,22 +69,17 @@ NUMBERS = {
 }
 
 
-class CorpusError(ValueError):
-    """The corpus cannot be made there; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class CorpusPaths:
-    """The files and folders of a corpus, named as the options of training name them."""
-
-    train_list: Path
-    train_path: Path
-    test_list: Path
-    test_path: Path
-    noise_path: Path
-    rir_path: Path
-    speakers: Path
-    utterances: Path
+FILES = {
+    "train_list": "train_list.txt",
+    "train_path": "train",
+    "test_list": "trials.txt",
+    "test_path": "trial",
+    "noise_path": "musan_split",
+    "rir_path": "RIRS_NOISES/simulated_rirs",
+    "speakers": "speakers.csv",
+    "utterances": "utterances.csv",
+}
+"""The files and folders of a corpus, named as the options of training name them."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +97,13 @@ class CorpusParameters:
     synthesiser_version: int = SYNTHESISER_VERSION
 
     def check(self) -> None:
-        """Raise CorpusError for numbers that make no corpus."""
-        lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": 2}
+        """Raise ValueError for numbers that make no corpus."""
+        # Target trials are between two sessions.
+        lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": max(2, self.utterances_per_session + 1)}
         lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
         for name, value in asdict(self).items():
             if value < lowest.get(name, 1):
-                raise CorpusError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
-        if self.trial_utterances_per_speaker <= self.utterances_per_session:
-            raise CorpusError(
-                f"synthetic corpus: {self.trial_utterances_per_speaker} trial utterances a speaker in sessions of "
-                f"{self.utterances_per_session} leave no target trial between two sessions; ask for more utterances"
-            )
+                raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,11 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
     paths = make_corpus(arguments.save_path, parameters, num_workers=arguments.workers)
     seconds = time.perf_counter() - started
     made = json.loads((paths.train_list.parent / "complete.json").read_text(encoding="utf-8"))
-    inputs = {
-        "train_list": paths.train_list, "train_path": paths.train_path, "test_list": paths.test_list,
-        "test_path": paths.test_path, "musan_path": paths.noise_path, "rir_path": paths.rir_path,
-    }  # fmt: skip
-    options = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in inputs.items())
+    inputs = {name: shlex.quote(str(path)) for name, path in vars(paths).items() if name.endswith(("_list", "_path"))}
+    options = " ".join(f"--{name.replace('noise', 'musan')} {path}" for name, path in inputs.items())
     sys.stdout.write(
         f"{made['files']} files ({made['seconds'] / 3600:.2f} h of speech) in {arguments.save_path}, {seconds:.1f} s\n"
         f"train on it:\n  {own_command('train')} --config exp01.yaml --data.synthetic_corpus '' "
@@ -149,7 +136,7 @@ def make_corpus(
     *,
     num_workers: int | None = None,
     show_progress: bool = True,
-) -> CorpusPaths:
+) -> SimpleNamespace:
     """Make the corpus in `folder`, or finish it; returns at once when it is complete. The same on every machine.
 
     Args:
@@ -159,7 +146,7 @@ def make_corpus(
         show_progress: show a progress bar.
 
     Raises:
-        CorpusError: a number that makes no corpus, or a folder that holds another corpus or other files.
+        ValueError: a number that makes no corpus, or a folder that holds another corpus or other files.
         OSError: the folder cannot be written, or the disk is full; calling again continues from there.
     """
     folder = Path(folder)
@@ -191,43 +178,30 @@ def make_corpus(
     return paths
 
 
-def corpus_paths(folder: str | Path) -> CorpusPaths:
-    """The paths of a corpus in `folder`, made or not."""
-    folder = Path(folder)
-    return CorpusPaths(
-        train_list=folder / "train_list.txt",
-        train_path=folder / "train",
-        test_list=folder / "trials.txt",
-        test_path=folder / "trial",
-        noise_path=folder / "musan_split",
-        rir_path=folder / "RIRS_NOISES" / "simulated_rirs",
-        speakers=folder / "speakers.csv",
-        utterances=folder / "utterances.csv",
-    )
+def corpus_paths(folder: str | Path) -> SimpleNamespace:
+    """The paths of a corpus in `folder`, made or not; their names are those of `FILES`."""
+    return SimpleNamespace(**{name: Path(folder, below) for name, below in FILES.items()})
 
 
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
-    """Whether the corpus is there; if not, write down its parameters in an empty folder, or raise CorpusError."""
+    """Whether the corpus is there; if not, write down its parameters in an empty folder, or raise ValueError."""
     wanted = asdict(parameters)
-    record_path = folder / "parameters.json"
-    if record_path.exists():
-        try:
-            found = dict(json.loads(record_path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
-            raise CorpusError(
-                f"{record_path} does not describe a synthetic corpus; delete {folder} or name another folder"
-            ) from None
+    written = folder / "parameters.json"
+    if written.exists():
+        with reading(written, f"the parameters of a synthetic corpus; delete {folder} or name another folder"):
+            found = dict(json.loads(written.read_text(encoding="utf-8")))
         # Refused, not made again: deleting thousands of files is the user's decision.
-        changed = [f"{name} {found.get(name)!r} -> {one!r}" for name, one in wanted.items() if found.get(name) != one]
-        if changed:
-            raise CorpusError(
+        if changed := [
+            f"{name} {found.get(name)!r} -> {one!r}" for name, one in wanted.items() if found.get(name) != one
+        ]:
+            raise ValueError(
                 f"{folder} holds a synthetic corpus with other parameters ({', '.join(changed)}); delete it or name "
                 "another folder"
             )
         return (folder / "complete.json").exists()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CorpusError(f"{folder} exists and is not a synthetic corpus; name an empty or new folder")
-    with atomic_write(record_path) as file:
+        raise ValueError(f"{folder} exists and is not a synthetic corpus; name an empty or new folder")
+    with atomic_write(written) as file:
         json.dump(wanted, file, indent=1)
     return False
 
@@ -237,25 +211,26 @@ Row = dict[str, Any]
 Task = tuple[int, Callable[..., list[Row]], tuple[Any, ...]]
 
 
-def _tasks(paths: CorpusPaths, parameters: CorpusParameters) -> Iterator[Task]:
+def _tasks(paths: SimpleNamespace, parameters: CorpusParameters) -> Iterator[Task]:
+    # Late, here and below: every run names its corpus, few make one.
+    from speakernet.corpora.synthetic.scenes import NOISES, ROOM_KINDS
+
+    seed = parameters.seed
     for split, count, utterances, root in (
         ("train", parameters.num_speakers, parameters.utterances_per_speaker, paths.train_path),
         ("trial", parameters.num_trial_speakers, parameters.trial_utterances_per_speaker, paths.test_path),
     ):
         for speaker in range(count):
-            place = (root, split, speaker, utterances, parameters.utterances_per_session, parameters.seed)
-            yield utterances, _make_speaker, place
+            yield utterances, _make_speaker, (root, split, speaker, utterances, parameters.utterances_per_session, seed)
     # Talkers twice: babble is mixed of three to seven different ones.
-    makers = [*NOISES, "talker"]
-    for number in range(parameters.num_noises):
-        kind = makers[number % len(makers)]
+    makers = itertools.cycle([*NOISES, "talker"])
+    for number, kind in zip(range(parameters.num_noises), makers, strict=False):
         category = NOISES[kind][0]
         path = paths.noise_path / category / "synthetic" / f"{category}-{kind}-{number:04d}" / "00000.wav"
-        yield 1, _make_noise, (path, kind, number, parameters.seed)
-    kinds = list(ROOM_KINDS)
-    for number in range(parameters.num_rooms):
-        kind, room = kinds[number % len(kinds)], f"Room{number // len(kinds) + 1:03d}"
-        yield 1, _make_room, (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, parameters.seed)
+        yield 1, _make_noise, (path, kind, number, seed)
+    for number, kind in zip(range(parameters.num_rooms), itertools.cycle(ROOM_KINDS), strict=False):
+        room = f"Room{number // len(ROOM_KINDS) + 1:03d}"
+        yield 1, _make_room, (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, seed)
 
 
 def _do(task: Task) -> list[Row]:
@@ -265,6 +240,9 @@ def _do(task: Task) -> list[Row]:
 
 def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int) -> list[Row]:
     """Make all utterances of one speaker that are missing; one row for each utterance."""
+    from speakernet.corpora.synthetic.scenes import draw_session, record
+    from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
+
     keys = (SPLITS.index(split), speaker)
     voice = draw_voice(numpy_generator(seed, _VOICE_KEY, *keys))
     name = f"{PREFIX[split]}{speaker:05d}"
@@ -272,24 +250,20 @@ def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_ses
     session = None
     for number in range(utterances):
         session_number, within = divmod(number, per_session)
-        if within == 0:
-            session = None
+        session = session if within else None
         path = root / name / f"session{session_number:02d}" / f"{number:05d}.wav"
-        if path.exists():
-            num_samples = audio_info(path).num_samples
-        else:
+        if not path.exists():
             session = session or draw_session(numpy_generator(seed, _SESSION_KEY, *keys, session_number))
             generator = numpy_generator(seed, _SENTENCE_KEY, *keys, number)
             phones = draw_phones(generator, int(generator.integers(10, 16)))
             tracks = lay_out(phones, generator, tempo=voice.tempo * session.tempo_factor)
             speech = synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves)
             write_audio(path, record(session, speech, generator), SAMPLE_RATE)
-            num_samples = len(speech)
         rows.append(
             {
                 "part": split, "path": path.relative_to(root).as_posix(), "speaker": name,
                 "session": f"session{session_number:02d}", "gender": voice.gender,
-                "seconds": round(num_samples / SAMPLE_RATE, 3), "pitch_hz": round(voice.pitch_hz, 1),
+                "seconds": round(audio_info(path).num_samples / SAMPLE_RATE, 3), "pitch_hz": round(voice.pitch_hz, 1),
                 "tract_centimetres": round(voice.tract_centimetres, 2),
             }
         )  # fmt: skip
@@ -297,6 +271,8 @@ def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_ses
 
 
 def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
+    from speakernet.corpora.synthetic.scenes import NOISES
+
     if not path.exists():
         clip = NOISES[kind][1](numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE))
         write_audio(path, clip, SAMPLE_RATE)
@@ -304,13 +280,15 @@ def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
 
 
 def _make_room(path: Path, kind: str, number: int, seed: int) -> list[Row]:
+    from speakernet.corpora.synthetic.scenes import draw_room_response
+
     if not path.exists():
         response = draw_room_response(numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0))
         write_audio(path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE)
     return []
 
 
-def _write_lists(paths: CorpusPaths, parameters: CorpusParameters, rows: list[Row]) -> None:
+def _write_lists(paths: SimpleNamespace, parameters: CorpusParameters, rows: list[Row]) -> None:
     write_training_list(paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train"))
     write_trials(paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], parameters.seed))
     speakers = list({row["speaker"]: row for row in rows}.values())

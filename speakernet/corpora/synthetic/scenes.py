@@ -8,7 +8,7 @@ Eyring's formula.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from scipy import fft
@@ -100,20 +100,8 @@ PITCH_SHIFT_SD_OCTAVES = 0.08
 TEMPO_SD = 0.10
 
 
-@dataclass(frozen=True)
-class Session:
-    """What the utterances of one recording session share."""
-
-    response: np.ndarray  # (samples,) float32, room and microphone
-    noise_shape: np.ndarray  # (MICROPHONE_TAPS / 2 + 1,) amplitude of the background over 0..8 kHz
-    snr_db: float
-    level_db: float  # of the recording, relative to full scale
-    pitch_shift_octaves: float
-    tempo_factor: float
-
-
-def draw_session(generator: np.random.Generator) -> Session:
-    """A random session."""
+def draw_session(generator: np.random.Generator) -> SimpleNamespace:
+    """A random session: what the utterances of one recording session share."""
     room = draw_room_response(
         generator, str(generator.choice(["smallroom", "smallroom", "mediumroom"])), distance_metres=(0.15, 1.0)
     )
@@ -122,17 +110,18 @@ def draw_session(generator: np.random.Generator) -> Session:
     response = fft.irfft(fft.rfft(room, size) * fft.rfft(microphone, size), size)
     slope_db_per_octave = generator.uniform(-8.0, -1.0)
     noise_db = slope_db_per_octave * np.log2(np.maximum(_GRID_HZ, 60.0) / 1000.0) + _colour_db(generator, 4.0)
-    return Session(
-        response=response.astype(np.float32),
+    return SimpleNamespace(
+        response=response.astype(np.float32),  # (samples,) room and microphone
+        # (MICROPHONE_TAPS / 2 + 1,) amplitude of the background over 0..8 kHz
         noise_shape=(10.0 ** (noise_db / 20.0)).astype(np.float32),
         snr_db=float(generator.uniform(*SNR_DB)),
-        level_db=float(generator.uniform(-32.0, -18.0)),
+        level_db=float(generator.uniform(-32.0, -18.0)),  # of the recording, relative to full scale
         pitch_shift_octaves=float(generator.normal(0.0, PITCH_SHIFT_SD_OCTAVES)),
         tempo_factor=float(np.exp(generator.normal(0.0, TEMPO_SD))),
     )
 
 
-def record(session: Session, speech: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def record(session: SimpleNamespace, speech: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Record clean speech in this session: (samples,) -> (samples,) float32 within -1..1; the last echoes are cut."""
     num_samples = len(speech)
     size = fft.next_fast_len(num_samples + len(session.response) - 1, real=True)

@@ -8,7 +8,8 @@ Source: Klatt & Klatt, "Analysis, synthesis, and perception of voice quality var
 JASA 87 (1990), for the pulse (KLGLOTT88) and the nasal pole-zero pair.
 """
 
-from dataclasses import dataclass
+import collections
+from types import SimpleNamespace
 
 import numpy as np
 from scipy import fft
@@ -33,95 +34,68 @@ VOWELS: dict[str, tuple[float, float, float]] = {
 }
 
 
-@dataclass(frozen=True)
-class Segment:
-    """One steady target: formants in Hz (None: those of the next vowel), gains of the sources, duration in seconds."""
-
-    formants: tuple[float, float, float] | None
-    seconds: float
-    voicing: float = 0.0
-    aspiration: float = 0.0
-    frication: float = 0.0
-    noise_hz: float = 4000.0  # centre of the frication band
-    noise_width_hz: float = 1500.0
-    nasality: float = 0.0
-    stretch: float = 1.0  # how far tempo and chance change the duration
-
-
-def _vowel(formants: tuple[float, float, float]) -> tuple[Segment, ...]:
-    return (Segment(formants, 0.115, voicing=1.0),)
-
-
-def _sonorant(formants: tuple[float, float, float], nasality: float = 0.0) -> tuple[Segment, ...]:
-    return (Segment(formants, 0.065, voicing=0.45, nasality=nasality),)
-
-
-def _fricative(
-    formants: tuple[float, float, float], hz: float, width_hz: float, gain: float, voicing: float = 0.0
-) -> tuple[Segment, ...]:
-    return (Segment(formants, 0.095, voicing, 0.0, gain, hz, width_hz),)
-
-
-def _stop(formants: tuple[float, float, float], hz: float, width_hz: float, voiced: bool) -> tuple[Segment, ...]:
-    # Closure, burst, then voice onset: at once after a voiced stop, after some aspiration otherwise.
-    closure = Segment(formants, 0.055, voicing=0.06 if voiced else 0.0)
-    burst = Segment(formants, 0.012, frication=0.30, noise_hz=hz, noise_width_hz=width_hz, stretch=0.3)
-    if voiced:
-        return closure, burst
-    return closure, burst, Segment(None, 0.035, aspiration=0.10)
-
-
-CONSONANTS: dict[str, tuple[Segment, ...]] = {
-    "m": _sonorant((300, 1000, 2200), nasality=1.0),
-    "n": _sonorant((300, 1650, 2600), nasality=0.8),
-    "ng": _sonorant((300, 2100, 2700), nasality=0.9),
-    "l": _sonorant((330, 1100, 2800)),
-    "r": _sonorant((330, 1120, 1500)),
-    "w": _sonorant((290, 650, 2200)),
-    "j": _sonorant((270, 2150, 2950)),
-    "f": _fricative((340, 1100, 2080), 5500, 3500, 0.035),
-    "v": _fricative((280, 1100, 2080), 5500, 3500, 0.02, voicing=0.25),
-    "th": _fricative((320, 1290, 2540), 6000, 3000, 0.03),
-    "s": _fricative((320, 1500, 2600), 6200, 1100, 0.20),
-    "z": _fricative((280, 1500, 2600), 6200, 1100, 0.12, voicing=0.2),
-    "sh": _fricative((300, 1840, 2750), 3300, 900, 0.20),
-    "h": (Segment(None, 0.06, aspiration=0.12),),
-    "p": _stop((300, 900, 2100), 1200, 900, voiced=False),
-    "b": _stop((250, 900, 2100), 1000, 800, voiced=True),
-    "t": _stop((300, 1750, 2650), 4800, 1400, voiced=False),
-    "d": _stop((250, 1750, 2650), 4500, 1400, voiced=True),
-    "k": _stop((300, 1950, 2500), 2200, 600, voiced=False),
-    "g": _stop((250, 1950, 2500), 2100, 600, voiced=True),
+SONORANTS = {  # formants, nasality
+    "m": ((300, 1000, 2200), 1.0),
+    "n": ((300, 1650, 2600), 0.8),
+    "ng": ((300, 2100, 2700), 0.9),
+    "l": ((330, 1100, 2800), 0.0),
+    "r": ((330, 1120, 1500), 0.0),
+    "w": ((290, 650, 2200), 0.0),
+    "j": ((270, 2150, 2950), 0.0),
 }
+FRICATIVES = {  # formants, gain, centre and width of the band of noise in Hz, voicing
+    "f": ((340, 1100, 2080), 0.035, 5500, 3500, 0.0),
+    "v": ((280, 1100, 2080), 0.02, 5500, 3500, 0.25),
+    "th": ((320, 1290, 2540), 0.03, 6000, 3000, 0.0),
+    "s": ((320, 1500, 2600), 0.20, 6200, 1100, 0.0),
+    "z": ((280, 1500, 2600), 0.12, 6200, 1100, 0.2),
+    "sh": ((300, 1840, 2750), 0.20, 3300, 900, 0.0),
+}
+STOPS = {  # formants, centre and width of the burst in Hz, whether voiced
+    "p": ((300, 900, 2100), 1200, 900, False),
+    "b": ((250, 900, 2100), 1000, 800, True),
+    "t": ((300, 1750, 2650), 4800, 1400, False),
+    "d": ((250, 1750, 2650), 4500, 1400, True),
+    "k": ((300, 1950, 2500), 2200, 600, False),
+    "g": ((250, 1950, 2500), 2100, 600, True),
+}
+
+Segment = collections.namedtuple(
+    "Segment",
+    "formants seconds stretch voicing aspiration frication noise_hz noise_width_hz nasality",
+    defaults=(1.0, 0.0, 0.0, 0.0, 4000.0, 1500.0, 0.0),
+)
+"""One steady target: formants in Hz (None: those of the next vowel), duration in seconds, how far tempo and chance
+stretch it, gains of the sources, band of the frication, nasality."""
+ASPIRATION = Segment(None, 0.035, aspiration=0.10)
 SILENCE = Segment((500, 1500, 2500), 0.14)
 
-PHONES: dict[str, tuple[Segment, ...]] = {
+PHONES = {
     "sil": (SILENCE,),
-    **{name: _vowel(formants) for name, formants in VOWELS.items()},
-    **CONSONANTS,
+    **{name: (Segment(formants, 0.115, voicing=1.0),) for name, formants in VOWELS.items()},
+    **{
+        name: (Segment(formants, 0.065, voicing=0.45, nasality=nasality),)
+        for name, (formants, nasality) in SONORANTS.items()
+    },
+    **{
+        name: (Segment(formants, 0.095, voicing=voicing, frication=gain, noise_hz=hz, noise_width_hz=width),)
+        for name, (formants, gain, hz, width, voicing) in FRICATIVES.items()
+    },
+    "h": (Segment(None, 0.06, aspiration=0.12),),
+    # Closure, burst, then voice onset: at once after a voiced stop, after some aspiration otherwise.
+    **{
+        name: (
+            Segment(formants, 0.055, voicing=0.06 if is_voiced else 0.0),
+            Segment(formants, 0.012, stretch=0.3, frication=0.30, noise_hz=hz, noise_width_hz=width),
+            *(() if is_voiced else (ASPIRATION,)),
+        )
+        for name, (formants, hz, width, is_voiced) in STOPS.items()
+    },
 }
 PHONE_NAMES = tuple(PHONES)
 # Drawn from by place: a phone that is added or moved makes another corpus (`SYNTHESISER_VERSION`).
 _VOWEL_NAMES = tuple(VOWELS)
-_CONSONANT_NAMES = tuple(CONSONANTS)
-
-
-@dataclass(frozen=True)
-class Tracks:
-    """A sentence over time, one row a frame of 8 ms; gains are linear, frequencies in Hz of a 17.5-cm vocal tract."""
-
-    phone: np.ndarray  # (frames,) int64, row of PHONE_NAMES
-    formants: np.ndarray  # (frames, 3), steps from target to target: a voice colours, then smooths them
-    voicing: np.ndarray  # (frames,)
-    aspiration: np.ndarray
-    frication: np.ndarray
-    noise_hz: np.ndarray
-    noise_width_hz: np.ndarray
-    nasality: np.ndarray
-    stress: np.ndarray  # (frames,) 0..1, one bump a stressed syllable
-
-    def __len__(self) -> int:
-        return len(self.phone)
+_CONSONANT_NAMES = PHONE_NAMES[1 + len(VOWELS) :]
 
 
 def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]:
@@ -141,21 +115,17 @@ def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]
     return [*phones, "sil"]
 
 
-def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0) -> Tracks:
-    """The tracks of a sentence spoken at `tempo` (1 is about 4 syllables a second, higher is faster)."""
-    segments = [(row, segment) for row, name in enumerate(phones) for segment in PHONES[name]]
-    following: tuple[float, float, float] = SILENCE.formants  # type: ignore[assignment]
-    targets = np.empty((len(segments), 3))
-    for place in range(len(segments) - 1, -1, -1):
-        following = segments[place][1].formants or following
-        targets[place] = following
+def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0) -> SimpleNamespace:
+    """A sentence spoken at `tempo` (1 is about 4 syllables a second, higher is faster), one row a frame of 8 ms.
 
-    columns = np.array(
-        [
-            (s.seconds, s.stretch, s.voicing, s.aspiration, s.frication, s.noise_hz, s.noise_width_hz, s.nasality)
-            for _, s in segments
-        ]
-    )
+    Gains are linear, frequencies in Hz of a 17.5-cm vocal tract.
+    """
+    segments = [(row, segment) for row, name in enumerate(phones) for segment in PHONES[name]]
+    following = SILENCE.formants
+    targets = np.empty((len(segments), 3))
+    for place, (_, segment) in reversed(list(enumerate(segments))):
+        following = targets[place] = segment.formants or following
+    columns = np.array([segment[1:] for _, segment in segments])
     chance = np.exp(generator.normal(0.0, 0.22, len(segments))) / tempo
     seconds = columns[:, 0] * chance ** columns[:, 1]
     # Rounded ends, not rounded lengths: errors do not add up over the sentence.
@@ -171,9 +141,9 @@ def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float =
 
     gains = gaussian_filter1d(spread(columns[:, 2:5]), 0.9, axis=0, mode="nearest")
     smooth = gaussian_filter1d(spread(columns[:, 5:8]), 1.5, axis=0, mode="nearest")
-    stress = gaussian_filter1d(spread((is_stressed & is_vowel)[phone_of_segment].astype(np.float64)), 8.0)
-    return Tracks(
-        phone=spread(codes[phone_of_segment]),
+    return SimpleNamespace(
+        phone=spread(codes[phone_of_segment]),  # (frames,) int64, row of PHONE_NAMES
+        # (frames, 3), steps from target to target: a voice colours, then smooths them.
         formants=spread(targets),
         voicing=gains[:, 0],
         aspiration=gains[:, 1],
@@ -181,7 +151,8 @@ def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float =
         noise_hz=smooth[:, 0],
         noise_width_hz=smooth[:, 1],
         nasality=smooth[:, 2],
-        stress=stress,
+        # 0..1, one bump a stressed syllable
+        stress=gaussian_filter1d(spread((is_stressed & is_vowel)[phone_of_segment].astype(np.float64)), 8.0),
     )
 
 
@@ -202,41 +173,19 @@ PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
 
 
-@dataclass(frozen=True)
-class Voice:
-    """Everything that stays with a speaker. Factors multiply the values of a 17.5-cm vocal tract."""
-
-    gender: str  # "m" | "f"
-    tract_centimetres: float
-    pitch_hz: float
-    pitch_range_octaves: float
-    tempo: float
-    open_quotient: float
-    tilt_hz: float  # where the source begins to fall by another 6 dB an octave
-    breathiness: float
-    jitter: float
-    shimmer: float
-    bandwidth_factor: float
-    coarticulation_frames: float
-    nasal_zero_hz: float
-    frication_factor: float  # scales the bands of fricatives
-    frication_gain: float
-    formant_factors: np.ndarray  # (NUM_FORMANTS,)
-    phone_factors: np.ndarray  # (phones, 3)
-
-
-def draw_voice(generator: np.random.Generator) -> Voice:
-    """A random speaker."""
+def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
+    """A random speaker: everything that stays with one. Factors multiply the values of a 17.5-cm vocal tract."""
     is_male = bool(generator.random() < 0.5)
     tract = (17.2 if is_male else 15.0) * float(np.exp(generator.normal(0.0, TRACT_SD)))
     individual = np.exp(generator.normal(0.0, FORMANT_SD, NUM_FORMANTS))
-    return Voice(
+    return SimpleNamespace(
         gender="m" if is_male else "f",
         tract_centimetres=tract,
         pitch_hz=(118.0 if is_male else 200.0) * 2.0 ** float(generator.normal(0.0, PITCH_SD_OCTAVES)),
         pitch_range_octaves=float(generator.uniform(0.12, 0.45)),
         tempo=float(np.exp(generator.normal(0.0, 0.15))),
         open_quotient=float(generator.uniform(0.45, 0.75)),
+        # Where the source begins to fall by another 6 dB an octave.
         tilt_hz=float(np.exp(generator.uniform(np.log(900.0), np.log(4500.0)))),
         breathiness=float(np.exp(generator.uniform(np.log(0.004), np.log(0.08)))),
         jitter=float(np.exp(generator.uniform(np.log(0.003), np.log(0.02)))),
@@ -244,19 +193,20 @@ def draw_voice(generator: np.random.Generator) -> Voice:
         bandwidth_factor=float(np.exp(generator.normal(0.0, 0.2))),
         coarticulation_frames=float(generator.uniform(2.8, 4.8)),
         nasal_zero_hz=float(generator.uniform(550.0, 1100.0)),
+        # Scales the bands of fricatives.
         frication_factor=float(np.exp(generator.normal(0.0, 0.08))),
         frication_gain=float(np.exp(generator.normal(0.0, 0.3))),
-        formant_factors=17.5 / tract * individual,
+        formant_factors=17.5 / tract * individual,  # (NUM_FORMANTS,)
         phone_factors=np.exp(generator.normal(0.0, PHONE_SD, (len(PHONE_NAMES), 3))),
     )
 
 
 def synthesise(
-    voice: Voice, tracks: Tracks, generator: np.random.Generator, *, pitch_shift_octaves: float = 0.0
+    voice: SimpleNamespace, tracks: SimpleNamespace, generator: np.random.Generator, *, pitch_shift_octaves: float = 0.0
 ) -> np.ndarray:
     """Speak one sentence: (samples,) float32, 16 kHz, level as it comes; `tracks` frames of 8 ms, no room, no noise."""
     pitch_hz = _pitch_contour(voice, tracks, generator, pitch_shift_octaves)
-    num_samples = (len(tracks) + 1) * HOP
+    num_samples = (len(tracks.phone) + 1) * HOP
     noise = generator.standard_normal(num_samples, dtype=np.float32)
     source = _glottal_source(voice, pitch_hz, noise, generator)
 
@@ -278,9 +228,11 @@ def synthesise(
     return _overlap_add(fft.irfft(voiced, FFT_SIZE, axis=1))
 
 
-def _pitch_contour(voice: Voice, tracks: Tracks, generator: np.random.Generator, shift_octaves: float) -> np.ndarray:
+def _pitch_contour(
+    voice: SimpleNamespace, tracks: SimpleNamespace, generator: np.random.Generator, shift_octaves: float
+) -> np.ndarray:
     """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles."""
-    frames = len(tracks)
+    frames = len(tracks.phone)
     place = np.linspace(0.5, -0.5, frames)
     declination = generator.uniform(0.2, 1.0) * place
     accents = generator.uniform(0.5, 1.2) * tracks.stress
@@ -291,7 +243,7 @@ def _pitch_contour(voice: Voice, tracks: Tracks, generator: np.random.Generator,
 
 
 def _glottal_source(
-    voice: Voice, pitch_hz: np.ndarray, noise: np.ndarray, generator: np.random.Generator
+    voice: SimpleNamespace, pitch_hz: np.ndarray, noise: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Derivative of the glottal flow plus breath noise while the glottis is open; (samples,) float32."""
     num_samples = len(noise)
@@ -334,11 +286,11 @@ def _overlap_add(frames: np.ndarray) -> np.ndarray:
     return output[:num_frames].reshape(-1)
 
 
-def _vocal_tract(voice: Voice, tracks: Tracks) -> np.ndarray:
+def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> np.ndarray:
     """Transfer function of the tract at every frame, (frames, bins) complex64: resonators of unit gain at 0 Hz."""
     individual = tracks.formants * voice.phone_factors[tracks.phone]
     low = gaussian_filter1d(individual, voice.coarticulation_frames, axis=0, mode="nearest")
-    high = np.broadcast_to(500.0 + 1000.0 * np.arange(3, NUM_FORMANTS), (len(tracks), NUM_FORMANTS - 3))
+    high = np.broadcast_to(500.0 + 1000.0 * np.arange(3, NUM_FORMANTS), (len(tracks.phone), NUM_FORMANTS - 3))
     hz = np.concatenate([low, high], axis=1) * voice.formant_factors
     hz = np.minimum(hz, 0.495 * SAMPLE_RATE)
     # Bandwidths grow with frequency (about 60 Hz at F1, 400 Hz at the top). Poles that a short tract would have above
@@ -348,8 +300,10 @@ def _vocal_tract(voice: Voice, tracks: Tracks) -> np.ndarray:
 
     # Nasal pole and zero cancel in oral sounds; the zero moves away as the velum opens.
     zero_hz = NASAL_POLE_HZ + tracks.nasality * (voice.nasal_zero_hz - NASAL_POLE_HZ)
-    pole = _resonator_polynomials(np.full((len(tracks), 1), NASAL_POLE_HZ), np.full((len(tracks), 1), 100.0))
-    zero = _resonator_polynomials(zero_hz[:, None], np.full((len(tracks), 1), 100.0))
+    pole = _resonator_polynomials(
+        np.full((len(tracks.phone), 1), NASAL_POLE_HZ), np.full((len(tracks.phone), 1), 100.0)
+    )
+    zero = _resonator_polynomials(zero_hz[:, None], np.full((len(tracks.phone), 1), 100.0))
     top = fft.rfft(zero.astype(np.float32), FFT_SIZE, axis=1)
     # float64: at low frequencies the coefficients of nine resonators cancel to nothing in float32.
     top /= fft.rfft(_multiply_polynomials(denominator, pole), FFT_SIZE, axis=1)
