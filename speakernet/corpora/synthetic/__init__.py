@@ -46,16 +46,7 @@ logger = logging.getLogger(__name__)
 # Part of `parameters.json`: raise it with every change that makes the audio another one.
 SYNTHESISER_VERSION = 1
 
-SPLITS = ("train", "trial")
-PREFIX = {"train": "syn", "trial": "new"}
-# Keys of the random streams: only ever added to, since another order makes another corpus of the same parameters.
-_VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
-NOISE_SECONDS = 5.0
 MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are done before a second process has started
-# Of full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before it convolves.
-RESPONSE_PEAK = 0.5
-MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
-"""Most target trials of a speaker, and non-target trials for each of them."""
 #: Option of the command -> (field of CorpusParameters, its value in a large corpus, help).
 NUMBERS = {
     "speakers": ("num_speakers", 1000, "speakers to train on"),
@@ -155,24 +146,27 @@ def make_corpus(
     paths = corpus_paths(folder)
     if _is_complete(folder, parameters):
         return paths
-    tasks = list(_tasks(paths, parameters))
-    num_files = sum(count for count, _, _ in tasks)
+    # Late: every run names its corpus, few make one.
+    from speakernet.corpora.synthetic.scenes import do, tasks, write_lists
+
+    waiting = list(tasks(paths, parameters))
+    num_files = sum(count for count, _, _ in waiting)
     if num_workers is None:
         num_workers = usable_cores() if num_files >= MIN_UTTERANCES_FOR_PROCESSES else 0
     logger.info("Making the synthetic corpus in %s: %d files", folder, num_files)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(Bar("synthetic corpus", num_files, is_shown=show_progress))
-        done: Iterator[list[Row]] = map(_do, tasks)
+        done: Iterator[list[dict[str, Any]]] = map(do, waiting)
         if num_workers > 1:
             # Spawned, not forked: a fork of a process with torch's threads can hang.
             context = multiprocessing.get_context("spawn")
-            pool = concurrent.futures.ProcessPoolExecutor(min(num_workers, len(tasks)), mp_context=context)
-            done = stack.enter_context(pool).map(_do, tasks)
-        for (count, _, _), some in zip(tasks, done, strict=True):
+            pool = concurrent.futures.ProcessPoolExecutor(min(num_workers, len(waiting)), mp_context=context)
+            done = stack.enter_context(pool).map(do, waiting)
+        for (count, _, _), some in zip(waiting, done, strict=True):
             rows += some
             bar.update(count)
-    _write_lists(paths, parameters, rows)
+    write_lists(paths, parameters.seed, rows)
     with atomic_write(folder / "complete.json") as file:
         json.dump({"files": num_files, "seconds": round(sum(row["seconds"] for row in rows), 1)}, file)
     return paths
@@ -204,124 +198,3 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     with atomic_write(written) as file:
         json.dump(wanted, file, indent=1)
     return False
-
-
-# A task makes some files and returns one row for each utterance: (number of files, function, arguments).
-Row = dict[str, Any]
-Task = tuple[int, Callable[..., list[Row]], tuple[Any, ...]]
-
-
-def _tasks(paths: SimpleNamespace, parameters: CorpusParameters) -> Iterator[Task]:
-    # Late, here and below: every run names its corpus, few make one.
-    from speakernet.corpora.synthetic.scenes import NOISES, ROOM_KINDS
-
-    seed = parameters.seed
-    for split, count, utterances, root in (
-        ("train", parameters.num_speakers, parameters.utterances_per_speaker, paths.train_path),
-        ("trial", parameters.num_trial_speakers, parameters.trial_utterances_per_speaker, paths.test_path),
-    ):
-        for speaker in range(count):
-            yield utterances, _make_speaker, (root, split, speaker, utterances, parameters.utterances_per_session, seed)
-    # Talkers twice: babble is mixed of three to seven different ones.
-    makers = itertools.cycle([*NOISES, "talker"])
-    for number, kind in zip(range(parameters.num_noises), makers, strict=False):
-        category = NOISES[kind][0]
-        path = paths.noise_path / category / "synthetic" / f"{category}-{kind}-{number:04d}" / "00000.wav"
-        yield 1, _make_noise, (path, kind, number, seed)
-    for number, kind in zip(range(parameters.num_rooms), itertools.cycle(ROOM_KINDS), strict=False):
-        room = f"Room{number // len(ROOM_KINDS) + 1:03d}"
-        yield 1, _make_room, (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, seed)
-
-
-def _do(task: Task) -> list[Row]:
-    _, function, arguments = task
-    return function(*arguments)
-
-
-def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int) -> list[Row]:
-    """Make all utterances of one speaker that are missing; one row for each utterance."""
-    from speakernet.corpora.synthetic.scenes import draw_session, record
-    from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
-
-    keys = (SPLITS.index(split), speaker)
-    voice = draw_voice(numpy_generator(seed, _VOICE_KEY, *keys))
-    name = f"{PREFIX[split]}{speaker:05d}"
-    rows = []
-    session = None
-    for number in range(utterances):
-        session_number, within = divmod(number, per_session)
-        session = session if within else None
-        path = root / name / f"session{session_number:02d}" / f"{number:05d}.wav"
-        if not path.exists():
-            session = session or draw_session(numpy_generator(seed, _SESSION_KEY, *keys, session_number))
-            generator = numpy_generator(seed, _SENTENCE_KEY, *keys, number)
-            phones = draw_phones(generator, int(generator.integers(10, 16)))
-            tracks = lay_out(phones, generator, tempo=voice.tempo * session.tempo_factor)
-            speech = synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves)
-            write_audio(path, record(session, speech, generator), SAMPLE_RATE)
-        rows.append(
-            {
-                "part": split, "path": path.relative_to(root).as_posix(), "speaker": name,
-                "session": f"session{session_number:02d}", "gender": voice.gender,
-                "seconds": round(audio_info(path).num_samples / SAMPLE_RATE, 3), "pitch_hz": round(voice.pitch_hz, 1),
-                "tract_centimetres": round(voice.tract_centimetres, 2),
-            }
-        )  # fmt: skip
-    return rows
-
-
-def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
-    from speakernet.corpora.synthetic.scenes import NOISES
-
-    if not path.exists():
-        clip = NOISES[kind][1](numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE))
-        write_audio(path, clip, SAMPLE_RATE)
-    return []
-
-
-def _make_room(path: Path, kind: str, number: int, seed: int) -> list[Row]:
-    from speakernet.corpora.synthetic.scenes import draw_room_response
-
-    if not path.exists():
-        response = draw_room_response(numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0))
-        write_audio(path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE)
-    return []
-
-
-def _write_lists(paths: SimpleNamespace, parameters: CorpusParameters, rows: list[Row]) -> None:
-    write_training_list(paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train"))
-    write_trials(paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], parameters.seed))
-    speakers = list({row["speaker"]: row for row in rows}.values())
-    located = [{**row, "path": f"{row['part']}/{row['path']}"} for row in rows]
-    for path, columns, table in (
-        (paths.speakers, ("speaker", "part", "gender", "pitch_hz", "tract_centimetres"), speakers),
-        (paths.utterances, ("path", "speaker", "session", "gender", "seconds"), located),
-    ):
-        with atomic_write(path) as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
-
-
-def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
-    """Trials among these utterances: targets between sessions, non-targets between speakers, half of one gender."""
-    generator = numpy_generator(seed, _TRIAL_KEY)
-    by_speaker: dict[str, list[Row]] = {}
-    for row in rows:
-        by_speaker.setdefault(row["speaker"], []).append(row)
-    trials: list[tuple[int, str, str]] = []
-    for speaker, own in by_speaker.items():
-        pairs = [(a, b) for a, b in itertools.combinations(own, 2) if a["session"] != b["session"]]
-        chosen = generator.permutation(len(pairs))[:MAX_TARGETS]
-        trials += [(1, pairs[i][0]["path"], pairs[i][1]["path"]) for i in sorted(chosen)]
-        others = [row for row in rows if row["speaker"] != speaker]
-        alike = [row for row in others if row["gender"] == own[0]["gender"]] or others
-        wanted = len(chosen) * NONTARGETS_PER_TARGET
-        seen: set[tuple[str, str]] = set()
-        for attempt in range(3 * wanted):
-            pool = alike if attempt % 2 else others
-            enrol, test = own[int(generator.integers(len(own)))], pool[int(generator.integers(len(pool)))]
-            if len(seen) < wanted:
-                seen.add((enrol["path"], test["path"]))
-        trials += [(0, enrol, test) for enrol, test in sorted(seen)]
-    return trials

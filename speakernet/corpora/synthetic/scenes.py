@@ -1,4 +1,5 @@
-"""What surrounds a synthetic voice: rooms, recording sessions (room, microphone, background, level), and noises.
+"""What surrounds a synthetic voice: rooms, recording sessions (room, microphone, background, level), and noises; and
+the files and lists that a corpus is made of.
 
 All utterances of a session share it, so that trials between sessions compare voices and not channels. Rooms and noises
 also serve as augmentation.
@@ -7,14 +8,22 @@ Source: Allen & Berkley, "Image method for efficiently simulating small-room aco
 Eyring's formula.
 """
 
-from collections.abc import Callable
+import csv
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
 from speakernet.corpora.synthetic.speech import HOP, SAMPLE_RATE, draw_phones, draw_voice, lay_out, synthesise
+from speakernet.data.audio import audio_info, write_audio
+from speakernet.data.lists import write_training_list, write_trials
+from speakernet.files import atomic_write
+from speakernet.random import numpy_generator
 
 SPEED_OF_SOUND = 343.0  # m/s
 EARLY_SECONDS = 0.05  # images up to here; later there are so many that noise is as good
@@ -269,3 +278,124 @@ def _coloured(generator: np.random.Generator, num_samples: int, slopes: tuple[fl
         centre, width = generator.uniform(100.0, 7000.0), generator.uniform(100.0, 1500.0)
         decibels += generator.uniform(-6.0, 15.0) * np.exp(-0.5 * ((hz - centre) / width) ** 2)
     return shaped_noise(10.0 ** (decibels / 20.0), num_samples, generator)
+
+
+SPLITS = ("train", "trial")
+PREFIX = {"train": "syn", "trial": "new"}
+# Keys of the random streams: only ever added to, since another order makes another corpus of the same parameters.
+_VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
+NOISE_SECONDS = 5.0
+# Of full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before it convolves.
+RESPONSE_PEAK = 0.5
+MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
+"""Most target trials of a speaker, and non-target trials for each of them."""
+
+# A task makes some files and returns one row for each utterance: (number of files, function, arguments).
+Row = dict[str, Any]
+Task = tuple[int, Callable[..., list[Row]], tuple[Any, ...]]
+
+
+def tasks(paths: SimpleNamespace, parameters: Any) -> Iterator[Task]:
+    seed = parameters.seed
+    for split, count, utterances, root in (
+        ("train", parameters.num_speakers, parameters.utterances_per_speaker, paths.train_path),
+        ("trial", parameters.num_trial_speakers, parameters.trial_utterances_per_speaker, paths.test_path),
+    ):
+        for speaker in range(count):
+            yield utterances, _make_speaker, (root, split, speaker, utterances, parameters.utterances_per_session, seed)
+    # Talkers twice: babble is mixed of three to seven different ones.
+    makers = itertools.cycle([*NOISES, "talker"])
+    for number, kind in zip(range(parameters.num_noises), makers, strict=False):
+        category = NOISES[kind][0]
+        path = paths.noise_path / category / "synthetic" / f"{category}-{kind}-{number:04d}" / "00000.wav"
+        yield 1, _make_noise, (path, kind, number, seed)
+    for number, kind in zip(range(parameters.num_rooms), itertools.cycle(ROOM_KINDS), strict=False):
+        room = f"Room{number // len(ROOM_KINDS) + 1:03d}"
+        yield 1, _make_room, (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, seed)
+
+
+def do(task: Task) -> list[Row]:
+    _, function, arguments = task
+    return function(*arguments)
+
+
+def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int) -> list[Row]:
+    """Make all utterances of one speaker that are missing; one row for each utterance."""
+    keys = (SPLITS.index(split), speaker)
+    voice = draw_voice(numpy_generator(seed, _VOICE_KEY, *keys))
+    name = f"{PREFIX[split]}{speaker:05d}"
+    rows = []
+    session = None
+    for number in range(utterances):
+        session_number, within = divmod(number, per_session)
+        session = session if within else None
+        path = root / name / f"session{session_number:02d}" / f"{number:05d}.wav"
+        if not path.exists():
+            session = session or draw_session(numpy_generator(seed, _SESSION_KEY, *keys, session_number))
+            generator = numpy_generator(seed, _SENTENCE_KEY, *keys, number)
+            phones = draw_phones(generator, int(generator.integers(10, 16)))
+            tracks = lay_out(phones, generator, tempo=voice.tempo * session.tempo_factor)
+            speech = synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves)
+            write_audio(path, record(session, speech, generator), SAMPLE_RATE)
+        rows.append(
+            {
+                "part": split, "path": path.relative_to(root).as_posix(), "speaker": name,
+                "session": f"session{session_number:02d}", "gender": voice.gender,
+                "seconds": round(audio_info(path).num_samples / SAMPLE_RATE, 3), "pitch_hz": round(voice.pitch_hz, 1),
+                "tract_centimetres": round(voice.tract_centimetres, 2),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
+    if not path.exists():
+        clip = NOISES[kind][1](numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE))
+        write_audio(path, clip, SAMPLE_RATE)
+    return []
+
+
+def _make_room(path: Path, kind: str, number: int, seed: int) -> list[Row]:
+    if not path.exists():
+        response = draw_room_response(numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0))
+        write_audio(path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE)
+    return []
+
+
+def write_lists(paths: SimpleNamespace, seed: int, rows: list[Row]) -> None:
+    write_training_list(paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train"))
+    write_trials(paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], seed))
+    speakers = list({row["speaker"]: row for row in rows}.values())
+    located = [{**row, "path": f"{row['part']}/{row['path']}"} for row in rows]
+    for path, columns, table in (
+        (paths.speakers, ("speaker", "part", "gender", "pitch_hz", "tract_centimetres"), speakers),
+        (paths.utterances, ("path", "speaker", "session", "gender", "seconds"), located),
+    ):
+        with atomic_write(path) as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(table)
+
+
+def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
+    """Trials among these utterances: targets between sessions, non-targets between speakers, half of one gender."""
+    generator = numpy_generator(seed, _TRIAL_KEY)
+    by_speaker: dict[str, list[Row]] = {}
+    for row in rows:
+        by_speaker.setdefault(row["speaker"], []).append(row)
+    trials: list[tuple[int, str, str]] = []
+    for speaker, own in by_speaker.items():
+        pairs = [(a, b) for a, b in itertools.combinations(own, 2) if a["session"] != b["session"]]
+        chosen = generator.permutation(len(pairs))[:MAX_TARGETS]
+        trials += [(1, pairs[i][0]["path"], pairs[i][1]["path"]) for i in sorted(chosen)]
+        others = [row for row in rows if row["speaker"] != speaker]
+        alike = [row for row in others if row["gender"] == own[0]["gender"]] or others
+        wanted = len(chosen) * NONTARGETS_PER_TARGET
+        seen: set[tuple[str, str]] = set()
+        for attempt in range(3 * wanted):
+            pool = alike if attempt % 2 else others
+            enrol, test = own[int(generator.integers(len(own)))], pool[int(generator.integers(len(pool)))]
+            if len(seen) < wanted:
+                seen.add((enrol["path"], test["path"]))
+        trials += [(0, enrol, test) for enrol, test in sorted(seen)]
+    return trials
