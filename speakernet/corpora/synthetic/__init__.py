@@ -18,27 +18,20 @@ finishes a run that was stopped. `complete.json` is written last.
 import argparse
 import concurrent.futures
 import contextlib
-import csv
-import itertools
 import json
 import logging
 import multiprocessing
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from speakernet.data.audio import SAMPLE_RATE, audio_info, write_audio
-from speakernet.data.lists import write_training_list, write_trials
 from speakernet.files import atomic_write, own_command, reading
 from speakernet.machine.facts import usable_cores
-from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
