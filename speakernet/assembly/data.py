@@ -37,7 +37,7 @@ from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import PackedRows, PackedSource, load_into_ram
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices, smallest_batch
+from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices
 from speakernet.data.sharing import free_shared_memory
 from speakernet.data.sources import AudioCache, FolderRows, RowReader, list_names
 from speakernet.data.workers import NUM_THREADS, ReadAhead, Workers, starts_from_nothing
@@ -149,7 +149,7 @@ def _where_it_runs(
     if augmenter is not None and placement.banks and augmenter.resident is None:
         # Babble of a corpus that is there is the corpus's own.
         there = running if isinstance(running, ResidentMaker) else None
-        rows = there.rows if there else None
+        rows = there.reader if there else None
         assert rows is None or isinstance(rows, PackedRows), "only a packed corpus is on the device"
         augmenter.resident = ResidentBanks(
             augmenter.banks,
@@ -173,7 +173,7 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
         cores=usable_cores(),
         is_packed=isinstance(reader, PackedRows),
         is_compressed=is_compressed,
-        augments_on_cpu=maker.augments,
+        augments_on_cpu=maker.augmenter is not None,
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
         is_on_disk=isinstance(maker, ReadAhead),
@@ -242,7 +242,7 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: V
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = BalancedSampler if is_balanced else ShuffledSampler
     sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
-    world_size, smallest, usual = distributed.world_size(), smallest_batch(sampler), sampler.batch_size
+    world_size, smallest, usual = distributed.world_size(), sampler.smallest_batch, sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
         raise ValueError(

@@ -71,7 +71,7 @@ def prepare_machine(config: Config) -> None:
 def build_model(config: Config) -> SpeakerNet:
     """The network that the config describes, with fresh weights."""
     net = SpeakerNet(config.model, config.frontend, config.data.sample_rate, config.runtime.seed)
-    if (voices := voices_of(config)).has_warps:
+    if (voices := voices_of(config)).warps != (1.0,):
         net.front_end.warp(voices.warps)
     return net
 

@@ -115,7 +115,7 @@ def _channels(path: Path) -> list[np.ndarray]:
     info = audio_info(path)
     if info.num_channels == 1:
         return [read_audio(path)]
-    if not info.is_direct:
+    if info.data_offset < 0:
         raise AudioError(f"{path}: {info.num_channels} channels of {info.format}; expected WAV, convert it first")
     with path.open("rb") as file:
         file.seek(info.data_offset)

@@ -82,6 +82,7 @@ class AudioInfo:
     num_channels: int
     format: str
     data_offset: int
+    """Of the samples, if they lie in the file as they are, to be read by seeking; else -1."""
     is_truncated: bool
     file_bytes: int
     modified_ns: int
@@ -90,11 +91,6 @@ class AudioInfo:
     def seconds(self) -> float:
         """Duration."""
         return self.num_samples / self.sample_rate
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the samples lie in the file as they are, to be read by seeking."""
-        return self.data_offset >= 0
 
     def num_samples_at(self, sample_rate: int) -> int:
         """Samples after resampling to `sample_rate`."""
@@ -126,7 +122,7 @@ def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tup
         status = os.fstat(file.fileno())
         size, modified_ns = status.st_size, status.st_mtime_ns
         is_known = known is not None and (size, modified_ns) == (known.file_bytes, known.modified_ns)
-        if known is not None and is_known and known.is_direct:
+        if known is not None and is_known and known.data_offset >= 0:
             yield file, known
         elif container := _container_of(file):
             decoded = _decode_kept(str(path), size, modified_ns, container)

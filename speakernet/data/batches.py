@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from speakernet.data.audio import RESAMPLER_REACH, AudioError, to_int16
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.on_device import DeviceAudio, copy_to_device, send, to_float
+from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows
 from speakernet.data.sharing import Shareable
 from speakernet.data.sources import RowReader
@@ -30,6 +30,7 @@ RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so t
 KAISER_BETA = 5.0  # of scipy's default window
 LARGEST_DENOMINATOR = 20  # of a factor: with larger ones the resampler's filter grows long
 KEPT_FILTERS = 64
+COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the corpus is needed
 MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has none
 
 
@@ -78,10 +79,9 @@ class SpeakerIndex(Shareable):
     shared_arrays = ("order", "first", "labels")
 
     def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
-        self.order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
+        self.labels, self.order = labels, eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
         counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
         self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.labels = labels
 
     def another(self, row: int, uniform: float) -> int:
         """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself if it is the only one."""
@@ -89,28 +89,19 @@ class SpeakerIndex(Shareable):
         return int(self.order[first + int(uniform * (last - first))]) if last > first else row
 
 
+@dataclass(eq=False)
 class CropMaker(ABC):
     """Makes the crops of batches: in this process, in worker processes, or on the training device."""
 
-    augments = False
-    """Whether the crops are augmented already."""
-    changes_speed = True
+    reader: RowReader
+    lengths: np.ndarray
+    seed: int
+    speakers: SpeakerIndex | None = None
+    speeds: Sequence[Fraction] = (Fraction(1),)
+    augmenter: Augmenter | None = None
+    """Augments the crops at once; None: it is done later, or not at all."""
+    changes_speed: bool = True
     """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
-
-    def __init__(
-        self,
-        reader: RowReader,
-        lengths: np.ndarray,
-        *,
-        seed: int,
-        speakers: SpeakerIndex | None = None,
-        speeds: Sequence[Fraction] = (Fraction(1),),
-    ) -> None:
-        self.reader = reader
-        self.lengths = lengths
-        self.seed = seed
-        self.speakers = speakers
-        self.speeds = tuple(speeds)
 
     @abstractmethod
     def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
@@ -156,29 +147,17 @@ class CropMaker(ABC):
             ]
 
 
+@dataclass(eq=False)
 class BatchMaker(Shareable, CropMaker):
-    """Reads and augments one batch at a time."""
+    """Reads and augments one batch at a time; augmentation works on float32 at its final speed."""
 
     shared_arrays = ("lengths",)
+    is_int16: bool = False
 
-    def __init__(
-        self,
-        reader: RowReader,
-        lengths: np.ndarray,
-        *,
-        seed: int,
-        speakers: SpeakerIndex | None = None,
-        speeds: Sequence[Fraction] = (Fraction(1),),
-        augmenter: Augmenter | None = None,
-        is_int16: bool = False,
-        changes_speed: bool = True,
-    ) -> None:
-        assert not (augmenter and (is_int16 or not changes_speed)), "augmentation works on float32 at its final speed"
-        super().__init__(reader, lengths, seed=seed, speakers=speakers, speeds=speeds)
-        self.augmenter = augmenter
-        self.augments = augmenter is not None
-        self.changes_speed = changes_speed
-        self.dtype: type = np.int16 if is_int16 else np.float32
+    @property
+    def dtype(self) -> type:
+        """Of the samples that are handed on."""
+        return np.int16 if self.is_int16 else np.float32
 
     def width(self, num_samples: int) -> int:
         """Samples in a row of what is handed on for crops of `num_samples`."""
@@ -201,7 +180,7 @@ class BatchMaker(Shareable, CropMaker):
     def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
         """Fill `out` (batch, `width`) of `dtype`."""
         # The reader counts since it was made, here or in a worker; the report has this batch's part.
-        before = self._counts()
+        before = Counter(self.reader.counts)
         report = BatchReport(request.rows.copy())
         begin = time.perf_counter()
         self._read_or_replace(request, report, out)
@@ -210,13 +189,8 @@ class BatchMaker(Shareable, CropMaker):
             made = self.augmenter(torch.from_numpy(out), epoch=request.epoch, rows=request.rows)
             if made.data_ptr() != out.ctypes.data:
                 torch.from_numpy(out).copy_(made)
-        report.counts = self._counts() - before
+        report.counts = Counter(self.reader.counts) - before
         return report
-
-    def _counts(self) -> Counter[str]:
-        cache = self.reader.cache
-        kept = {"cache_hits": cache.hits, "cache_misses": cache.misses} if cache is not None else {}
-        return Counter({**self.reader.counts, **kept})
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
         starts, counts = self.crop_places(request, self.lengths[rows], places)
@@ -239,6 +213,7 @@ class BatchMaker(Shareable, CropMaker):
         return problems
 
 
+@dataclass(eq=False)
 class ResidentMaker(CropMaker):
     """Cuts the crops on a device, from a packed or in-memory corpus that lies there as one int16 tensor.
 
@@ -246,20 +221,16 @@ class ResidentMaker(CropMaker):
     headers. The same code runs on a CPU device, for tests.
     """
 
-    def __init__(
-        self,
-        reader: PackedRows,
-        lengths: np.ndarray,
-        *,
-        seed: int,
-        device: torch.device,
-        speakers: SpeakerIndex | None = None,
-        speeds: Sequence[Fraction] = (Fraction(1),),
-    ) -> None:
-        super().__init__(reader, lengths, seed=seed, speakers=speakers, speeds=speeds)
-        self.rows = reader
-        self.corpus = DeviceAudio(torch.empty(len(reader.samples), dtype=torch.int16, device=device))
-        copy_to_device(reader.samples, self.corpus.samples)
+    reader: PackedRows
+    device: torch.device = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        samples = self.reader.samples
+        self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=self.device))
+        for first in range(0, len(samples), COPY_SAMPLES):
+            # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
+            part = np.array(samples[first : first + COPY_SAMPLES])
+            self.corpus.samples[first : first + len(part)] = torch.from_numpy(part).to(self.device)
 
     def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
@@ -271,19 +242,19 @@ class ResidentMaker(CropMaker):
         report = BatchReport(request.rows.copy())
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
-        lengths = self.rows.lengths[report.rows]
+        lengths = self.reader.lengths[report.rows]
         # An utterance that is shorter than its header promised may end before the place that was drawn in it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)
-        crops = self.corpus.crops(self.rows.starts[report.rows], starts, lengths, most)
+        crops = self.corpus.crops(self.reader.starts[report.rows], starts, lengths, most)
         return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """Nothing is read; rows that the corpus does not hold are problems."""
         problems = {}
-        for position in np.flatnonzero(self.rows.lengths[rows] <= 0).tolist():
+        for position in np.flatnonzero(self.reader.lengths[rows] <= 0).tolist():
             try:
-                self.rows.span(int(rows[position]))
+                self.reader.span(int(rows[position]))
             except AudioError as error:
                 problems[int(places[position])] = str(error)
         return problems

@@ -44,36 +44,31 @@ class TrainingLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.maker = maker
-        self.sampler = sampler
-        self.training = training
-        self.options = options
-        self.device = device
-        self.augmenter = augmenter
+        self.maker, self.sampler, self.training, self.options = maker, sampler, training, options
+        self.device, self.augmenter = device, augmenter
         self.num_speakers = max(options.num_classes, len(training.speakers))
-        self.num_classes = sampler.voices.num_classes(self.num_speakers)
+        self.num_classes = self.num_speakers * len(sampler.voices)
         self.utterances_per_speaker = sampler.unit
         self._rank, self._world_size = rank, world_size
         self._labels = np.asarray(sampler.labels).astype(np.int64)
-        self._epoch, self._batch = 0, 0
+        self._copies: deque[torch.cuda.Event] = deque()
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._read_bytes, self._read_seconds = 0, 0.0
-        self._copies: deque[torch.cuda.Event] = deque()
+        self._epoch = 0
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
         if epoch != self._epoch:
             # Else it is kept: the trainer asks for the epoch's length first, and then for its batches.
             self._plan = None
-        self._epoch, self._batch = epoch, 0
+        self._epoch, self._batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
         self._counts.clear()
-        self._read_bytes, self._read_seconds = 0, 0.0
         self._problems.clear()
 
     def __len__(self) -> int:
-        return len(self.plan.crop_frames)
+        return len(self.plan)
 
     @property
     def plan(self) -> EpochPlan:
@@ -83,10 +78,31 @@ class TrainingLoader:
         return self._plan
 
     def __iter__(self) -> Iterator[Batch]:
-        requests = [self._request(batch) for batch in range(self._batch, len(self))]
+        plan, options = self.plan, self.options
+        requests = []
+        for number in range(self._batch, len(plan)):
+            # Whole batches are asked for, not utterances: what goes to a worker and back is then a few hundred bytes.
+            share = rank_share(plan, number, self.sampler.unit, self._rank, self._world_size)
+            num_samples = crop_samples(int(plan.crop_frames[number]), options.sample_rate)
+            speeds = plan.voices[share] % len(self.sampler.voices.speeds)
+            requests.append(BatchRequest(self._epoch, plan.rows[share], speeds, num_samples, number))
+        # Of this rank's share of the epoch.
+        total = max(1, len(plan.rows) // self._world_size)
+        allowed = options.max_bad_share * total
         made = self._batches(requests)
         for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
-            self._note(report, batch.waveforms.numel())
+            bad, problems = self._counts["bad_utterances"] + len(report.problems), [*self._problems, *report.problems]
+            # Before hours are lost if it is hopeless, but not because of one file in the first batch.
+            if bad > allowed and (self._batch + 1 == len(plan) or bad > max(10, allowed)):
+                raise AudioError(
+                    f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
+                    f"({options.max_bad_share}) allows; the first: {problems[0]}"
+                )
+            if report.problems:
+                self._counts["bad_utterances"], self._problems = bad, problems[:MAX_NAMED]
+            self._counts.update(report.counts)
+            self._read_seconds += report.read_seconds
+            self._read_bytes += 2 * batch.waveforms.numel()
             self._batch += 1
             yield batch
 
@@ -102,7 +118,7 @@ class TrainingLoader:
             "epoch": self._epoch,
             "batch": self._batch,
             "batches": len(self.plan),
-            "checksum": self._checksum(),
+            "checksum": self.plan.checksum ^ self.identity["training_list"],
             "counts": dict(self._counts),
             "problems": list(self._problems),
         }
@@ -110,7 +126,7 @@ class TrainingLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume after that many batches of that epoch."""
         self.set_epoch(int(state["epoch"]))
-        if state["checksum"] != self._checksum():
+        if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
             raise ValueError(
                 f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} others; "
                 "the batch size, the sampler, the seed or the training list was changed"
@@ -120,9 +136,6 @@ class TrainingLoader:
             # Counted there alone, or each rank would count them.
             self._counts.update(state["counts"])
             self._problems += state["problems"]
-
-    def _checksum(self) -> int:
-        return self.plan.checksum ^ self.identity["training_list"]
 
     def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:
         """The paths of some rows, as the list has them."""
@@ -150,17 +163,11 @@ class TrainingLoader:
         """Stop what makes the crops."""
         self.maker.close()
 
-    def _request(self, batch: int) -> BatchRequest:
-        plan = self.plan
-        # Whole batches are asked for, not utterances: what goes to a worker and comes back is then a few hundred bytes.
-        share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
-        num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
-        speeds = self.sampler.voices.speeds_of(plan.voices[share])
-        return BatchRequest(self._epoch, plan.rows[share], speeds, num_samples, batch)
-
     def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
         """Batches on the training device; a maker's memory is asked for again only when the copy from it is done."""
-        self._wait_for_copies(0)
+        plan, sampler, size = self.plan, self.sampler, self._world_size
+        while self._copies:
+            self._copies.popleft().synchronize()
         for request, crops, report in self.maker.run(requests):
             if report.error:
                 raise AudioError(report.error)
@@ -169,28 +176,18 @@ class TrainingLoader:
                 waveforms = change_speeds(waveforms, request.speeds, self.maker.speeds, request.num_samples)
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
-            yield self._batch_of(request, report.rows, waveforms), report
+            shares = [rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)]
+            voices = plan.voices[shares[self._rank]]
+            # With the rows that were read. In another voice a speaker is another class.
+            labels = torch.from_numpy(sampler.voices.classes_of(self._labels[report.rows], voices, self.num_speakers))
+            if self.device.type == "cuda":
+                labels = labels.pin_memory().to(self.device, non_blocking=True)
+            counts, warps = tuple(one.stop - one.start for one in shares), voices // len(sampler.voices.speeds)
+            key = derive_seed(sampler.seed, request.epoch)
+            yield Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps), report
             # Of the ring's spare slots one holds the last batch, still being copied; the other is written next.
-            if self._copies:
-                self._wait_for_copies(1)
-
-    def _batch_of(self, request: BatchRequest, rows: np.ndarray, waveforms: torch.Tensor) -> Batch:
-        """What was asked for, with the rows that were read for it."""
-        plan, sampler, number = self.plan, self.sampler, request.batch
-        ends = [rank_share(plan, number, sampler.unit, rank, self._world_size).stop for rank in range(self._world_size)]
-        shares = tuple(np.diff([int(plan.bounds[number]), *ends]).tolist())
-        stop = ends[self._rank]
-        voices = plan.voices[stop - shares[self._rank] : stop]
-        # In another voice a speaker is another class.
-        labels = torch.from_numpy(sampler.voices.classes_of(self._labels[rows], voices, self.num_speakers))
-        if self.device.type == "cuda":
-            labels = labels.pin_memory().to(self.device, non_blocking=True)
-        key = derive_seed(sampler.seed, request.epoch)
-        return Batch(waveforms, labels, torch.from_numpy(rows), shares, key, sampler.voices.warps_of(voices))
-
-    def _wait_for_copies(self, most_left: int) -> None:
-        while len(self._copies) > most_left:
-            self._copies.popleft().synchronize()
+            while len(self._copies) > 1:
+                self._copies.popleft().synchronize()
 
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
         """Crops on the training device, float32, in memory that nobody writes into."""
@@ -208,24 +205,6 @@ class TrainingLoader:
             self._copies.append(torch.cuda.current_stream(self.device).record_event())
         # As int16 a batch takes half the time over the bus; the GPU scales it for next to nothing.
         return to_float(moved) if moved.dtype == torch.int16 else moved
-
-    def _note(self, report: BatchReport, num_samples: int) -> None:
-        """Count a batch before it is handed out."""
-        # Of this rank's share of the epoch.
-        total = max(1, len(self.plan.rows) // self._world_size)
-        bad, allowed = self._counts["bad_utterances"] + len(report.problems), self.options.max_bad_share * total
-        problems = [*self._problems, *report.problems][:MAX_NAMED]
-        # Before hours are lost if it is hopeless, but not because of one file in the first batch.
-        if bad > allowed and (self._batch + 1 == len(self.plan.crop_frames) or bad > max(10, allowed)):
-            raise AudioError(
-                f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
-                f"({self.options.max_bad_share}) allows; the first: {problems[0]}"
-            )
-        if report.problems:
-            self._counts["bad_utterances"], self._problems = bad, problems
-        self._counts.update(report.counts)
-        self._read_seconds += report.read_seconds
-        self._read_bytes += 2 * num_samples
 
 
 def _one_ahead(

@@ -103,15 +103,14 @@ class LookupTable(Shareable):
 
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
-        code = FORMATS.index(info.format) if info.is_direct else 0
-        facts = [info.num_samples, info.sample_rate, info.num_channels, code]
-        facts += [info.data_offset, info.file_bytes, info.modified_ns]
-        for column, value in zip(self.columns.values(), facts, strict=True):
-            column[row] = value
+        self.native_samples[row], self.sample_rates[row] = info.num_samples, info.sample_rate
+        self.num_channels[row], self.data_offsets[row] = info.num_channels, info.data_offset
+        self.formats[row] = FORMATS.index(info.format) if info.data_offset >= 0 else 0
+        self.file_bytes[row], self.modified_ns[row] = info.file_bytes, info.modified_ns
 
     def info(self, row: int) -> AudioInfo:
         """One row as the header's facts."""
-        samples, rate, channels, code, offset, size, modified = (int(column[row]) for column in self.columns.values())
+        samples, rate, channels, code, offset, size, modified = (int(getattr(self, name)[row]) for name in COLUMNS)
         return AudioInfo(samples, rate, channels, FORMATS[code], offset, False, size, modified)
 
 

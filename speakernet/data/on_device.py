@@ -1,15 +1,13 @@
 """Int16 audio that lies on a device as one tensor: crops of it by one indexed read, and small arrays sent there."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.packed import Samples
 from speakernet.data.sources import INT16_SCALE
-
-COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the audio is needed
 
 
 def send(device: torch.device, arrays: Sequence[np.ndarray]) -> list[Tensor]:
@@ -31,24 +29,11 @@ def to_float(crops: Tensor) -> Tensor:
     return crops.clone()
 
 
-def copy_to_device(samples: Samples, out: Tensor) -> None:
-    """Copy int16 (samples,) from memory or from a disk into a tensor on a device, piece by piece."""
-    for first in range(0, len(samples), COPY_SAMPLES):
-        # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
-        part = np.array(samples[first : first + COPY_SAMPLES])
-        out[first : first + len(part)] = torch.from_numpy(part).to(out.device)
-
-
+@dataclass(eq=False)
 class DeviceAudio:
     """Recordings end to end in one int16 tensor."""
 
-    def __init__(self, samples: Tensor) -> None:
-        self.samples = samples
-
-    @property
-    def device(self) -> torch.device:
-        """Where they lie."""
-        return self.samples.device
+    samples: Tensor
 
     def crops(self, firsts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> Tensor:
         """Crops of `num_samples`; a recording that ends before is wrapped around from its own start.
@@ -56,19 +41,20 @@ class DeviceAudio:
         Returns:
             Int16 (crops, num_samples), on the device.
         """
+        device = self.samples.device
         # Known on the host, so that nobody asks the device which recordings are too short.
         short = np.flatnonzero(starts + num_samples > lengths)
         begins = firsts + starts
         begins[short] = 0
         begins_there, rows, first, start, length = send(
-            self.device, [begins, short, firsts[short], starts[short], lengths[short]]
+            device, [begins, short, firsts[short], starts[short], lengths[short]]
         )
         if len(short) < len(begins):
             # Every place of the corpus is the begin of a window: a read by begins makes no index for each sample.
             crops = self.samples.unfold(0, num_samples, 1)[begins_there]
         else:
-            crops = torch.empty(len(begins), num_samples, dtype=torch.int16, device=self.device)
+            crops = torch.empty(len(begins), num_samples, dtype=torch.int16, device=device)
         if len(short):
-            places = (start[:, None] + torch.arange(num_samples, device=self.device)) % length[:, None]
+            places = (start[:, None] + torch.arange(num_samples, device=device)) % length[:, None]
             crops.index_copy_(0, rows, self.samples[first[:, None] + places])
         return crops

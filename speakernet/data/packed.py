@@ -24,7 +24,7 @@ from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.lookup import PCM_S16, LookupTable
 from speakernet.data.sharing import shared_zeros
-from speakernet.data.sources import INT16_SCALE, OPEN_FLAGS, AudioCache, AudioSource, RowReader, read_at
+from speakernet.data.sources import CAN_READ_AT, INT16_SCALE, OPEN_FLAGS, AudioCache, AudioSource, RowReader
 from speakernet.files import (
     PART_NAME,
     list_parts,
@@ -100,7 +100,7 @@ class FileSamples:
         samples, done = np.empty(max(0, stop - first), dtype=np.int16), 0
         while done < len(samples):
             try:
-                num_bytes = read_at(self._file, samples[done:], self._begin + 2 * (first + done))
+                num_bytes = os.preadv(self._file, [samples[done:].data], self._begin + 2 * (first + done))
             except OSError as error:
                 raise AudioError(f"{self._path}: cannot be read ({error.strerror or error})") from error
             if num_bytes < 2:
@@ -291,7 +291,7 @@ class PackedSource(AudioSource):
                 f"pack it again with --sample-rate {sample_rate}"
             )
         # Mapped if the system's page cache holds all of it, and on systems where a read at a place takes two steps.
-        self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes() or not hasattr(os, "preadv")
+        self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes() or not CAN_READ_AT
         self.samples = open_samples(root, self.index.num_samples, is_mapped=self.is_mapped)
         self._name_index = NameIndex(self.index.names)
 
@@ -356,9 +356,7 @@ class PackedRows(RowReader):
     def __init__(
         self, root: str, samples: Samples, starts: np.ndarray, lengths: np.ndarray, *, is_mapped: bool = True
     ) -> None:
-        super().__init__()
-        self.root, self.samples, self.starts, self.lengths = root, samples, starts, lengths
-        self.is_mapped = is_mapped
+        self.root, self.samples, self.starts, self.lengths, self.is_mapped = root, samples, starts, lengths, is_mapped
 
     def span(self, row: int) -> tuple[int, int]:
         """First sample of a row in `samples`, and how many it has; AudioError if the corpus does not hold it."""

@@ -29,14 +29,12 @@ MAX_ROUNDS = 30
 @dataclass(frozen=True)
 class Voices:
     """The voices of every speaker: every speed with every vocal-tract length. Each but the recorded one, which is voice
-    0 if it is among them, makes new speakers: here the classes of a head are counted, numbered and drawn.
+    0 if it is among them, makes new speakers: here the classes of a head are numbered and drawn. Voice n has the speed
+    n % len(speeds) and the warp n // len(speeds).
 
     >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10)), warps=(1.0, 0.9, 1.1))
-    >>> len(voices), voices.num_classes(150)
-    (6, 900)
-    >>> drawn = np.array([0, 1, 5])
-    >>> voices.speeds_of(drawn), voices.warps_of(drawn), voices.classes_of(np.array([7, 7, 7]), drawn, 150)
-    (array([0, 1, 1]), array([0, 0, 2]), array([  7, 157, 757]))
+    >>> len(voices), voices.classes_of(np.array([7, 7, 7]), np.array([0, 1, 5]), 150)
+    (6, array([  7, 157, 757]))
     """
 
     speeds: tuple[Fraction, ...] = (Fraction(1),)
@@ -53,11 +51,6 @@ class Voices:
         return self.speeds[0] == 1 and self.warps[0] == 1
 
     @property
-    def has_warps(self) -> bool:
-        """Whether any frequency is moved."""
-        return self.warps != (1.0,)
-
-    @property
     def share_at_other_speeds(self) -> float:
         """The share of utterances, on average, that are played faster or slower."""
         changed = len(self.warps) * sum(speed != 1 for speed in self.speeds)
@@ -65,22 +58,10 @@ class Voices:
             return changed / len(self)
         return (1 - self.real_share) * changed / (len(self) - 1)
 
-    def num_classes(self, num_speakers: int) -> int:
-        """Classes of a head for so many speakers."""
-        return num_speakers * len(self)
-
     def classes_of(self, labels: np.ndarray, voices: np.ndarray, num_speakers: int) -> np.ndarray:
         """Classes int64 (utterances,) of speakers (labels) in voices: those of voice n follow those of voice n - 1."""
         # In 64 bits, whatever the arrays hold: 128 speakers in voice 1 do not fit into a byte.
         return labels.astype(np.int64) + num_speakers * voices.astype(np.int64)
-
-    def speeds_of(self, voices: np.ndarray) -> np.ndarray:
-        """Index into `speeds` of each voice, (utterances,)."""
-        return voices % len(self.speeds)
-
-    def warps_of(self, voices: np.ndarray) -> np.ndarray:
-        """Index into `warps` of each voice, (utterances,)."""
-        return voices // len(self.speeds)
 
     def draw(self, seed: int, epoch: int, rows: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         """The voice of each utterance (or of each unit of utterances) of an epoch, int64 (utterances,).
@@ -133,14 +114,15 @@ class Sampler(ABC):
         eligible: np.ndarray | None = None,
         voices: Voices | None = None,
     ) -> None:
-        self.labels = labels
-        self.options = options
+        self.labels, self.options, self.seed, self.voices = labels, options, seed, voices or Voices()
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
         self.batch_size = options.batch_size
+        most = options.max_utterances_per_speaker
+        self.max_utterances = self.auto_max_utterances if most == "auto" else most
         self.shortest_frames = options.crop_frames
         self.longest_frames = max(options.crop_frames, options.crop_frames_max)
-        self.seed = seed
-        self.voices = voices or Voices()
+        # Longer crops come in smaller batches; never in none.
+        self.smallest_batch = max(1, self.batch_size * self.shortest_frames // self.longest_frames)
         self._check()
 
     auto_max_utterances = sys.maxsize
@@ -149,22 +131,22 @@ class Sampler(ABC):
     unit = 1
     """Utterances of one speaker that stay together."""
 
-    @property
-    def max_utterances(self) -> int:
-        """Most utterances of one speaker in an epoch."""
-        most = self.options.max_utterances_per_speaker
-        return self.auto_max_utterances if most == "auto" else most
-
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
         units = self._units(epoch)
-        sizes, frames = self._batch_sizes(len(units), epoch)
-        used = int(sizes.sum())
-        rows = units[:used].reshape(-1)
-        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        most = len(units) if self.longest_frames > self.shortest_frames else len(units) // self.batch_size
+        # Longer crops in smaller batches, so that memory and time of a step stay what they are.
+        frames = numpy_generator(self.seed, _LENGTH, epoch).integers(
+            self.shortest_frames, self.longest_frames + 1, most
+        )
+        sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
+        count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
+        bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
+        used = units[: bounds[-1]]
         # One voice for the utterances of a unit: in another one they would be another speaker.
-        voices = np.repeat(self.voices.draw(self.seed, epoch, units[:used, 0], bounds), self.unit)
-        return EpochPlan(rows.astype(np.int64), bounds * self.unit, frames, voices, len(self.eligible) - len(rows))
+        voices = np.repeat(self.voices.draw(self.seed, epoch, used[:, 0], bounds), self.unit)
+        rows = used.reshape(-1).astype(np.int64)
+        return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - len(rows))
 
     @abstractmethod
     def _check(self) -> None:
@@ -173,16 +155,6 @@ class Sampler(ABC):
     @abstractmethod
     def _units(self, epoch: int) -> np.ndarray:
         """Rows in the order in which they are used, (units, utterances of a unit)."""
-
-    def _batch_sizes(self, num_units: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Units and crop frames of each batch; the audio in a batch stays about the same."""
-        most = num_units if self.longest_frames > self.shortest_frames else num_units // self.batch_size
-        random = numpy_generator(self.seed, _LENGTH, epoch)
-        # Longer crops in smaller batches, so that memory and time of a step stay what they are.
-        frames = random.integers(self.shortest_frames, self.longest_frames + 1, most)
-        sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
-        count = int(np.searchsorted(np.cumsum(sizes), num_units, side="right"))
-        return sizes[:count], frames[:count]
 
 
 class ShuffledSampler(Sampler):
@@ -299,11 +271,6 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
         next_group[chosen] += 1
         left[chosen] -= 1
     return order.reshape(-1)
-
-
-def smallest_batch(sampler: Sampler) -> int:
-    """Units in a batch of the longest crops, which has the fewest."""
-    return max(1, sampler.batch_size * sampler.shortest_frames // sampler.longest_frames)
 
 
 def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: int) -> slice:

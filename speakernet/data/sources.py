@@ -11,8 +11,9 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ INT16_SCALE = np.float32(1 / 32768)
 OPEN_FLAGS = os.O_RDONLY
 for _flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
     OPEN_FLAGS |= getattr(os, _flag, 0)
+CAN_READ_AT = hasattr(os, "preadv")  # not on Windows
 
 
 class AudioCache:
@@ -47,7 +49,7 @@ class AudioCache:
         self.budget_bytes = int(budget_bytes)
         self._entries: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
-        self.used_bytes, self.hits, self.misses = 0, 0, 0
+        self.used_bytes = 0
 
     def admits(self, num_samples: int) -> bool:
         """Whether float32 audio of that length is worth keeping: an eighth of the budget at most."""
@@ -56,13 +58,9 @@ class AudioCache:
     def get(self, key: Hashable) -> np.ndarray | None:
         """The array, now the most recently used; None if it is not here."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                self.misses += 1
-                return None
-            self._entries.move_to_end(key)
-            self.hits += 1
-            return entry
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
 
     def put(self, key: Hashable, array: np.ndarray) -> None:
         """Keep an array (read-only from now on) if it fits, and drop the least recently used ones."""
@@ -140,10 +138,8 @@ class AudioSource(ABC):
 class RowReader(Shareable, ABC):
     """Fills batches with crops of rows of one list; cheap to send to worker processes."""
 
-    cache: AudioCache | None = None
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    counts: Mapping[str, int] = MappingProxyType({})
+    """What a reader of files counts: those that changed, and finds in its cache."""
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
@@ -225,8 +221,8 @@ class FolderRows(RowReader):
     """Rows of a list read from files; the lookup table spares the header of 16-bit mono WAV files."""
 
     def __init__(self, root: str, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> None:
-        super().__init__()
         self._root, self._names, self.table, self.cache = root, names, table, cache
+        self.counts: Counter[str] = Counter()
         # Bytes all the way: joining and decoding a million names costs more than opening the files.
         self._prefix = os.fsencode(os.path.join(root, ""))  # noqa: PTH118
 
@@ -238,7 +234,7 @@ class FolderRows(RowReader):
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files, nearly all, are read here in one loop."""
         table, wanted, prefix = self.table, out.shape[1], self._prefix
-        is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted)
+        is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
         facts = zip(
             is_whole.tolist(),
             self._names.raws(rows),
@@ -265,7 +261,7 @@ class FolderRows(RowReader):
                         is_simple = (
                             status.st_size == size
                             and status.st_mtime_ns == modified_ns
-                            and read_at(file, target, offset) == target.nbytes
+                            and os.preadv(file, [target.data], offset) == target.nbytes
                         )
                     finally:
                         os.close(file)
@@ -284,6 +280,8 @@ class FolderRows(RowReader):
         path = os.path.join(self._root, self._names[row])  # noqa: PTH118
         rate = self.table.sample_rate
         crop = self.cache.get(row) if self.cache is not None else None
+        if self.cache is not None:
+            self.counts["cache_misses" if crop is None else "cache_hits"] += 1
         if crop is None:
             known = self.table.info(row)
             with open_audio(path, known) as (file, info):
@@ -302,16 +300,6 @@ class FolderRows(RowReader):
         crop = crop[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)
-
-
-def read_at(file: int, samples: np.ndarray, offset: int) -> int:
-    """Bytes read into `samples` from `offset` of an open file."""
-    if hasattr(os, "preadv"):
-        return os.preadv(file, [samples.data], offset) if len(samples) else 0
-    os.lseek(file, offset, os.SEEK_SET)
-    content = os.read(file, samples.nbytes)
-    samples[: len(content) // 2] = np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2")
-    return len(content)
 
 
 def list_names(names: Sequence[str], rows: np.ndarray, limit: int = MAX_NAMED) -> str:

@@ -66,19 +66,15 @@ class WorkerDied(ChildProcessError):
     """Of the command (EX_TEMPFAIL of sysexits.h): nothing is wrong with the input, the same command may succeed."""
 
 
-class WorkerHung(WorkerDied):
-    """A worker process lives and gave nothing for longer than `data.worker_timeout_seconds`."""
-
-
 class Workers(CropMaker):
     """Worker processes and the ring they write into; both live as long as the loader."""
 
     def __init__(
         self, maker: BatchMaker, options: DataOptions, start_method: str | None = None, *, pins: bool = False
     ) -> None:
-        super().__init__(maker.reader, maker.lengths, seed=maker.seed, speakers=maker.speakers, speeds=maker.speeds)
+        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
+        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
         self.maker, self._options, self._pins, self._is_pinned = maker, options, pins, False
-        self.augments, self.changes_speed = maker.augments, maker.changes_speed
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
         self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
         # Samples go through a ring made once: fresh shared tensors cost a page fault every 4 KiB of every batch.
@@ -194,7 +190,7 @@ class Workers(CropMaker):
                     how = f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent it')}"
                 raise WorkerDied(f"{who} {how}; this was found at {where}. {RESUME}")
             if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
-                raise WorkerHung(
+                raise WorkerDied(
                     f"{who} hangs: {where} did not come in {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
                     "most likely the disk or network that holds the audio does not answer, or the process was stopped. "
                     f"{RESUME}"
@@ -267,9 +263,9 @@ class ReadAhead(CropMaker):
 
     def __init__(self, maker: CropMaker, planner: CropMaker, num_asked: int = 0) -> None:
         assert isinstance(planner.reader, PackedRows)
-        super().__init__(maker.reader, maker.lengths, seed=maker.seed, speakers=maker.speakers, speeds=maker.speeds)
+        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
+        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
         self.maker, self._rows, self._num_asked = maker, planner.reader, num_asked
-        self.augments, self.changes_speed = maker.augments, maker.changes_speed
 
     def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""

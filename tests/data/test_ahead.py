@@ -95,21 +95,12 @@ class Watched:
         return self.samples[some]
 
 
-class Recording:
-    """A maker that makes nothing, and says which batch it has come to; as workers do it asks for some at once."""
-
-    speeds, augments, changes_speed = SPEEDS, False, True
-
-    def __init__(self, planner: BatchMaker) -> None:
-        self.reader, self.lengths = planner.reader, planner.lengths
-        self.seed, self.speakers = planner.seed, planner.speakers
+class Recording(BatchMaker):
+    """A maker that makes nothing."""
 
     def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         for request in requests:
             yield request, torch.empty(0), BatchReport(request.rows)
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 @pytest.mark.parametrize("num_asked", [0, 3])
@@ -122,7 +113,11 @@ def test_the_samples_of_a_batch_are_read_before_it_is_made(corpora: Path, no_mem
         planner.make(request, np.empty((len(request.rows), planner.width(request.num_samples)), np.float32))
         needs.append(watched.asked)
     planner.reader.samples = watched = Watched(planner_of(corpora / "whole").reader.samples)
-    for number, _ in enumerate(ReadAhead(Recording(planner), planner, num_asked).run(requests)):
+    for number, _ in enumerate(
+        ReadAhead(Recording(planner.reader, planner.lengths, planner.seed, speeds=SPEEDS), planner, num_asked).run(
+            requests
+        )
+    ):
         # The batch that is asked for next; those before were asked for when nothing was read yet.
         if number:
             before = needs[number + num_asked] if number + num_asked < len(needs) else set()

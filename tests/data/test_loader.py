@@ -199,7 +199,7 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     gpu = torch.device("cuda")
     config = config_of(tiny_corpus, disturbances, **options)
     made = build_training_loader(config, Inputs(config, gpu))
-    assert isinstance(made.maker, BatchMaker) and made.maker.augments
+    assert isinstance(made.maker, BatchMaker) and made.maker.augmenter
     assert "corpus on the device: no (its crops would be augmented" in caplog.text
     assert "augmentation runs on the CPU, with the loading" in caplog.text
     resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
 from speakernet.data.batches import change_speed, change_speeds, most_samples_to_read, samples_to_read
-from speakernet.data.on_device import DeviceAudio, copy_to_device
+from speakernet.data.on_device import DeviceAudio
 
 CPU = torch.device("cpu")
 
@@ -28,9 +28,7 @@ def test_crops_are_those_of_a_plain_loop(sizes: list[int], num_samples: int, see
     firsts = np.cumsum(lengths) - lengths
     rows = random.integers(0, len(sizes), 9)
     starts = (random.random(9) * np.maximum(lengths[rows] - num_samples + 1, 1)).astype(np.int64)
-    there = torch.empty(len(audio), dtype=torch.int16)
-    copy_to_device(audio, there)
-    crops = DeviceAudio(there).crops(firsts[rows], starts, lengths[rows], num_samples)
+    crops = DeviceAudio(torch.from_numpy(audio)).crops(firsts[rows], starts, lengths[rows], num_samples)
     for crop, row, start in zip(crops, rows, starts, strict=True):
         own = audio[firsts[row] : firsts[row] + lengths[row]]
         assert crop.tolist() == [int(own[(start + k) % len(own)]) for k in range(num_samples)]

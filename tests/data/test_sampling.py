@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from speakernet.data import sampling
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, smallest_batch
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
 from speakernet.random import KeyedRandom
 
 
@@ -109,7 +109,7 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.Da
     labels = np.repeat(np.arange(speakers), 5).astype(np.int32)
     kind = BalancedSampler if unit > 1 else data.draw(st.sampled_from([BalancedSampler, ShuffledSampler]))
     sampler = kind(labels, options, seed=data.draw(st.integers(0, 99)))
-    plan, world_size = sampler.epoch(data.draw(st.integers(0, 3))), data.draw(st.integers(1, smallest_batch(sampler)))
+    plan, world_size = sampler.epoch(data.draw(st.integers(0, 3))), data.draw(st.integers(1, sampler.smallest_batch))
     assert len(plan) > 0
     for batch in range(len(plan)):
         shares = [rank_share(plan, batch, unit, rank, world_size) for rank in range(world_size)]

@@ -46,7 +46,7 @@ def test_rows_equal_single_reads(folder: Path, dtype: type, cache: AudioCache | 
         short = np.resize(source.read("short.wav"), 2000) * scale
         np.testing.assert_allclose(out[3], short, atol=1e-6 if scale == 1 else 0.51)
     if cache:
-        assert cache.hits > 0
+        assert reader.counts["cache_hits"] > 0
 
 
 def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
@@ -147,6 +147,6 @@ def test_cache_is_least_recently_used() -> None:
     cache.put("d", np.zeros(1, np.float32))
     assert cache.get("b") is None, "b was used longest ago"
     assert all(cache.get(key) is not None for key in "acd")
-    assert (cache.hits, cache.misses, cache.used_bytes) == (4, 1, 12)
+    assert cache.used_bytes == 12
     cache.put("big", np.zeros(4, np.float32))
     assert cache.get("big") is None and cache.used_bytes == 12

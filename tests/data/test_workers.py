@@ -19,7 +19,7 @@ from speakernet.config.schema import replaced
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.sharing import SharedMemoryError
-from speakernet.data.workers import WorkerDied, WorkerHung, Workers
+from speakernet.data.workers import WorkerDied, Workers
 
 OWNER = """
 import sys
@@ -121,7 +121,7 @@ def test_a_hung_worker_is_named_with_its_batch_and_ended(tiny_corpus: Path) -> N
     for worker in workers:
         worker.suspend()
     message = r"worker [01] of 2 \(process \d+\) hangs: batch [234] of epoch 1 did not come in 0\.5 s"
-    with pytest.raises(WorkerHung, match=message) as caught:
+    with pytest.raises(WorkerDied, match=message) as caught:
         list(batches)
     assert caught.value.exit_status == 75
     made.close()
@@ -189,7 +189,7 @@ def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_i
     assert len(list(made)) == len(made)
     worker.suspend()
     made.set_epoch(2)
-    with pytest.raises(WorkerHung, match=r"worker 0 of 1 .* hangs: batch 1 of epoch 3"):
+    with pytest.raises(WorkerDied, match=r"worker 0 of 1 .* hangs: batch 1 of epoch 3"):
         next(iter(made))
     made.close()
     assert not worker.is_running()
