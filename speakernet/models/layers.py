@@ -164,32 +164,6 @@ class SqueezeExcitation(nn.Module):
         return features * gate if features.requires_grad else features.mul_(gate)
 
 
-class SimilarityAttention(nn.Module):
-    """SimAM: scale every value by its distance from its channel's mean; no weights.
-
-    Source: Yang et al. 2021, "SimAM: a simple, parameter-free attention module", equation 5; used for speakers by Qin
-    et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection".
-    """
-
-    # `lambda_p` of wespeaker's samresnet.py.
-    REGULARIZER = 1e-4
-
-    def __init__(self, channels: int = 0) -> None:
-        super().__init__()
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
-        mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
-        # Squares of float16 end at 255.
-        wide = torch.promote_types(features.dtype, torch.float32)
-        distance = mask_frames((features - mean).to(wide).square(), lengths)
-        count = features.shape[2] * (features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1))
-        # Divided by n - 1, as the original's code does.
-        variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
-        gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
-        return features * gate.to(features.dtype)
-
-
 class TrainingGate(torch.autograd.Function):
     """Squeeze-and-excitation of full crops as one function: its gradient is one pass over the features.
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from speakernet.models.layers import (
     Rectifier,
-    SimilarityAttention,
     SqueezeExcitation,
     Trunk,
     initialize_convolutions,
@@ -21,14 +20,12 @@ from speakernet.models.layers import (
     relu,
     strided_length,
 )
-from speakernet.models.options.trunks import DeepResNetOptions, ResNetOptions, SimAMResNetOptions
+from speakernet.models.options.trunks import ResNetOptions
 
 Stride = tuple[int, int]
 """Along mels and frames."""
 MakeBlock = Callable[[int, int, Stride], nn.Module]
 """From input channels, channels of the stage, and stride to a block."""
-EXPANSION = 4
-"""The wide side of a bottleneck in channels of the narrow one."""
 
 
 def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> nn.Module:
@@ -81,36 +78,6 @@ class ResidualBlock(nn.Module):
         # In place only without gradients.
         hidden = hidden + shortcut if hidden.requires_grad else hidden.add_(shortcut)
         return mask_frames(relu(hidden), lengths), lengths
-
-
-class Bottleneck(nn.Module):
-    """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, and a shortcut.
-
-    Four times as wide at the end; inverted, four times as wide inside, where the 3 x 3 convolution is depthwise.
-    """
-
-    norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
-
-    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1), inverted: bool = False) -> None:
-        super().__init__()
-        inner, out = (EXPANSION * channels, channels) if inverted else (channels, EXPANSION * channels)
-        self.out_channels, self.frame_stride = out, stride[1]
-        self.conv1 = nn.Conv2d(channels_in, inner, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(inner)
-        # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the 1 x 1 before.
-        groups = inner if inverted else 1
-        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=groups, bias=False)
-        self.norm2 = nn.BatchNorm2d(inner)
-        self.conv3 = nn.Conv2d(inner, out, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(out)
-        self.shortcut = make_shortcut(channels_in, out, stride)
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, channels, mels, frames) and valid frames, in and out."""
-        hidden = mask_frames(relu(self.norm1(self.conv1(features))), lengths)
-        lengths = strided_length(lengths, self.frame_stride)
-        hidden = self.norm3(self.conv3(relu(self.norm2(self.conv2(hidden)))))
-        return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
 
 
 class ResidualStage(nn.Module):
@@ -187,27 +154,3 @@ class ResNet(ResidualTrunk):
         make_block = partial(ResidualBlock, gate=SqueezeExcitation) if options.gated else ResidualBlock
         super().__init__(num_features, options.channels, options.blocks, make_block, strides, conv1)
         initialize_convolutions(self)
-
-
-class DeepResNet(ResidualTrunk):
-    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, with torch's default initial weights.
-
-    Source: He et al. 2016; the depths from 152 on by wespeaker (Wang et al. 2023) and its entries to VoxSRC.
-    """
-
-    def __init__(self, options: DeepResNetOptions, num_features: int) -> None:
-        make_block = Bottleneck if options.has_bottlenecks else ResidualBlock
-        super().__init__(num_features, options.channels, options.blocks, make_block)
-
-
-class SimAMResNet(ResidualTrunk):
-    """Residual network with SimAM attention, 64 to 512 channels.
-
-    Source: Qin et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection";
-    the published weights are those of VoxBlink2 (Lin et al. 2024).
-    """
-
-    def __init__(self, options: SimAMResNetOptions, num_features: int) -> None:
-        # In the place of the gate of SE-ResNets: after the second norm, before the shortcut is added.
-        make_block = partial(ResidualBlock, gate=SimilarityAttention)
-        super().__init__(num_features, options.channels, options.blocks, make_block)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from speakernet.models.deep_resnet import SimilarityAttention
 from speakernet.models.layers import (
     CompiledReLU,
-    SimilarityAttention,
     SqueezeExcitation,
     TrainingGate,
     mean_over_frames,

@@ -5,13 +5,9 @@ import math
 import pytest
 import torch
 
+from speakernet.models.attentive_pooling import AttentiveStatisticsPooling, MultiQueryPooling, SelfAttentivePooling
 from speakernet.models.options.poolings import POOLINGS, MultiQueryPoolingOptions, StatisticsPoolingOptions
-from speakernet.models.pooling import (
-    AttentiveStatisticsPooling,
-    MultiQueryPooling,
-    SelfAttentivePooling,
-    StatisticsPooling,
-)
+from speakernet.models.pooling import StatisticsPooling
 from speakernet.options import create
 
 FRAMES = torch.tensor([[[1.0, 2.0, 6.0, 100.0], [0.0, 4.0, 2.0, -100.0]]])  # (1, 2 channels, 4 frames)

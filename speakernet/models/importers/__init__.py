@@ -63,11 +63,8 @@ def import_network(
     """
     weights = bare(contents, path)
     check_finite(weights, path)
-    models = format.models(contents)
-    if name not in models and name not in MODELS:
-        raise ValueError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
     try:
-        described = _described(format, models, name, weights)
+        described = _described(format, format.models(contents), name, weights)
         renamed, left = _fitted(format, described, weights, path)
         net = _network(format, described)
     except MISFITS as error:
@@ -81,6 +78,8 @@ def import_network(
 def _described(format: ModuleType, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
     if name in models:
         return models[name](weights)
+    if name not in MODELS:
+        raise ValueError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
     for describe in models.values():
         try:
             described = describe(weights)

@@ -29,39 +29,46 @@ class MultiQueryPoolingOptions(PoolingOptions):
     """Hidden channels of each attention."""
 
 
-def _plain(name: str, what: str) -> Component:
-    """A pooling without options."""
-    return Component(PoolingOptions, f"speakernet.models.pooling:{name}", what)
-
-
 POOLINGS: dict[str, Component] = {
-    "TAP": _plain("MeanPooling", "Mean over frames."),
-    "MAX": _plain("MaxPooling", "Largest value over frames."),
     "TSTP": Component(StatisticsPoolingOptions, "speakernet.models.pooling:StatisticsPooling"),
-    "SAP": _plain("SelfAttentivePooling", "Mean over frames, weighted by attention."),
-    "ASP": _plain("AttentiveStatisticsPooling", "Mean and standard deviation over frames, weighted by attention."),
-    "ChannelSAP": _plain(
-        "ChannelSelfAttentivePooling", "Mean over frames, weighted by attention of each channel's own."
-    ),
-    "ChannelASP": _plain(
-        "ChannelAttentivePooling",
-        "Mean and standard deviation over frames, weighted by attention of each channel's own.",
-    ),
-    "ECA": _plain(
-        "ContextAttentivePooling",
-        "Attentive statistics of each channel, the attention seeing the utterance's mean and deviation (ECAPA).",
-    ),
-    "ContextASP": _plain(
-        "ContextFramePooling",
-        "Attentive statistics, one weight a frame, the attention seeing the utterance's mean and deviation.",
-    ),
-    "ASTP": _plain("TanhAttentivePooling", "Attentive statistics of each channel, through a tanh (ASTP in wespeaker)."),
-    "GlobalASTP": _plain(
-        "GlobalAttentivePooling",
-        "As ASTP, the attention seeing the utterance's mean and deviation (wespeaker's `global_context_att`).",
-    ),
-    "NormASTP": _plain(
-        "NormedAttentivePooling", "As GlobalASTP, with ReLU and batch norm before the tanh (SpeechBrain)."
-    ),
-    "MQMHASTP": Component(MultiQueryPoolingOptions, "speakernet.models.pooling:MultiQueryPooling"),
+    "MQMHASTP": Component(MultiQueryPoolingOptions, "speakernet.models.attentive_pooling:MultiQueryPooling"),
+} | {
+    name: Component(PoolingOptions, f"speakernet.models.{path}", what)
+    for name, path, what in (
+        ("TAP", "pooling:MeanPooling", "Mean over frames."),
+        ("MAX", "pooling:MaxPooling", "Largest value over frames."),
+        ("SAP", "attentive_pooling:SelfAttentivePooling", "Mean over frames, weighted by attention."),
+        (
+            *("ASP", "attentive_pooling:AttentiveStatisticsPooling"),
+            "Mean and standard deviation over frames, weighted by attention.",
+        ),
+        (
+            *("ChannelSAP", "attentive_pooling:ChannelSelfAttentivePooling"),
+            "Mean over frames, weighted by attention of each channel's own.",
+        ),
+        (
+            *("ChannelASP", "attentive_pooling:ChannelAttentivePooling"),
+            "Mean and standard deviation over frames, weighted by attention of each channel's own.",
+        ),
+        (
+            *("ECA", "attentive_pooling:ContextAttentivePooling"),
+            "Attentive statistics of each channel, the attention seeing the utterance's mean and deviation (ECAPA).",
+        ),
+        (
+            *("ContextASP", "attentive_pooling:ContextFramePooling"),
+            "Attentive statistics, one weight a frame, the attention seeing the utterance's mean and deviation.",
+        ),
+        (
+            *("ASTP", "attentive_pooling:TanhAttentivePooling"),
+            "Attentive statistics of each channel, through a tanh (ASTP in wespeaker).",
+        ),
+        (
+            *("GlobalASTP", "attentive_pooling:GlobalAttentivePooling"),
+            "As ASTP, the attention seeing the utterance's mean and deviation (wespeaker's `global_context_att`).",
+        ),
+        (
+            *("NormASTP", "attentive_pooling:NormedAttentivePooling"),
+            "As GlobalASTP, with ReLU and batch norm before the tanh (SpeechBrain).",
+        ),
+    )
 }
