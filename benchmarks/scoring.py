@@ -121,7 +121,7 @@ def all_metrics(generator: np.random.Generator, _: str) -> tuple[str, int, Calla
             metrics.hull_eer_percent(rates),
             metrics.voxceleb_trainer_eer_percent(rates),
             costs,
-            metrics.cllr(scores, labels) - metrics.min_cllr_of(rates),
+            metrics.cllr(scores, labels) - metrics.min_cllr(rates),
             metrics.det_points(rates),
             metrics.area_under_roc(rates),
         )

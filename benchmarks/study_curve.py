@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.study import RECORDS
 from speakernet.cli import run_command
-from speakernet.evaluation.plots import house_style, legend_above, new_figure, save_png, series_colour
+from speakernet.evaluation.plots import BAND, drawn_in_house_style, new_figure, save_png
 from speakernet.run_folder import METRICS
 
 TICKS = (1.0, 2.0, 3.0, 5.0)
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Draw the curves."""
     found = curves(arguments.study, arguments.only)
-    draw(found, arguments.out)
+    save_png(study_figure(found), arguments.out)
     for name, (minutes, eers) in found.items():
         sys.stdout.write(f"{name}: {len(eers)} seeds, {len(minutes)} evaluations in {minutes[-1]:.1f} min\n")
     return 0
@@ -62,24 +63,19 @@ def curves(study: Path, only: Sequence[str] | None = None) -> dict[str, Curve]:
     return {name: _curve(study, [one for one in trained if one["variant"] == name]) for name in only or names}
 
 
-def draw(found: Mapping[str, Curve], path: Path) -> None:
+@drawn_in_house_style
+def study_figure(found: Mapping[str, Curve]) -> Figure:
     """EER against minutes, both logarithmic: halving either is the same step."""
-    with house_style():
-        figure, axes = new_figure()
-        for number, (name, (minutes, eers)) in enumerate(found.items()):
-            colour = series_colour(number)
-            axes.plot(minutes, eers.mean(axis=0), color=colour, marker="o", markersize=2.5, label=name)
-            axes.fill_between(minutes, eers.min(axis=0), eers.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=TICKS))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_locator(NullLocator())
-        axes.set_xlabel("minutes of training")
-        axes.set_ylabel("EER (%)")
-        legend_above(figure, axes, num_columns=1)
-        save_png(figure, path)
+    figure, axes = new_figure("minutes of training", "EER (%)")
+    for number, (name, (minutes, eers)) in enumerate(found.items()):
+        axes.plot(minutes, eers.mean(axis=0), color=f"C{number}", marker="o", markersize=2.5, label=name)
+        axes.fill_between(minutes, eers.min(axis=0), eers.max(axis=0), color=f"C{number}", **BAND)
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=TICKS))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    return figure
 
 
 def _curve(study: Path, records: Sequence[Mapping[str, Any]]) -> Curve:

@@ -8,9 +8,9 @@ import numpy as np
 from scipy import stats
 
 from speakernet.data.lists import TrialList, read_trials
-from speakernet.evaluation.bootstrap import LEVEL_PERCENT, Difference, SpeakerBootstrap, mean_differences
+from speakernet.evaluation.figures import LEVEL_PERCENT, Difference, SpeakerBootstrap, mean_differences
+from speakernet.evaluation.files import scores_for
 from speakernet.evaluation.results import Interval
-from speakernet.evaluation.score_files import read_scores, scores_for
 from speakernet.evaluation.speakers import speakers_of
 
 NUM_DRAWS, DRAW_SEED = 1000, 10
@@ -81,16 +81,15 @@ class _Systems:
 
     def __init__(self, trials: TrialList, scores_of: Callable[[Record], Path]) -> None:
         self._trials, self._scores_of = trials, scores_of
-        ids = speakers_of(trials).ids
-        self._sides = ids[trials.enrol], ids[trials.test]
+        self._sides = speakers_of(trials).sides(trials)
         self._kept: dict[Path, SpeakerBootstrap] = {}
 
     def of(self, record: Record) -> SpeakerBootstrap:
         path = self._scores_of(record)
         if path not in self._kept:
-            scores = scores_for(self._trials, read_scores(path))
+            scores = scores_for(self._trials, path)
             assert self._trials.labels is not None, "trials without labels gave no error rate to begin with"
-            self._kept[path] = SpeakerBootstrap(scores, self._trials.labels, *self._sides, [])
+            self._kept[path] = SpeakerBootstrap(scores, self._trials.labels, *self._sides, {})
         return self._kept[path]
 
 

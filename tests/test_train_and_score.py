@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from speakernet import terminal
 from speakernet.assembly import runs
 from speakernet.cli import main
-from speakernet.evaluation import bootstrap, scoring
+from speakernet.evaluation import figures, scoring
 from speakernet.training import trainer
 from speakernet.training.progress import LoadingFacts
 from tests.tiny_recipe import write_recipe
@@ -209,7 +209,7 @@ def test_every_phase_of_scoring_shows_its_progress(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(scoring, "BLOCK_SCORES", 8)
-    monkeypatch.setattr(bootstrap, "SHOWN_WORK", 0)
+    monkeypatch.setattr(figures, "SHOWN_WORK", 0)
     # Without the embeddings that are kept there, which would be taken.
     shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
     options = ["--eval", "--save_path", tmp_path / "run", "--evaluation.subtract_mean", "true"]

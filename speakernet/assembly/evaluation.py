@@ -32,14 +32,12 @@ from speakernet.evaluation.calibration import (
     SCORE_ONLY,
     AffineCalibration,
     fit_scores,
-    plain_backend,
 )
-from speakernet.evaluation.embedding import Embedder, EmbeddingNet, reader_threads, weights_digest
+from speakernet.evaluation.embedding import Embedder, EmbeddingNet, modes_of, reader_threads, way_of, weights_digest
 from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
-from speakernet.evaluation.options import Mode
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.scoring import Backend, Cohort, mean_embeddings, speaker_means, verifying_backend
+from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, speaker_means, verifying_backend
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
@@ -202,10 +200,10 @@ class _Scoring:
         is_normalised = bool(self.contents["loss_normalizes"])
         if section.score_norm == "none":
             return Backend(section, is_normalised, mean, device=self.embedder.device)
-        cohort, speakers = self._cohort(mean)
-        if section.score_norm == "as" and len(cohort.members) <= section.cohort_size:
+        cohort, name, speakers = self._cohort(mean)
+        if section.score_norm == "as" and len(cohort) <= section.cohort_size:
             self.warnings.append(
-                f"the cohort has {len(cohort.members)} speakers and evaluation.cohort_size is {section.cohort_size}: "
+                f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is {section.cohort_size}: "
                 "all are used, which is s-norm; a smaller cohort_size makes it adaptive"
             )
         # By any folder of the name: lists write speakers at different depths.
@@ -215,12 +213,12 @@ class _Scoring:
                 f"{len(shared)} speakers of the cohort seem to be in the trials too ({', '.join(shared[:MAX_NAMED])}): "
                 "these scores are optimistic"
             )
-        return Backend(section, is_normalised, mean, cohort, self.embedder.device)
+        return Backend(section, is_normalised, mean, cohort, name, self.embedder.device)
 
     def _mean(self) -> np.ndarray:
         """The mean embedding of the training set: from the model file if it was measured in this way, else measured."""
-        config, mode = self.config, self.embedder.options.modes[0]
-        described = self.embedder.options.in_mode(mode).describe()
+        config, mode = self.config, modes_of(self.embedder.options)[0]
+        described = way_of(self.embedder.options.model_copy(update={"embedding": mode}))
         kept, kept_of = self.contents.get("embedding_mean"), self.contents.get("embedding_mean_of")
         if kept is not None and kept_of == described:
             return np.asarray(kept, dtype=np.float32)
@@ -238,8 +236,8 @@ class _Scoring:
         self.measured |= {"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described}
         return mean
 
-    def _cohort(self, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
-        """The cohort, a member for each speaker, and its speakers."""
+    def _cohort(self, mean: np.ndarray | None) -> tuple[np.ndarray, str, list[str]]:
+        """The cohort, a member for each speaker; its name and its speakers."""
         section, data = self.config.evaluation, self.config.data
         path = section.cohort_list or data.train_list
         if not path:
@@ -256,10 +254,10 @@ class _Scoring:
             order = order[np.argsort(members.labels[order], kind="stable")]
             first = np.searchsorted(members.labels[order], members.labels[order])
             rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
-        mode: Mode = self.embedder.options.modes[0]
+        mode = modes_of(self.embedder.options)[0]
         embeddings, _ = self.embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
         means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
-        return Cohort(means, f"{Path(path).name} {members.sha256[:12]}"), list(members.speakers)
+        return means, f"{Path(path).name} {members.sha256[:12]}", list(members.speakers)
 
     def calibration(self, backend: Backend) -> AffineCalibration | None:
         """The calibration for this scoring: fitted on calibration_list if one is named, else the model file's."""
@@ -276,7 +274,7 @@ class _Scoring:
                 logger.info("no calibration: the only trials are the reported ones (see evaluation.calibration_list)")
             # The newest first: there may be one of the score alone, and one of quality measures too.
             for kept in reversed((self.contents.get("calibration") or {}).get("fits", [])):
-                if plain_backend(kept["backend"]) == plain_backend(described):
+                if kept["backend"] == described:
                     self.warnings += [FITTED_ON_REPORTED] if kept.get("list_sha256") == reported else []
                     return AffineCalibration.from_dict(kept)
             return None
@@ -293,8 +291,8 @@ class _Scoring:
             logger.info("%s: %s", trials.source, sentence)
         self.measured |= fit.changes(self.contents)
         # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
-        verifying = verifying_backend(self.contents).describe(embedder.options.in_mode("whole"))
-        if self.after_training and (plain_backend(described), measures) != (plain_backend(verifying), SCORE_ONLY):
+        verifying = verifying_backend(self.contents).describe(WHOLE)
+        if self.after_training and (described, measures) != (verifying, SCORE_ONLY):
             found, _ = fit_for_verifying(embedder, self.contents, trials, source, section.calibration_prior)
             self.measured |= found.changes(self.contents)
         return fit.calibration
@@ -304,7 +302,7 @@ class _Scoring:
         chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
         sha256 = self.inputs.test.trials.sha256
         chosen = [CHOSEN_ON_REPORTED] if sha256 and chosen_by.get("list_sha256") == sha256 else []
-        net, described = self.model.net, plain_backend(results.backend or {})
+        net = self.model.net
         thresholds = self.contents.get("thresholds") or []
         return dataclasses.replace(
             results,
@@ -312,7 +310,7 @@ class _Scoring:
             num_parameters=sum(parameter.numel() for parameter in net.parameters()),
             front_end=net.spec()["front_end"],
             checkpoint={"path": str(self.path), "sha256": distributed.from_main(lambda: sha256_of(self.path))},
-            thresholds=[one for one in thresholds if plain_backend(one["backend"]) == described],
+            thresholds=[one for one in thresholds if one["backend"] == results.backend],
             versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
             machine=system_info(),
             config=config_to_dict(self.config)["evaluation"],

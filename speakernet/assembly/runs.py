@@ -39,7 +39,7 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.run_data import read_results
+from speakernet.evaluation.files import read_results
 from speakernet.files import FileError, human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores

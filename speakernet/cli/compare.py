@@ -13,10 +13,9 @@ from pathlib import Path
 
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, compare_scores, short_names
+from speakernet.evaluation.files import chosen_on_reported, find_scores, list_in_common
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import headline
-from speakernet.evaluation.run_data import chosen_on_reported, list_in_common
-from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.options import default_of
 

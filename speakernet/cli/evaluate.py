@@ -21,10 +21,9 @@ from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import cautions, figures
+from speakernet.evaluation.files import chosen_on_reported, find_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.run_data import chosen_on_reported
-from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of

@@ -8,7 +8,6 @@ Source: Brümmer and van Leeuwen, On calibration of language recognition scores,
 VoxCeleb speaker recognition challenge 2020 system description (quality measures).
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,17 +56,12 @@ class AffineCalibration:
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Log-likelihood ratios of (trials,) scores or (trials, inputs)."""
-        columns = _columns(inputs, self.inputs)
-        return columns @ self.weights + self.offset
+        return _columns(inputs, self.inputs) @ self.weights + self.offset
 
     def to_dict(self) -> AffineFit:
         """Plain values, as they go into a model file."""
-        return {
-            "inputs": list(self.inputs),
-            "weights": [float(weight) for weight in self.weights],
-            "offset": float(self.offset),
-            "prior": float(self.prior),
-        }
+        weights, offset, prior = self.weights.tolist(), float(self.offset), float(self.prior)
+        return {"inputs": list(self.inputs), "weights": weights, "offset": offset, "prior": prior}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
@@ -146,16 +140,14 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
             f"no threshold at a false-accept rate of {100 * rate:g} %: the list's {int(rates.num_nontargets)} "
             f"non-targets expect {expected:g} such errors, at least {MIN_EXPECTED_ERRORS} are needed"
         )
-    thresholds = [
-        {
-            "name": name,
-            "threshold": _in_the_gap(point.threshold, rates.thresholds),
-            "miss_rate": float(point.miss),
-            "false_accept_rate": float(point.false_accept),
-            "backend": dict(backend),
-        }
-        for name, point in points
-    ]
+    ascending, thresholds = rates.thresholds, []
+    for name, point in points:
+        # Half-way between two scores of the list, which it decides as the point does: that lies on a score, in a list
+        # without errors on that of its worst target, and the next recording that is a little worse would be refused.
+        row = int(np.searchsorted(ascending, point.threshold))
+        limit = float((ascending[row - 1] + ascending[row]) / 2 if row else point.threshold)
+        shares = {"miss_rate": float(point.miss), "false_accept_rate": float(point.false_accept)}
+        thresholds.append({"name": name, "threshold": limit, **shares, "backend": dict(backend)})
     return thresholds, refused
 
 
@@ -192,30 +184,12 @@ def false_accept_rate_of(name: str) -> float | None:
     return round(percent / 100, 12) if name.startswith(RATE_PREFIX) else None
 
 
-def _in_the_gap(threshold: float, ascending: np.ndarray) -> float:
-    """A threshold that decides the list as the given one does, half-way between two of its scores.
-
-    An operating point lies on a score: of a list without errors, on that of its worst target, and the next recording
-    that is a little worse would be refused.
-
-    >>> _in_the_gap(0.8, np.array([0.1, 0.2, 0.8, np.inf])), _in_the_gap(0.1, np.array([0.1, np.inf]))
-    (0.5, 0.1)
-    """
-    row = int(np.searchsorted(ascending, threshold))
-    return float((ascending[row - 1] + ascending[row]) / 2 if row else threshold)
-
-
 def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
     inputs = np.asarray(inputs, dtype=np.float64)
     columns = inputs[:, None] if inputs.ndim == 1 else inputs
     if columns.shape[1] != len(names):
         raise ValueError(f"{columns.shape[1]} inputs for {len(names)} names ({', '.join(names)})")
     return columns
-
-
-def plain_backend(values: Mapping[str, Any]) -> str:
-    """A described back end as text that equal back ends share."""
-    return json.dumps(values, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -235,22 +209,17 @@ class Fit:
     def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The calibration of the same way that a model file holds now."""
         fits = (contents.get("calibration") or {}).get("fits", [])
-        return next((one for one in fits if self._is_of_this_way(one)), None)
-
-    def _is_of_this_way(self, one: Mapping[str, Any]) -> bool:
-        way = (plain_backend(self.backend), list(self.calibration.inputs))
-        return (plain_backend(one["backend"]), list(one["inputs"])) == way
+        way = self.backend, list(self.calibration.inputs)
+        return next((one for one in fits if (one["backend"], list(one["inputs"])) == way), None)
 
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of a model file of these contents, with this fit in place of one of the same way."""
-        same = plain_backend(self.backend)
-        fits = (contents.get("calibration") or {}).get("fits", [])
+        fits, replaced = (contents.get("calibration") or {}).get("fits", []), self.replaced(contents)
         # Thresholds of one scoring mean nothing under another: each fit stays with its own.
-        others = [one for one in fits if not self._is_of_this_way(one)]
-        kept = [one for one in contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
-        belongs = {**self.origin, "backend": self.backend}
+        kept = [one for one in contents.get("thresholds") or [] if one["backend"] != self.backend]
+        own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
         return {
-            "calibration": {"fits": [*others, {**self.calibration.to_dict(), **belongs}]},
+            "calibration": {"fits": [*(one for one in fits if one is not replaced), own]},
             "thresholds": [*kept, *({**one, **self.origin} for one in self.thresholds)],
         }
 
@@ -276,13 +245,11 @@ def fit_scores(
         )
     rates = error_rates(scores, trials.labels)
     thresholds, refused = named_thresholds(rates, backend)
-    if few := too_few_nontargets(int(rates.num_nontargets)):
-        logger.warning(
-            "%s: %s, and a rate of 0 %% means none of so many; %d pairs or more give a threshold at a rate of %g %%",
-            *(trials.source, few, FEWEST_NONTARGETS, 100 * FALSE_ACCEPT_RATES[0]),
-        )
-    numbers = {"num_targets": int(rates.num_targets), "num_nontargets": int(rates.num_nontargets)}
-    return Fit(calibration, thresholds, refused, dict(backend), {**known_by(trials), **numbers})
+    num_targets, num_nontargets = int(rates.num_targets), int(rates.num_nontargets)
+    if few := too_few_nontargets(num_nontargets):
+        logger.warning("%s: %s; %d pairs or more give a threshold", trials.source, few, FEWEST_NONTARGETS)
+    origin = {**known_by(trials), "num_targets": num_targets, "num_nontargets": num_nontargets}
+    return Fit(calibration, thresholds, refused, dict(backend), origin)
 
 
 def known_by(trials: TrialList) -> dict[str, Any]:

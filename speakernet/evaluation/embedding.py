@@ -20,8 +20,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
@@ -97,12 +99,6 @@ class Plan:
     shapes: np.ndarray
     """(batches, 2) rows and samples of each batch."""
 
-    def share(self, rank: int, world_size: int) -> range:
-        """The batches of one rank: neighbours, with about as much audio as every other rank has."""
-        done = np.concatenate([[0], np.cumsum(self.shapes.prod(axis=1))])
-        edges = np.searchsorted(done, [done[-1] * one / world_size for one in (rank, rank + 1)])
-        return range(int(edges[0]), int(edges[1]))
-
 
 def plan_of(
     stretches: list[Stretch],
@@ -116,55 +112,44 @@ def plan_of(
 ) -> Plan:
     """At most batch_size waveforms in a batch, and a bounded amount of padded audio."""
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
+    counts, widths = np.ones(len(samples), dtype=np.int64), np.maximum(samples, shortest)
     if length:
         # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s): each is embedded once.
         counts = np.minimum(num_crops, np.where(samples > length, samples - length, 1) + 1)
         widths = np.full(len(samples), length)
-    else:
-        counts, widths = np.ones(len(samples), dtype=np.int64), np.maximum(samples, shortest)
     stretch_of = np.repeat(np.arange(len(samples)), counts)
     # Crops have one length, and all their batches but the last are full.
-    filling, bounds, shapes = _Filling(batch_size, sample_rate, has_few_shapes=has_few_shapes and not length), [0], []
+    few = has_few_shapes and not length
     are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
-    given = zip(widths[stretch_of].tolist(), are_windows[stretch_of].tolist(), strict=True)
-    for number, (width, is_window) in enumerate(given):
-        shape = filling.shape
-        if filling.starts_batch(width, is_window=is_window):
-            shapes.append(shape)
-            bounds.append(number)
-    if len(stretch_of):
-        shapes.append(filling.shape)
-        bounds.append(len(stretch_of))
-    return Plan(stretches, stretch_of, np.array(bounds), np.array(shapes, dtype=np.int64).reshape(-1, 2))
+    items = zip(stretch_of, widths[stretch_of].tolist(), are_windows[stretch_of].tolist(), strict=True)
+    batches = [(len(batch), width) for batch, width in batches_of(items, batch_size, sample_rate, has_few_shapes=few)]
+    bounds = np.cumsum([0, *(size for size, _ in batches)])
+    shapes = [(1 << (size - 1).bit_length() if few else size, width) for size, width in batches]
+    return Plan(stretches, stretch_of, bounds, np.array(shapes, dtype=np.int64).reshape(-1, 2))
 
 
-class _Filling:
-    """A batch that is being filled. With few shapes rows are a power of two, and lengths are eight in each octave."""
+def batches_of(
+    items: Iterable[tuple[Item, int, bool]], batch_size: int, sample_rate: int, *, has_few_shapes: bool = False
+) -> Iterator[tuple[list[Item], int]]:
+    """Batches of items and the samples of each batch, of (item, its samples, whether it is a window of a long one).
 
-    def __init__(self, batch_size: int, sample_rate: int, *, has_few_shapes: bool = False) -> None:
-        self._batch_size, self._budget = batch_size, int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
-        self._has_few_shapes = has_few_shapes
-        self._size = self._longest = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and samples of the batch after padding."""
-        rows = 1 << (self._size - 1).bit_length() if self._has_few_shapes else self._size
-        return rows, self._longest
-
-    def starts_batch(self, width: int, *, is_window: bool) -> bool:
-        """Add a waveform of so many samples; whether it had to start another batch."""
-        width = usual_width(width) if self._has_few_shapes else width
-        longest = max(self._longest, width)
+    Those of like length adjoin. With few shapes lengths are eight in each octave, and full batches a power of two.
+    """
+    batch: list[Item] = []
+    longest, budget = 0, int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
+    for item, samples, is_window in items:
+        width = usual_width(samples) if has_few_shapes else samples
         # Padded audio is what memory holds: one long recording fills a batch on its own.
-        most = min(self._batch_size, max(1, self._budget // longest))
-        most = 1 << (most.bit_length() - 1) if self._has_few_shapes else most
+        most = min(batch_size, max(1, budget // max(longest, width)))
+        most = 1 << (most.bit_length() - 1) if has_few_shapes else most
         # A window of a minute is a batch: four of them took CAM++ a gigabyte.
-        if not self._size or not (is_window or self._size >= most):
-            self._size, self._longest = self._size + 1, longest
-            return False
-        self._size, self._longest = 1, width
-        return True
+        if batch and (is_window or len(batch) >= most):
+            yield batch, longest
+            batch, longest = [], 0
+        batch.append(item)
+        longest = max(longest, width)
+    if batch:
+        yield batch, longest
 
 
 def usual_width(samples: int) -> int:
@@ -177,30 +162,14 @@ def usual_width(samples: int) -> int:
     return -(-samples // unit) * unit
 
 
-def batches_of(
-    pieces: Iterable[tuple[Stretch, np.ndarray]], batch_size: int, sample_rate: int
-) -> Iterator[list[tuple[Stretch, np.ndarray]]]:
-    """Batches of stretches with their waveforms (samples,) whose number is unknown; those of like length adjoin."""
-    filling = _Filling(batch_size, sample_rate)
-    batch: list[tuple[Stretch, np.ndarray]] = []
-    for stretch, waveform in pieces:
-        if filling.starts_batch(len(waveform), is_window=stretch.num_windows > 1):
-            yield batch
-            batch = []
-        batch.append((stretch, waveform))
-    if batch:
-        yield batch
-
-
 def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tuple[Tensor, Tensor]:
     """One zero-padded tensor (rows, samples) of at least this shape, and the lengths (rows,); more rows are silence."""
-    lengths = np.array([len(waveform) for waveform in waveforms])
-    rows, samples = max(shape[0], len(waveforms)), max(shape[1], int(lengths.max()))
+    lengths = [len(waveform) for waveform in waveforms]
+    rows, samples = max(shape[0], len(waveforms)), max(shape[1], *lengths)
     table = np.zeros((rows, samples), dtype=np.float32)
     for row, waveform in enumerate(waveforms):
         table[row, : len(waveform)] = waveform
-    of_rows = np.concatenate([lengths, np.full(rows - len(lengths), samples, dtype=lengths.dtype)])
-    return torch.from_numpy(table), torch.from_numpy(of_rows)
+    return torch.from_numpy(table), torch.tensor(lengths + [samples] * (rows - len(lengths)))
 
 
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
@@ -217,6 +186,19 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
 def reader_threads(options: EvaluationOptions) -> int:
     """Threads that read audio ahead of the network."""
     return min(MAX_READERS, usable_cores()) if options.num_workers == "auto" else max(1, options.num_workers)
+
+
+def modes_of(options: EvaluationOptions) -> tuple[Mode, ...]:
+    """What is embedded, one or two ways."""
+    auto: tuple[Mode, ...] = ("crops",) if options.eval_frames else ("whole",)
+    return {"auto": auto, "both": ("crops", "whole")}.get(options.embedding, (options.embedding,))  # type: ignore
+
+
+def way_of(options: EvaluationOptions) -> dict[str, Any]:
+    """The way of embedding in plain values; calibrations and thresholds belong to one of these."""
+    modes = modes_of(options)
+    crops = {} if modes == ("whole",) else {"eval_frames": options.eval_frames, "num_crops": options.num_crops}
+    return {"embedding": modes[0] if len(modes) == 1 else "both", **crops}
 
 
 def embed_utterances(
@@ -240,10 +222,9 @@ def embed_utterances(
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     is_on_cpu, num_threads = torch.device(device).type == "cpu", reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
-    (mode,) = options.modes
-    length, num_crops = 0, 1
-    if mode == "crops":
-        length, num_crops = crop_samples(options.eval_frames, net.sample_rate), options.num_crops
+    are_crops = modes_of(options) == ("crops",)
+    length = crop_samples(options.eval_frames, net.sample_rate) if are_crops else 0
+    num_crops = options.num_crops if are_crops else 1
     shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
     # Neighbours of like length share a batch with little padding.
     stretches = stretches_of(np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length)
@@ -252,7 +233,10 @@ def embed_utterances(
     plan = plan_of(stretches, length, num_crops, shortest, batch_size, net.sample_rate, has_few_shapes=few)
     # A window of a minute is enough work at once, and memory is to be that of one.
     num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
-    own = plan.share(distributed.rank(), distributed.world_size())
+    # Neighbouring batches, with about as much audio as every other rank has.
+    done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
+    rank, world_size = distributed.rank(), distributed.world_size()
+    own = range(*np.searchsorted(done, [done[-1] * one / world_size for one in (rank, rank + 1)]).tolist())
     waveforms_of_own = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
     total = len(np.unique(waveforms_of_own))
     read = functools.partial(_read, source, table, length, num_crops, shortest)
@@ -264,29 +248,33 @@ def embed_utterances(
         # Scores are float32 whatever the precision of the network; a copy, since a view would keep the batch.
         return embedded[: len(given[0])].float().cpu().numpy().copy()
 
-    # Set once for all batches: each would put the mode of training back while others run.
-    was_training = isinstance(net, nn.Module) and net.training
     mine, is_left = [], False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
-    with ThreadPoolExecutor(num_threads) as pool, bar as progress:
-        if was_training:
-            net.eval()  # type: ignore[attr-defined]
-        try:
-            for embedded in in_lanes(embed, _read_batches(pool, read, plan, own, description), num_lanes):
-                mine.append(embedded)
-                progress.update(len(embedded) * total / len(waveforms_of_own))
-                if is_left := is_stopped():
-                    break
-        finally:
-            if was_training:
-                net.train()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(num_threads) as pool, bar as progress, contextlib.ExitStack() as stack:
+        # Set once for all batches: each would put the mode of training back while others run.
+        if isinstance(net, nn.Module) and net.training:
+            net.eval()
+            stack.callback(net.train)
+        for embedded in in_lanes(embed, _read_batches(pool, read, plan, own, description), num_lanes):
+            mine.append(embedded)
+            progress.update(len(embedded) * total / len(waveforms_of_own))
+            if is_left := is_stopped():
+                break
     gathered = distributed.gather_objects((is_left, np.concatenate(mine) if mine else None))
     if any(left for left, _ in gathered):
         raise Stopped
     shares = [share for _, share in gathered if share is not None]
-    if not shares:
-        return np.empty((0, 1, 0), dtype=np.float32)
-    return _placed(plan, np.concatenate(shares), len(table), length, num_crops)
+    embeddings = np.concatenate(shares) if shares else np.empty((0, 0), dtype=np.float32)
+    values = np.zeros((len(table), num_crops, embeddings.shape[1]), dtype=np.float32)
+    if not length:
+        for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
+            values[stretch.row, 0] += embedding / stretch.num_windows
+        return values
+    first = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
+    for stretch, begin in zip(plan.stretches, first.tolist(), strict=True):
+        starts = crop_starts(stretch.num_samples, length, num_crops)
+        values[stretch.row] = embeddings[begin + np.unique(starts, return_inverse=True)[1]]
+    return values
 
 
 def read_checked(source: AudioSource, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -305,14 +293,10 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     rows = sorted(lookup.problems)
     found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
     # If none is good, the folder is the wrong one: one example is enough.
-    is_all = len(rows) == len(names)
-    if is_all:
-        found += "; do the paths of the list start from another folder? --test_path names it, or --audio"
-    elif not any(PurePath(names[row]).suffix for row in rows):
-        found += "; these look like speakers: a list of trials has 'enrol test' or '1 enrol test' a line"
-    named = rows[: 1 if is_all else MAX_NAMED]
-    shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in named)
-    raise AudioError(f"{found}: {shown}" + (" …" if len(rows) > len(named) else ""))
+    if len(rows) == len(names):
+        found, rows = f"{found}; do the paths start from another folder? --test_path names it, or --audio", rows[:1]
+    shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])
+    raise AudioError(f"{found}: {shown}" + " …" * (len(rows) > MAX_NAMED))
 
 
 def window_edges(num_samples: int, sample_rate: int) -> list[int]:
@@ -325,31 +309,27 @@ def window_edges(num_samples: int, sample_rate: int) -> list[int]:
 
 def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool = True) -> list[Stretch]:
     """What is read for these rows of `lengths` (samples), in their order: an utterance, or windows of a long one."""
-    stretches: list[Stretch] = []
-    num_long = 0
-    for row in rows.tolist():
-        total = int(lengths[row])
-        # Crops of long recordings are read at their places.
-        edges = window_edges(total, sample_rate) if are_whole else [0, total]
-        stretches += [Stretch(row, start, stop - start, len(edges) - 1) for start, stop in itertools.pairwise(edges)]
-        num_long += len(edges) > 2
-    if num_long:
+    # Crops of long recordings are read at their places.
+    edges = [
+        (row, window_edges(int(lengths[row]), sample_rate) if are_whole else [0, int(lengths[row])])
+        for row in rows.tolist()
+    ]
+    if num_long := sum(len(one) > 2 for _, one in edges):
         logger.info(
             "%d recordings longer than %g s are embedded in windows of %g s, whose embeddings are averaged",
             *(num_long, LONG_SECONDS, WINDOW_SECONDS),
         )
-    return stretches
+    return [
+        Stretch(row, start, stop - start, len(one) - 1) for row, one in edges for start, stop in itertools.pairwise(one)
+    ]
 
 
 def _read_batches(
     pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], plan: Plan, own: range, description: str
 ) -> Iterator[tuple[list[np.ndarray], tuple[int, int]]]:
     """Waveforms and shape of each of the batches, read ahead; an utterance that two ranks share is read by both."""
-    first, last = int(plan.bounds[own.start]), int(plan.bounds[own.stop])
-    if first == last:
-        return
-    wanted = plan.stretch_of[first:last]
-    pieces = _ahead(pool, read, plan.stretches[wanted[0] : wanted[-1] + 1])
+    wanted = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
+    pieces = _ahead(pool, read, plan.stretches[wanted[0] : wanted[-1] + 1] if len(wanted) else ())
     # Which of its stretch's waveforms each is.
     index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
     current, piece = -1, np.empty(0)
@@ -368,14 +348,12 @@ def _ahead(
 ) -> Iterator[np.ndarray]:
     """What was read, in order, with a bounded number of stretches and of samples read ahead."""
     waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
-    samples = 0
     for stretch in stretches:
-        while waiting and (len(waiting) >= READ_AHEAD_UTTERANCES or samples + stretch.num_samples > READ_AHEAD_SAMPLES):
-            taken, future = waiting.popleft()
-            yield future.result()
-            samples -= taken
         waiting.append((stretch.num_samples, pool.submit(read, stretch)))
-        samples += stretch.num_samples
+        while len(waiting) > 1 and (
+            len(waiting) > READ_AHEAD_UTTERANCES or sum(size for size, _ in waiting) > READ_AHEAD_SAMPLES
+        ):
+            yield waiting.popleft()[1].result()
     for _, future in waiting:
         yield future.result()
 
@@ -396,23 +374,8 @@ def _read(
     waveform = read_checked(source, name)
     # If a header gives another length than there is, the plan holds.
     needed = max(stretch.num_samples, length + 1)
-    if len(waveform) < needed:
-        waveform = wrap_to_length(waveform, needed)
+    waveform = wrap_to_length(waveform, needed) if len(waveform) < needed else waveform
     return np.stack([waveform[start : start + length] for start in starts])
-
-
-def _placed(plan: Plan, embeddings: np.ndarray, num_utterances: int, length: int, num_crops: int) -> np.ndarray:
-    """From the embeddings of the plan's waveforms to (utterances, crops, dim)."""
-    values = np.zeros((num_utterances, num_crops, embeddings.shape[1]), dtype=np.float32)
-    if not length:
-        for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
-            values[stretch.row, 0] += embedding / stretch.num_windows
-        return values
-    first = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
-    for stretch, begin in zip(plan.stretches, first.tolist(), strict=True):
-        starts = crop_starts(stretch.num_samples, length, num_crops)
-        values[stretch.row] = embeddings[begin + np.unique(starts, return_inverse=True)[1]]
-    return values
 
 
 @dataclass(frozen=True)
@@ -433,7 +396,7 @@ class Embedder:
 
     def embed(self, names: StringTable, source: AudioSource, mode: Mode, list_name: str) -> tuple[np.ndarray, bool]:
         """Embeddings (utterances, crops, dim) in one mode, and whether they were read from a store."""
-        options = self.options.in_mode(mode)
+        options = self.options.model_copy(update={"embedding": mode})
         path, key = f"{list_name}.{mode}.npz", ""
         if self.stores:
             frames = options.eval_frames if mode == "crops" else 0
@@ -444,18 +407,11 @@ class Embedder:
             kept = distributed.from_main(lambda: next((one for one in found if one is not None), None))
             if kept is not None:
                 return kept, True
+        how = {"device": self.device, "autocast": self.autocast, "is_stopped": self.is_stopped}
+        description = f"embedding {list_name.replace('_', ' ')}"
         # Whole utterances have as many lengths as there are utterances.
         with many_shapes() if mode == "whole" else contextlib.nullcontext():
-            embeddings = embed_utterances(
-                self.net,
-                source,
-                names,
-                options,
-                device=self.device,
-                autocast=self.autocast,
-                description=f"embedding {list_name.replace('_', ' ')}",
-                is_stopped=self.is_stopped,
-            )
+            embeddings = embed_utterances(self.net, source, names, options, description=description, **how)
         if self.stores and distributed.is_main():
             save_embeddings(self.stores[0] / path, key, names, embeddings)
         return embeddings, False

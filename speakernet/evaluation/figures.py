@@ -1,25 +1,49 @@
-"""All figures of one set of scores, with intervals and cautions, and the comparison of several systems.
+"""All figures of one set of scores with intervals over speakers, cautions, and the comparison of several systems.
 
 Takes scores from anywhere (our own evaluation, another tool's file); knows no audio and no model.
+
+Trials of one speaker rise and fall together, so drawing trials would give intervals that are too narrow: speakers are
+drawn with replacement, as many as there are. A target trial counts as often as its speaker was drawn, a trial between
+two speakers the product of their draws. Scores are sorted once; a draw costs a few passes over the trials.
+
+Source: Poh and Bengio, Estimating the confidence interval of expected performance curve in biometric authentication
+using joint bootstrap, 2007 (drawing users); percentile intervals.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
-from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Difference, SpeakerBootstrap, mean_differences
 from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
-from speakernet.evaluation.results import Results, headline
+from speakernet.evaluation.results import GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
+from speakernet.random import numpy_generator
+from speakernet.terminal import Bar
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of the published figures on VoxCeleb: 0.01 in papers, 0.05 in its challenges."""
 CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this very list: these error rates are optimistic"
 WORSE_THAN_CHANCE = 50.0
 """EER in percent."""
+MIN_SPEAKERS = 5
+"""Below this, an interval over speakers would be a guess."""
+ROUGH_SPEAKERS = 20
+"""Below this, the interval is called rough."""
+MIN_TARGETS = 10
+"""Below this, a group's note says so."""
+MAX_WORK = 2_000_000_000
+"""Product of trials and draws; above it fewer draws are made (and the number is reported)."""
+SHOWN_WORK = 100_000_000
+"""Product of trials and draws from which a progress bar is shown (seconds)."""
+MIN_DRAWS = 100
+STREAM = 6101
+LEVEL_PERCENT = 95.0
+BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
+"""False-accept rates at which a DET curve gets its interval: evenly spaced as the curve is drawn."""
 
 
 def figures(
@@ -32,19 +56,18 @@ def figures(
 ) -> Results:
     """Every figure that these scores support; `why_no_eer` if there can be no error rate."""
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
-    found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=why_no_error_rate(trials))
-    if trials.labels is not None:
-        num_repeated, contradicting = repeated_trials(trials)
-        found = replace(
-            found,
-            num_targets=int(np.count_nonzero(trials.labels)),
-            num_duplicate_trials=num_repeated,
-            num_contradicting_trials=len(contradicting) or None,
-        )
-    if trials.labels is None or found.why_no_eer:
+    reason, labels = why_no_error_rate(trials), trials.labels
+    found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=reason)
+    if labels is None:
+        return found
+    num_repeated, contradicting = repeated_trials(trials)
+    num_targets, num_contradicting = int(np.count_nonzero(labels)), len(contradicting) or None
+    numbers = {"num_duplicate_trials": num_repeated, "num_contradicting_trials": num_contradicting}
+    found = replace(found, num_targets=num_targets, **numbers)
+    if reason:
         return found
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
-    rates = metrics.error_rates(scores, trials.labels)
+    rates = metrics.error_rates(scores, labels)
     points = operating_points([*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], options.c_miss, options.c_fa)
     equal = metrics.equal_error_point(rates)
     found = replace(
@@ -56,45 +79,22 @@ def figures(
         min_dcf={name: metrics.min_dcf_point(rates, *point)[0] for name, point in points.items()},
         dcf_costs={"c_miss": options.c_miss, "c_fa": options.c_fa},
         area_under_roc=metrics.area_under_roc(rates),
-        min_cllr=metrics.min_cllr_of(rates),
+        min_cllr=metrics.min_cllr(rates),
         num_speakers=speakers.count,
         speaker_rule=speakers.rule,
     )
     if llrs is not None:
-        llr_rates, cllr = metrics.error_rates(llrs, trials.labels), metrics.cllr(llrs, trials.labels)
-        costs = {name: metrics.act_dcf_of(llr_rates, *point) for name, point in points.items()}
+        llr_rates, cllr = metrics.error_rates(llrs, labels), metrics.cllr(llrs, labels)
+        costs = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
         found = replace(found, cllr=cllr, act_dcf=costs, calibration_loss=cllr - (found.min_cllr or 0.0))
     if options.bootstrap_samples == 0:
         return found
     # With fewer false accepts than one in all the list gives no rate.
     false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
-    prepared = _prepared(trials, scores, speakers, list(points.values()), false_accepts)
+    prepared = SpeakerBootstrap(scores, labels, *speakers.sides(trials), points, false_accepts)
     drawn = prepared.measure(options.bootstrap_samples, seed)
-    band = None
-    if drawn.band is not None:
-        names = ("false_accept_percent", "miss_low_percent", "miss_high_percent")
-        # It is only drawn, so five digits are enough.
-        band = {name: [float(f"{100 * one:.5g}") for one in row] for name, row in zip(names, drawn.band, strict=True)}
-    return replace(
-        found,
-        num_draws=drawn.num_draws,
-        eer_interval_percent=drawn.eer_interval,
-        min_dcf_interval=dict(zip(points, drawn.min_dcf_intervals, strict=True)) if drawn.num_draws else None,
-        interval_note=drawn.note,
-        det_band=band,
-    )
-
-
-def _prepared(
-    trials: TrialList,
-    scores: np.ndarray,
-    speakers: Speakers,
-    points: Sequence[tuple[float, float, float]],
-    false_accepts: np.ndarray | None = None,
-) -> SpeakerBootstrap:
-    assert trials.labels is not None, "only labelled trials are measured"
-    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    return SpeakerBootstrap(scores, trials.labels, *sides, points, false_accepts)
+    names = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
+    return replace(found, **{name: getattr(drawn, name) for name in names})
 
 
 def operating_points(
@@ -142,6 +142,171 @@ def cautions(results: Results) -> list[str]:
     return found
 
 
+class SpeakerBootstrap:
+    """One score file prepared for drawing: sorted once, each draw evaluated by `figures`."""
+
+    def __init__(
+        self,
+        scores: np.ndarray,
+        labels: np.ndarray,
+        enrol_speakers: np.ndarray,
+        test_speakers: np.ndarray,
+        operating_points: Mapping[str, tuple[float, float, float]],
+        false_accepts: np.ndarray | None = None,
+    ) -> None:
+        scores, labels = metrics.check_trials(scores, labels)
+        # Only speakers with a trial are drawn: those of a slice are fewer.
+        present, numbers = np.unique(np.concatenate([enrol_speakers, test_speakers]), return_inverse=True)
+        enrol, test = numbers[: len(labels)], numbers[len(labels) :]
+        # Sorted once for all draws: a draw only changes how often each trial counts.
+        order = np.argsort(scores, kind="stable")
+        # Equal scores are accepted or rejected together: rates exist at the ends of their groups only.
+        self._ends = np.append(metrics.group_starts(scores[order])[1:], len(labels)) - 1
+        self._labels = labels[order]
+        self._first = enrol[order].astype(np.int64)
+        # A target trial counts its speaker once: its second side points at a speaker that is drawn exactly once.
+        is_within = labels | (enrol == test)
+        self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
+        self._points = operating_points
+        self._false_accepts = np.empty(0) if false_accepts is None else false_accepts
+        self.num_trials, self.num_speakers = len(labels), len(present)
+
+    def figures(self, counts: np.ndarray | None = None) -> np.ndarray | None:
+        """EER in percent, minDCFs and miss rates, (figures,), if speaker s is drawn `counts[s]` times (None: once).
+
+        None without targets or non-targets.
+        """
+        counts = np.append(np.ones(self.num_speakers, dtype=np.int64) if counts is None else counts, 1)
+        weights = counts[self._first] * counts[self._second]
+        all_below, targets_below = np.cumsum(weights), np.cumsum(weights * self._labels)
+        num_targets, num_all = int(targets_below[-1]), int(all_below[-1])
+        if num_targets in (0, num_all):
+            return None
+        miss = np.concatenate([[0.0], targets_below[self._ends] / num_targets])
+        rejected = np.concatenate([[0.0], (all_below - targets_below)[self._ends] / (num_all - num_targets)])
+        false_accept, points = 1 - rejected, self._points.values()
+        costs = [metrics.detection_cost(miss, false_accept, *one).min() / metrics.default_cost(*one) for one in points]
+        # The lowest threshold that accepts no more non-targets than wanted, whatever the rounding of an exact rate.
+        rows = np.searchsorted(rejected, 1 - self._false_accepts - 1e-12)
+        return np.array([100 * metrics.crossing(miss, false_accept)[1], *costs, *miss[rows]])
+
+    def measure(self, wanted: int, seed: int) -> Results:
+        """EER and minDCFs with 95 % intervals from so many draws, or a note that says why there are none."""
+        plain, end = self.figures(), 1 + len(self._points)
+        assert plain is not None, "there are trials of both kinds"
+        drawn = _drawn([self], wanted, seed)[0].T
+        # What never failed never fails in a draw: equal draws make no interval.
+        eer, *costs = (interval_of(values) if len(values) and np.ptp(values) > 0 else None for values in drawn[:end])
+        band, note, num_draws = None, speakers_note(self.num_speakers), drawn.shape[1]
+        if num_draws and eer is None:
+            # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?, 1983. A speaker
+            # without a target trial cannot be missed.
+            number, note = len(np.unique(self._first[self._labels])), "every draw of speakers gives the same error rate"
+            if plain[0] == 0 and number < MIN_SPEAKERS:
+                note = f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
+            elif plain[0] == 0:
+                others = f"up to 3 in the next {number} speakers may still have one"
+                note = f"no draw has an error; by the rule of three, {others}"
+            note = f"no interval: {note}"
+        if num_draws and len(self._false_accepts):
+            rows = (self._false_accepts, *np.transpose([interval_of(values) for values in drawn[end:]]))
+            # It is only drawn, so five digits are enough.
+            found = ([float(f"{100 * one:.5g}") for one in row] for row in rows)
+            band = dict(zip(("false_accept_percent", "miss_low_percent", "miss_high_percent"), found, strict=True))
+        return Results(
+            self.num_trials,
+            eer_percent=float(plain[0]),
+            eer_interval_percent=eer,
+            min_dcf=dict(zip(self._points, plain[1:end].tolist(), strict=True)),
+            num_draws=num_draws,
+            min_dcf_interval=dict(zip(self._points, costs, strict=True)) if num_draws else None,
+            interval_note=note,
+            det_band=band,
+        )
+
+
+def group_result(
+    label: str, prepared: SpeakerBootstrap, num_targets: int | None, num_draws: int, seed: int
+) -> GroupResult:
+    """The figures of a group of trials as a row of a table; without a number of targets and priors, the EER alone."""
+    found = prepared.measure(num_draws, seed)
+    few = f"only {num_targets} targets" if num_targets is not None and num_targets < MIN_TARGETS else ""
+    note = "; ".join(filter(None, (few, found.interval_note)))
+    num_trials = None if num_targets is None else found.num_trials
+    eer = found.eer_percent, found.eer_interval_percent
+    return GroupResult(label, *eer, note, num_trials, num_targets, found.min_dcf or None)
+
+
+def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
+    """Figures of systems under the same draws, (systems, draws, figures).
+
+    Draws without trials of both kinds are omitted; with too few speakers there are none.
+    """
+    plain, num_speakers = systems[0].figures(), systems[0].num_speakers
+    assert plain is not None, "there are trials of both kinds"
+    num_trials = len(systems) * systems[0].num_trials
+    num_draws = min(wanted, max(MIN_DRAWS, MAX_WORK // num_trials)) if num_speakers >= MIN_SPEAKERS else 0
+    rows = []
+    with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
+        for draw in bar.over(range(num_draws)):
+            # Keyed by the draw, so that two systems meet the same speakers and more draws keep the first ones.
+            chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
+            counts = np.bincount(chosen, minlength=num_speakers)
+            found = [system.figures(counts) for system in systems]
+            rows += [found] if all(one is not None for one in found) else []
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(systems), len(plain)).transpose(1, 0, 2)
+
+
+def speakers_note(num_speakers: int) -> str:
+    """A note on an interval over so few speakers; empty if there are enough."""
+    if num_speakers < MIN_SPEAKERS:
+        return f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
+    return f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
+
+
+def interval_of(values: np.ndarray) -> Interval:
+    """The middle 95 % of the draws; None without draws."""
+    tail = (100 - LEVEL_PERCENT) / 2
+    return tuple(np.percentile(values, [tail, 100 - tail]).tolist()) if len(values) else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two systems in one figure: B minus A, so that positive means that A is better."""
+
+    value: float
+    interval: Interval
+    """95 % interval of the difference under the same draws of speakers."""
+    note: str = ""
+
+    def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
+        """The result in words; a difference is significant if its interval excludes zero."""
+        better, other = (first, second) if self.value >= 0 else (second, first)
+        equal, distance = f"{first} and {second} are equal", f"{better} is better than {other} by {abs(self.value):.3f}"
+        text = f"{figure}: {distance if self.value else equal}"
+        if self.interval is None:
+            return f"{text}; {self.note}"
+        low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
+        verdict = "not significant" if low <= 0 <= high else "significant"
+        return f"{text}, interval {low:.3f} … {high:.3f}: {verdict}" + (f" ({self.note})" if self.note else "")
+
+
+def mean_differences(
+    first: Sequence[SpeakerBootstrap], second: Sequence[SpeakerBootstrap], wanted: int, seed: int
+) -> list[Difference]:
+    """Paired comparison under the same draws: EER in percent first, then every minDCF.
+
+    Figures are means over several trainings of each system, all scored on the same trials. The draws are of speakers:
+    how far trainings of one system differ is not in the interval.
+    """
+    figures = np.array([one.figures() for one in (*first, *second)])
+    whole = figures[len(first) :].mean(axis=0) - figures[: len(first)].mean(axis=0)
+    drawn = _drawn([*first, *second], wanted, seed)
+    moved = drawn[len(first) :].mean(axis=0) - drawn[: len(first)].mean(axis=0)
+    note = speakers_note(first[0].num_speakers)
+    return [Difference(float(value), interval_of(values), note) for value, values in zip(whole, moved.T, strict=True)]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Several systems on one list: EER and minDCFs of each, and the differences of the others from the first."""
@@ -175,16 +340,10 @@ def compare_scores(
     """
     if trials.labels is None:
         raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
-    points = operating_points(priors)
-    prepared = [_prepared(trials, scores, speakers, list(points.values())) for scores in systems]
-    results = []
-    for one in prepared:
-        found = one.figures()
-        assert found is not None, "there are trials of both kinds"
-        costs = dict(zip(points, found[1:].tolist(), strict=True))
-        results.append(Results(len(trials), eer_percent=float(found[0]), min_dcf=costs))
-    differences = [mean_differences(prepared[:1], [other], num_draws, seed) for other in prepared[1:]]
-    return Comparison(results, differences)
+    points, sides = operating_points(priors), speakers.sides(trials)
+    first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
+    measured = [one.measure(0, seed) for one in (first, *others)]
+    return Comparison(measured, [mean_differences([first], [other], num_draws, seed) for other in others])
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

@@ -9,11 +9,14 @@ Accept means `score >= threshold`; equal scores are accepted or rejected togethe
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
 from speakernet.evaluation.options import UNIT_COST
 from speakernet.terminal import MAX_NAMED
+
+Rates = TypeVar("Rates", float, np.ndarray)
 
 # Passes that drop points below their neighbours' chord before the exact loop takes over; each drops about half.
 HULL_PASSES = 60
@@ -53,7 +56,20 @@ class ErrorRates:
     @cached_property
     def hull(self) -> np.ndarray:
         """Rows of the points on the lower convex hull of (false accepts, misses), ascending thresholds."""
-        return _lower_hull(self.false_accepts.astype(np.int64), self.misses.astype(np.int64))
+        # Whole numbers, so it is exact.
+        false_accepts, misses = self.false_accepts.astype(np.int64), self.misses.astype(np.int64)
+        rows = np.arange(len(misses))
+        for _ in range(HULL_PASSES):
+            above = _is_above_chord(false_accepts[rows], misses[rows])
+            if not above.any():
+                return rows
+            rows = rows[~above]
+        hull: list[int] = []
+        for row in rows.tolist():
+            while len(hull) >= 2 and _is_above_chord(false_accepts[[*hull[-2:], row]], misses[[*hull[-2:], row]])[1]:
+                hull.pop()
+            hull.append(row)
+        return np.array(hull)
 
 
 def missing_kind(labels: np.ndarray) -> str:
@@ -64,8 +80,7 @@ def missing_kind(labels: np.ndarray) -> str:
 
 def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scores as float64 and labels as bool, both (trials,); ValueError if no error rate can be computed of them."""
-    scores = np.asarray(scores, dtype=np.float64)
-    labels = np.asarray(labels).astype(bool)
+    scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
         raise ValueError(f"{scores.shape} scores for {labels.shape} labels; expected one label for each score")
     refuse_rows(np.isnan(scores), "NaN")
@@ -76,11 +91,9 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
 
 def refuse_rows(is_bad: np.ndarray, what: str) -> None:
     """Refuse scores that are NaN or infinite, by the first ten rows, counted from 1."""
-    rows = np.flatnonzero(is_bad)
-    if len(rows):
-        named = ", ".join(str(row + 1) for row in rows[:MAX_NAMED])
-        more = " …" if len(rows) > MAX_NAMED else ""
-        raise ValueError(f"{len(rows)} of {len(is_bad)} scores are {what}: trials {named}{more}")
+    if rows := (np.flatnonzero(is_bad) + 1).tolist():
+        named = ", ".join(map(str, rows[:MAX_NAMED])) + " …" * (len(rows) > MAX_NAMED)
+        raise ValueError(f"{len(rows)} of {len(is_bad)} scores are {what}: trials {named}")
 
 
 def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
@@ -105,23 +118,16 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     is_target[np.arange(len(targets)) + np.searchsorted(nontargets, targets)] = True
     ascending = np.empty(len(scores))
     ascending[is_target], ascending[~is_target] = targets, nontargets
-    targets_below = np.zeros(len(scores) + 1, dtype=np.int64)
-    np.cumsum(is_target, out=targets_below[1:])
     starts = group_starts(ascending)
     ends = np.append(starts, len(scores))
-    misses = targets_below[ends]
-    num_targets = int(targets_below[-1])
-    false_accepts = (len(scores) - num_targets) - (ends - misses)
-    thresholds = np.append(ascending[starts], np.inf)
-    return ErrorRates(thresholds, misses, false_accepts, num_targets, len(scores) - num_targets)
+    misses = np.concatenate([[0], np.cumsum(is_target)])[ends]
+    false_accepts = len(nontargets) - (ends - misses)
+    return ErrorRates(np.append(ascending[starts], np.inf), misses, false_accepts, len(targets), len(nontargets))
 
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:
     """Where each run of equal values starts in a sorted array."""
-    is_start = np.empty(len(ascending), dtype=bool)
-    is_start[:1] = True
-    np.not_equal(ascending[1:], ascending[:-1], out=is_start[1:])
-    return np.flatnonzero(is_start)
+    return np.flatnonzero(np.append(np.ones(len(ascending[:1]), dtype=bool), ascending[1:] != ascending[:-1]))
 
 
 def eer(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -182,9 +188,8 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
         is_corner = (np.diff(accepted_targets, 2) != 0) | (np.diff(accepted_nontargets, 2) != 0)
         kept = np.concatenate([[True], is_corner, [True]])
         accepted_targets, accepted_nontargets = accepted_targets[kept], accepted_nontargets[kept]
-    true_accept = np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
+    miss = 1 - np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
     false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
-    miss = 1 - true_accept
     # The first of equally near points, as the argmin of that tool takes.
     nearest = int(np.argmin(np.abs(miss - false_accept)))
     return 100 * float(max(miss[nearest], false_accept[nearest]))
@@ -207,10 +212,17 @@ def min_dcf_point(
     rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> tuple[float, OperatingPoint]:
     """Normalised minimum detection cost and the point where it is reached."""
-    costs = c_miss * target_prior * rates.miss_rates + c_fa * (1 - target_prior) * rates.false_accept_rates
+    costs = detection_cost(rates.miss_rates, rates.false_accept_rates, target_prior, c_miss, c_fa)
     best = int(np.argmin(costs))
     cost = float(costs[best] / default_cost(target_prior, c_miss, c_fa))
     return cost, point_at_threshold(rates, float(rates.thresholds[best]))
+
+
+def detection_cost(
+    miss: Rates, false_accept: Rates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
+) -> Rates:
+    """Expected cost of decisions with these error rates."""
+    return c_miss * target_prior * miss + c_fa * (1 - target_prior) * false_accept
 
 
 def default_cost(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
@@ -231,22 +243,14 @@ def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint
     return point_at_threshold(rates, float(rates.thresholds[row]))
 
 
-def act_dcf(
-    llrs: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
-) -> float:
+def act_dcf(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
     """Normalised detection cost at the threshold that theory gives for log-likelihood ratios (natural log).
 
-    >>> act_dcf(np.array([-2.0, 1.0, -1.0, 3.0]), np.array([0, 0, 1, 1]), 0.5)
+    >>> act_dcf(error_rates(np.array([-2.0, 1.0, -1.0, 3.0]), np.array([0, 0, 1, 1])), 0.5)
     1.0
     """
-    rates = error_rates(llrs, labels)
-    return act_dcf_of(rates, target_prior, c_miss, c_fa)
-
-
-def act_dcf_of(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
-    """Actual detection cost of error rates over log-likelihood ratios."""
     point = point_at_threshold(rates, bayes_threshold(target_prior, c_miss, c_fa))
-    cost = c_miss * target_prior * point.miss + c_fa * (1 - target_prior) * point.false_accept
+    cost = detection_cost(point.miss, point.false_accept, target_prior, c_miss, c_fa)
     return cost / default_cost(target_prior, c_miss, c_fa)
 
 
@@ -264,22 +268,16 @@ def cllr(llrs: np.ndarray, labels: np.ndarray) -> float:
     1.0
     """
     llrs, labels = check_trials(llrs, labels)
-    target_cost = np.logaddexp(0, -llrs[labels]).mean()
-    nontarget_cost = np.logaddexp(0, llrs[~labels]).mean()
-    return float((target_cost + nontarget_cost) / (2 * np.log(2)))
+    costs = np.logaddexp(0, np.where(labels, -llrs, llrs))
+    return float((costs[labels].mean() + costs[~labels].mean()) / (2 * np.log(2)))
 
 
-def min_cllr(scores: np.ndarray, labels: np.ndarray) -> float:
+def min_cllr(rates: ErrorRates) -> float:
     """Cllr after the best monotonic calibration of these very scores (pool adjacent violators), in bits.
 
-    >>> min_cllr(np.array([0.1, 0.2, 0.7, 0.8]), np.array([0, 0, 1, 1]))
+    >>> min_cllr(error_rates(np.array([0.1, 0.2, 0.7, 0.8]), np.array([0, 0, 1, 1])))
     0.0
     """
-    return min_cllr_of(error_rates(scores, labels))
-
-
-def min_cllr_of(rates: ErrorRates) -> float:
-    """Min Cllr of error rates."""
     targets, nontargets, llrs = pooled_llrs(rates)
     # A pool of one kind has an infinite ratio and costs nothing: 0 x infinity must not become NaN.
     mixed = np.isfinite(llrs)
@@ -302,9 +300,8 @@ def area_under_roc(rates: ErrorRates) -> float:
     0.75
     """
     # Trapezoids: ties count half.
-    steps = -np.diff(rates.false_accept_rates)
     hit = 1 - rates.miss_rates
-    return float(steps @ (hit[:-1] + hit[1:]) / 2)
+    return float(-np.diff(rates.false_accept_rates) @ (hit[:-1] + hit[1:]) / 2)
 
 
 def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
@@ -323,22 +320,6 @@ def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, n
     kept = np.unique(np.searchsorted(position, np.linspace(position[0], position[-1], max_points)))
     kept = np.minimum(kept, len(miss) - 1)
     return false_accept[kept], miss[kept]
-
-
-def _lower_hull(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Rows of the lower hull; false accepts fall and misses rise along them; whole numbers, so it is exact."""
-    rows = np.arange(len(misses))
-    for _ in range(HULL_PASSES):
-        above = _is_above_chord(false_accepts[rows], misses[rows])
-        if not above.any():
-            return rows
-        rows = rows[~above]
-    hull: list[int] = []
-    for row in rows.tolist():
-        while len(hull) >= 2 and _is_above_chord(false_accepts[[*hull[-2:], row]], misses[[*hull[-2:], row]])[1]:
-            hull.pop()
-        hull.append(row)
-    return np.array(hull)
 
 
 def _is_above_chord(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:

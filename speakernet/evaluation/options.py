@@ -1,7 +1,7 @@
 """The options of evaluation: utterances to embeddings, embeddings to scores, scores to figures. No torch here."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import Field
@@ -78,26 +78,11 @@ class EvaluationOptions(Options):
     keep_embeddings: bool = True
     """Keep embeddings beside the results and use them again while model and audio are unchanged."""
 
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        """What is embedded, one or two ways."""
-        if self.embedding == "both":
-            return "crops", "whole"
-        if self.embedding == "auto":
-            return ("crops",) if self.eval_frames else ("whole",)
-        return (self.embedding,)
-
-    def in_mode(self, mode: Mode) -> "EvaluationOptions":
-        """The same with one way of embedding only."""
-        return self.model_copy(update={"embedding": mode})
-
-    def describe(self) -> dict[str, Any]:
-        """The way of embedding in plain values; calibrations and thresholds belong to one of these."""
-        name = self.modes[0] if len(self.modes) == 1 else "both"
-        crops = {} if name == "whole" else {"eval_frames": self.eval_frames, "num_crops": self.num_crops}
-        return {"embedding": name, **crops}
-
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Crops without a length."""
+        """Crops without a length, and what works on other scores only."""
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
             yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
+        if self.score_norm != "none" and self.score != "cosine":
+            yield "score_norm", f"{self.score_norm} with score: {self.score}; normalisation works on the cosine"
+        if self.score_norm == "none" and "cohort" in self.quality_measures:
+            yield "quality_measures", "cohort without score normalisation; set --score_norm and a cohort"

@@ -6,14 +6,13 @@ written is decided by `headline` alone.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from speakernet.terminal import counted
@@ -23,25 +22,18 @@ EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 FEW_TARGETS = 30
 """Below this, one target more or less moves an error rate by more than three percent."""
 NO_INTERVAL = [None, None]
-WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
-"""Keys that the file has even if they are empty."""
 
 
 def _interval(values: Any) -> Any:
-    return None if values == [None, None] else values
-
-
-def _prior(text: str) -> str:
-    float(text)
-    return text
+    return None if values == NO_INTERVAL else values
 
 
 def _needs(*names: str) -> AfterValidator:
     """A check that a mapping has these keys; a later version may write more."""
 
     def check(values: dict[str, Any]) -> dict[str, Any]:
-        if missing := [name for name in names if name not in values]:
-            raise ValueError(f"no {missing[0]}")
+        if not values.keys() >= set(names):
+            raise ValueError(f"expected the keys {', '.join(names)}")
         return values
 
     return AfterValidator(check)
@@ -49,12 +41,19 @@ def _needs(*names: str) -> AfterValidator:
 
 Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
 """Lowest and highest value of a 95 % interval."""
-CostsByPrior = dict[Annotated[str, AfterValidator(_prior)], float]
+CostsByPrior = dict[Annotated[str, Field(pattern=r"^[0-9.]+(e-?[0-9]+)?$")], float]
 """Target prior, as text -> normalised detection cost."""
 Costs = Annotated[dict[str, float], _needs("c_miss", "c_fa")]
 Band = Annotated[dict[str, list[float]], _needs("false_accept_percent", "miss_low_percent", "miss_high_percent")]
 KeptThreshold = Annotated[dict[str, Any], _needs("name", "threshold")]
 """A threshold with a name; its other keys are the scoring and the list it belongs to."""
+
+
+def _plain(one: "GroupResult | Results") -> dict[str, Any]:
+    """Values by name; what is unknown has no key, but an error rate and its interval always have one."""
+    values = {name: value for name, value in vars(one).items() if value not in (None, "") or name == "eer_percent"}
+    # Readers index [0] and [1] without asking whether there is an interval.
+    return values | {"eer_interval_percent": list(one.eer_interval_percent or NO_INTERVAL)}
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,6 @@ class GroupResult:
     num_trials: int | None = None
     num_targets: int | None = None
     min_dcf: CostsByPrior | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; an interval only beside an error rate."""
-        values = {name: value for name, value in vars(self).items() if value is not None or name == "eer_percent"}
-        values.pop("eer_interval_percent", None)
-        return (
-            values
-            if self.eer_percent is None
-            else values | {"eer_interval_percent": list(self.eer_interval_percent or NO_INTERVAL)}
-        )
 
 
 @dataclass(frozen=True)
@@ -177,43 +166,25 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by the names of `results.json`."""
-        values = {
-            name: value
-            for name, value in vars(self).items()
-            if name != "extra" and (value not in (None, "") or name in WRITTEN_ALWAYS)
-        }
-        # Readers index [0] and [1] without asking whether there is an interval.
-        values["eer_interval_percent"] = list(self.eer_interval_percent or NO_INTERVAL)
+        values = {**_plain(self), **self.extra}
+        del values["extra"]
         if self.min_dcf_interval is not None:
             values["min_dcf_interval"] = {name: list(one or NO_INTERVAL) for name, one in self.min_dcf_interval.items()}
-        for name in ("slices", "sweep"):
-            if name in values:
-                values[name] = [{**vars(one), "rows": [row.to_dict() for row in one.rows]} for one in values[name]]
-        return {**values, **self.extra}
+        for name in {"slices", "sweep"} & values.keys():
+            values[name] = [{**vars(one), "rows": [_plain(row) for row in one.rows]} for one in values[name]]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Results":
         """What `to_dict` returned, in this version or an earlier one; ValueError if the values are of other types."""
-        if not isinstance(values, Mapping):
-            raise ValueError(f"found {type(values).__name__}; expected an object with the names of results.json")
         names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
         known = {name: value for name, value in values.items() if name in names and value is not None}
         extra = {name: value for name, value in values.items() if name not in names}
-        try:
-            return _checked().validate_python({**known, "extra": extra})
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{place} is {str(first['input'])[:60]!r}: {first['msg']}") from error
+        return TypeAdapter(cls).validate_python({**known, "extra": extra})
 
     def list_name(self, role: str = "trials") -> str:
         """The name of the list that was read in that role; empty if it is unknown."""
         return next((one["name"] for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
-
-
-@functools.cache
-def _checked() -> TypeAdapter[Results]:
-    return TypeAdapter(Results)
 
 
 @dataclass(frozen=True)
@@ -223,9 +194,10 @@ class HeadlineFigure:
     name: str
     """Such as `EER` or `minDCF(0.01)`."""
     unit: str
-    value: float
-    digits: int
-    interval: Interval = None
+    number: str
+    """The value without its unit."""
+    interval_text: str
+    """The interval with its unit; empty if there is none."""
 
     @property
     def label(self) -> str:
@@ -233,22 +205,9 @@ class HeadlineFigure:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     @property
-    def number(self) -> str:
-        """The value without its unit."""
-        return f"{self.value:.{self.digits}f}"
-
-    @property
     def text(self) -> str:
         """The value with its unit."""
         return f"{self.number} {self.unit}".rstrip()
-
-    @property
-    def interval_text(self) -> str:
-        """The interval with its unit; empty if there is none."""
-        if self.interval is None:
-            return ""
-        low, high = self.interval
-        return f"{low:.{self.digits}f} to {high:.{self.digits}f} {self.unit}".rstrip()
 
 
 def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
@@ -259,17 +218,19 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
     """
     if results.eer_percent is None:
         return []
-    shown = [HeadlineFigure("EER", "%", results.eer_percent, digits, results.eer_interval_percent)]
     intervals = results.min_dcf_interval or {}
-    # A cost of 0.4 has the weight of an EER of several percent: one digit more separates two systems.
-    for prior, cost in results.min_dcf.items():
-        shown.append(HeadlineFigure(f"minDCF({prior})", "", cost, digits + 1, intervals.get(prior)))
-    for prior, cost in (results.act_dcf or {}).items():
-        shown.append(HeadlineFigure(f"actual DCF({prior})", "", cost, digits + 1))
-    for name, value in (("Cllr", results.cllr), ("min Cllr", results.min_cllr)):
-        if value is not None:
-            shown.append(HeadlineFigure(name, "bits", value, digits + 1))
-    return shown
+    shown = [("EER", "%", results.eer_percent, results.eer_interval_percent)]
+    shown += [(f"minDCF({prior})", "", cost, intervals.get(prior)) for prior, cost in results.min_dcf.items()]
+    shown += [(f"actual DCF({prior})", "", cost, None) for prior, cost in (results.act_dcf or {}).items()]
+    bits = (("Cllr", results.cllr), ("min Cllr", results.min_cllr))
+    shown += [(name, "bits", value, None) for name, value in bits if value is not None]
+    figures = []
+    for name, unit, value, interval in shown:
+        # A cost of 0.4 has the weight of an EER of several percent: one digit more separates two systems.
+        places = digits if name == "EER" else digits + 1
+        text = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
+        figures.append(HeadlineFigure(name, unit, f"{value:.{places}f}", text))
+    return figures
 
 
 def headline_sentence(results: Results, digits: int = 2) -> str:
@@ -278,9 +239,7 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
     if results.eer_percent is None:
         return f"{trials} scored; {results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
     eer, *others = headline(results, digits)
-    interval = (
-        f" (95 % interval {eer.interval_text.removesuffix(' %')}, bootstrap over speakers)" if eer.interval else ""
-    )
+    interval = eer.interval_text and f" (95 % interval {eer.interval_text.removesuffix(' %')}, bootstrap over speakers)"
     costs = "".join(f", {one.name} {one.text}" for one in others if one.name.startswith("minDCF"))
     return f"{eer.name} {eer.text}{interval}{costs}; {trials}, {results.num_targets or 0:,} of them targets"
 

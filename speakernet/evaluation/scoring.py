@@ -12,20 +12,21 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from speakernet.data.lists import TrialList
+from speakernet.evaluation.embedding import way_of
 from speakernet.evaluation.metrics import group_starts
-from speakernet.evaluation.options import EvaluationOptions, ScoreNorm
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.terminal import Bar
 
 WHOLE_COSINE = "whole utterances and cosine"
 """`whole_cosine` in words."""
-METHODS = get_args(ScoreNorm)
+WHOLE = EvaluationOptions(embedding="whole")
 BLOCK_SCORES = 1 << 22
 """Scores of a block of utterances against the cohort: 16 MB."""
 MIN_COHORT = 2
@@ -68,10 +69,13 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
             centred = np.ldexp(centred, -np.frexp(np.abs(centred).max(axis=2, keepdims=True))[1])
             lengths = np.linalg.norm(centred, axis=2, keepdims=True)
         average = (centred / np.maximum(lengths, EPSILON)).mean(axis=1)
-        result[start : start + rows_at_once] = average / np.maximum(
-            np.linalg.norm(average, axis=1, keepdims=True), EPSILON
-        )
+        result[start : start + rows_at_once] = unit_rows(average)
     return result
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
 
 
 def cosine_scores(
@@ -99,8 +103,7 @@ def cosine_scores(
     # Trials are the filled places of a sparse matrix, each once; a product computed at those alone copies no row.
     places = enrol.astype(np.int64) * num_rows + test
     order = np.argsort(places)
-    places = places[order]
-    starts = group_starts(places)
+    starts = group_starts(places := places[order])
     repeats = np.diff(np.append(starts, len(places)))
     rows, columns = np.divmod(places[starts], max(1, num_rows))
     del places
@@ -209,17 +212,10 @@ def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         starts, counts = starts + pieces * width, counts % width
 
 
-class CohortStatistics(NamedTuple):
-    """Mean and deviation (the population's) of each utterance's cohort scores, (utterances,) float32."""
-
-    mean: np.ndarray
-    deviation: np.ndarray
-
-
 def cohort_statistics(
     embeddings: np.ndarray, cohort: np.ndarray, top: int | None = None, device: torch.device | str = "cpu"
-) -> CohortStatistics:
-    """Mean and deviation of every utterance's cohort scores.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation (the population's) of every utterance's cohort scores, two of (utterances,) float32.
 
     Args:
         embeddings: (utterances, dim), unit length.
@@ -234,51 +230,46 @@ def cohort_statistics(
         raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
     # torch, whose product uses the threads that runtime.threads allows.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
-    takes_all = top is None or top >= len(members)
+    takes = min(top or len(members), len(members))
     mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
     block = max(1, BLOCK_SCORES // len(members))
-    num_threads = torch.get_num_threads()
     bar = Bar("scores against the cohort", len(embeddings), "utterance", is_shown=len(embeddings) > 2 * block)
-    with ThreadPoolExecutor(num_threads) as pool, bar:
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, bar:
         for start in range(0, len(embeddings), block):
             rows = slice(start, start + block)
             scores = torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)).to(device) @ members.T
-            if not takes_all:
-                assert top is not None
-                scores = highest(scores, top, pool, num_threads, is_on_host=members.device.type == "cpu")
+            if takes < len(members):
+                scores = highest(scores, takes, pool, is_on_host=members.device.type == "cpu")
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
             mean[rows], deviation[rows] = block_mean.cpu().numpy(), block_deviation.cpu().numpy()
             bar.update(len(scores))
     # A cohort whose scores are all equal must not divide by zero.
-    return CohortStatistics(mean, np.maximum(deviation, SMALLEST_DEVIATION))
+    return mean, np.maximum(deviation, SMALLEST_DEVIATION)
 
 
-def highest(
-    scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, num_threads: int, *, is_on_host: bool
-) -> torch.Tensor:
+def highest(scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, *, is_on_host: bool) -> torch.Tensor:
     """The `top` highest of every row in any order, (rows, top); on the host the rows are reordered in place."""
     if not is_on_host:
         return scores.topk(top, dim=1, sorted=False).values
     # Partition instead of a sort: only the set of the highest matters. numpy lets threads work at once.
-    edges = np.linspace(0, len(scores), num_threads + 1).astype(int)
+    edges = np.linspace(0, len(scores), torch.get_num_threads() + 1).astype(int)
     shares = [scores.numpy()[low:high] for low, high in itertools.pairwise(edges)]
     list(pool.map(lambda share: share.partition(scores.shape[1] - top, axis=1), shares))
     return scores[:, -top:]
 
 
 def normalize_scores(
-    scores: np.ndarray, enrol: np.ndarray, test: np.ndarray, statistics: CohortStatistics, method: str
+    scores: np.ndarray, enrol: np.ndarray, test: np.ndarray, statistics: tuple[np.ndarray, np.ndarray], method: str
 ) -> np.ndarray:
     """Normalised scores, (trials,) float32: z by the enrolment side, t by the test side, s and as by the mean of both.
 
     For `as` the statistics come from the nearest cohort members.
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown score normalisation {method!r}; expected one of {', '.join(METHODS)}")
     if method == "none":
         return scores
+    mean, deviation = statistics
     sides = {"z": (enrol,), "t": (test,)}.get(method, (enrol, test))
-    normalised = [(scores - statistics.mean[side]) / statistics.deviation[side] for side in sides]
+    normalised = [(scores - mean[side]) / deviation[side] for side in sides]
     return normalised[0] if len(sides) == 1 else 0.5 * (normalised[0] + normalised[1])
 
 
@@ -292,16 +283,6 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """Other speakers, against whom scores are normalised."""
-
-    members: np.ndarray
-    """(members, dim), unit length."""
-    name: str
-    """Of its list, with the start of its checksum."""
-
-
-@dataclass(frozen=True)
 class Backend:
     """A way of scoring with all that it needs beside the embeddings."""
 
@@ -310,28 +291,23 @@ class Backend:
     """mean_distance only: scale each crop's embedding to length 1 (as the loss does)."""
     mean: np.ndarray | None = None
     """(dim,) subtracted first."""
-    cohort: Cohort | None = None
+    cohort: np.ndarray | None = None
+    """(members, dim), unit length: other speakers, against whom scores are normalised."""
+    cohort_name: str = ""
+    """Of its list, with the start of its checksum."""
     device: torch.device | str = "cpu"
-
-    def check(self) -> None:
-        """Refuse options that exclude each other, before anything is embedded."""
-        norm, score = self.options.score_norm, self.options.score
-        if norm != "none" and score != "cosine":
-            raise ValueError(
-                f"score_norm {norm} with score {score}: normalisation works on the cosine; set evaluation.score: cosine"
-            )
 
     def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
         """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
         options = self.options
-        described: dict[str, Any] = {"score": options.score, **embedding.describe()}
+        described: dict[str, Any] = {"score": options.score, **way_of(embedding)}
         described |= {"subtract_mean": self.mean is not None, "score_norm": options.score_norm}
         if options.score == "mean_distance":
             described["is_normalised"] = self.is_normalised
         if self.cohort is not None:
-            described |= {"cohort": self.cohort.name, "cohort_members": len(self.cohort.members)}
+            described |= {"cohort": self.cohort_name, "cohort_members": len(self.cohort)}
         if options.score_norm == "as":
-            described["cohort_size"] = min(options.cohort_size, len(self.cohort.members)) if self.cohort else 0
+            described["cohort_size"] = min(options.cohort_size, 0 if self.cohort is None else len(self.cohort))
         return described
 
     def score(self, embeddings: np.ndarray, trials: TrialList) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -349,14 +325,13 @@ class Backend:
                 centred, trials.enrol, trials.test, normalize=self.is_normalised, device=self.device
             )
             return scores, units, None
-        scores = cosine_scores(units, trials.enrol, trials.test, self.device)
-        method = self.options.score_norm
+        scores, method = cosine_scores(units, trials.enrol, trials.test, self.device), self.options.score_norm
         if method == "none":
             return scores, units, None
         assert self.cohort is not None, "normalisation needs a cohort"
         nearest = self.options.cohort_size if method == "as" else None
-        statistics = cohort_statistics(units, self.cohort.members, nearest, self.device)
-        return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics.mean
+        statistics = cohort_statistics(units, self.cohort, nearest, self.device)
+        return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics[0]
 
 
 def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
@@ -365,15 +340,12 @@ def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
     >>> whole_cosine(False)
     {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
     """
-    mean = np.zeros(1) if subtracts_mean else None
-    return Backend(EvaluationOptions(score="cosine", score_norm="none"), mean=mean).describe(
-        EvaluationOptions(embedding="whole")
-    )
+    return Backend(WHOLE, mean=np.zeros(1) if subtracts_mean else None).describe(WHOLE)
 
 
 def verifying_backend(contents: Mapping[str, Any]) -> Backend:
     """How two recordings are verified with a model file: cosine, after subtracting its mean of whole utterances."""
-    return Backend(EvaluationOptions(score="cosine", score_norm="none"), mean=mean_of_whole_utterances(contents))
+    return Backend(WHOLE, mean=mean_of_whole_utterances(contents))
 
 
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:

@@ -14,16 +14,14 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.bootstrap import SpeakerBootstrap, group_result
 from speakernet.evaluation.embedding import checked_lengths
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap, group_result, operating_points
 from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
-from speakernet.evaluation.speakers import Speakers, read_csv
+from speakernet.evaluation.speakers import Speakers, check_known, read_csv
 from speakernet.files import parallel_map
 from speakernet.options import SAMPLE_RATE, suggestion
-from speakernet.terminal import MAX_NAMED
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
 SNR_EDGES_DB = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
@@ -97,9 +95,8 @@ def value_slicing(
     """Groups by the smaller value of the two sides, between ascending edges; groups without trials are omitted."""
     # A value equal to an edge belongs above it.
     found = np.searchsorted(np.asarray(edges), worse_side(values, trials), side="right")
-    names = [f"under {edges[0]:g}{unit}"]
-    names += [f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges)]
-    names.append(f"{edges[-1]:g}{unit} and more")
+    ranges = (f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges))
+    names = [f"under {edges[0]:g}{unit}", *ranges, f"{edges[-1]:g}{unit} and more"]
     present, groups = np.unique(found, return_inverse=True)
     return Slicing(by, [names[one] for one in present], groups, note)
 
@@ -111,8 +108,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     of the smaller side.
     """
     different = sorted(set(values) - {""})
-    numbers = _as_numbers(values)
-    if numbers is not None and len(different) >= MIN_NUMBERS:
+    if len(different) >= MIN_NUMBERS and (numbers := _as_numbers(values)) is not None:
         # Thirds of the trials, not of the utterances; equal edges coincide if many values are the same.
         edges = np.unique(np.quantile(worse_side(numbers, trials), [1 / 3, 2 / 3]))
         return [value_slicing(f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), "")]
@@ -125,8 +121,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     enrol, test = codes[trials.enrol], codes[trials.test]
     # Trials with an unknown value are in no group.
     is_known = (enrol >= 0) & (test >= 0)
-    same = np.where(is_known, (enrol != test).astype(np.int64), -1)
-    both = np.where(is_known & (enrol == test), enrol, -1)
+    same, both = np.where(is_known, enrol != test, -1), np.where(is_known & (enrol == test), enrol, -1)
     return [
         Slicing(f"same or different {column}", [f"same {column}", f"different {column}"], same, shares_targets=True),
         Slicing(f"{column} of both sides", [f"{column} {value}" for value in different], both),
@@ -135,24 +130,20 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
 
 def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
     """Columns that can be sliced by: words with 2 to 12 values, or numbers."""
-    usable = []
-    for column, values in metadata.items():
-        count = len(set(values) - {""})
-        if 2 <= count <= MAX_VALUES or (count >= MIN_NUMBERS and _as_numbers(values) is not None):
-            usable.append(column)
-    return usable
+    return [
+        column
+        for column, values in metadata.items()
+        if 2 <= (count := len(set(values) - {""})) <= MAX_VALUES
+        or (count >= MIN_NUMBERS and _as_numbers(values) is not None)
+    ]
 
 
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Column -> value of each named utterance, of a CSV with a column `path`; ValueError if utterances are missing."""
     columns, found = read_csv(path, ("path",))
     rows = {row["path"]: row for row in found}
-    unknown = [name for name in names if name not in rows]
-    if unknown:
-        shown = ", ".join(unknown[:MAX_NAMED])
-        raise ValueError(f"{path}: lacks {len(unknown)} of the list's {len(names)} utterances: {shown}")
-    kept = [column for column in columns if column not in NOT_COLUMNS]
-    return {column: [rows[name][column].strip() for name in names] for column in kept}
+    check_known(names, rows, path)
+    return {column: [rows[name][column].strip() for name in names] for column in columns if column not in NOT_COLUMNS}
 
 
 def slice_results(
@@ -165,7 +156,7 @@ def slice_results(
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
         # Two sides of one speaker never differ in gender: without borrowed targets there would be no error rate.
-        if slicing.shares_targets and not (chosen & is_target).any() and (chosen & ~is_target).any():
+        if slicing.shares_targets and chosen.any() and not (chosen & is_target).any():
             chosen = chosen | is_target
             notes.append(f"{label}: no targets of its own (a speaker never changes it), so all targets are used.")
         labels = is_target[chosen]
@@ -173,9 +164,8 @@ def slice_results(
         if missing := missing_kind(labels):
             rows.append(GroupResult(label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets))
             continue
-        sides = speakers.ids[trials.enrol[chosen]], speakers.ids[trials.test[chosen]]
-        prepared = SpeakerBootstrap(scores[chosen], labels, *sides, list(points.values()))
-        rows.append(group_result(label, prepared, list(points), num_targets, num_draws, seed))
+        prepared = SpeakerBootstrap(scores[chosen], labels, *(one[chosen] for one in speakers.sides(trials)), points)
+        rows.append(group_result(label, prepared, num_targets, num_draws, seed))
     return SliceResult(slicing.by, " ".join(notes), rows)
 
 

@@ -5,7 +5,7 @@ the second one of `dev/so0122/…`), the groups that target trials connect. Whic
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,10 @@ class Speakers:
     names: Sequence[str] = ()
     """Of the speakers by number; empty if the rule gives none."""
 
+    def sides(self, trials: TrialList) -> tuple[np.ndarray, np.ndarray]:
+        """Speakers of the two sides of each trial, two of (trials,)."""
+        return self.ids[trials.enrol], self.ids[trials.test]
+
 
 def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
     """Columns and rows of a CSV file with a line of headings; FileError if it lacks a column or a row does not fit."""
@@ -53,14 +57,17 @@ def read_speaker_table(path: str | Path) -> dict[str, str]:
     return {row["path"]: row["speaker"] for row in read_csv(path, ("path", "speaker"))[1]}
 
 
+def check_known(names: Iterable[str], known: Container[str], table: object) -> None:
+    """Refuse a table that lacks some of the utterances."""
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{table}: lacks {len(unknown)} utterances of the list: {', '.join(unknown[:MAX_NAMED])}")
+
+
 def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Speakers:
     """The speaker of every utterance of a trial list, and the rule that found it."""
     names = list(trials.names)
     if table is not None:
-        unknown = [name for name in names if name not in table]
-        if unknown:
-            named = ", ".join(unknown[:MAX_NAMED])
-            raise ValueError(f"the speaker table lacks {len(unknown)} utterances of {trials.source}: {named}")
+        check_known(names, table, "the speaker table")
         return _numbered([table[name] for name in names], "column 'speaker' of the CSV")
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
@@ -71,18 +78,16 @@ def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Sp
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
         rule = f"{ordinal} part of the name (equal in all target trials, different in all others)"
         found = _numbered([one[position] for one in folders], rule)
-        if np.all((found.ids[trials.enrol] == found.ids[trials.test]) == (trials.labels == 1)):
+        if np.array_equal(np.equal(*found.sides(trials)), trials.labels == 1):
             return found
     # Connected components of the target trials; an utterance without one is a speaker of its own.
     is_target = trials.labels == 1
     edges = (trials.enrol[is_target], trials.test[is_target])
     graph = coo_matrix((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(len(names), len(names)))
     count, ids = connected_components(graph, directed=False)
-    rule = "groups that target trials connect"
     inside = int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target))
-    if inside:
-        rule += f" ({inside} non-target trials lie inside a group: the labels contradict each other)"
-    return Speakers(ids.astype(np.int32), int(count), rule)
+    odd = f" ({inside} non-target trials lie inside a group: the labels contradict each other)" if inside else ""
+    return Speakers(ids.astype(np.int32), int(count), f"groups that target trials connect{odd}")
 
 
 def _numbered(keys: list[str], rule: str) -> Speakers:

@@ -4,6 +4,7 @@ Steps are transforms of one utterance's samples; a `DegradedSource` applies one 
 utterance gets the same clip and the same room at every amount, so that only the amount changes.
 """
 
+import functools
 import itertools
 import logging
 import threading
@@ -20,8 +21,8 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
-from speakernet.evaluation.bootstrap import SpeakerBootstrap, group_result
 from speakernet.evaluation.embedding import window_edges
+from speakernet.evaluation.figures import SpeakerBootstrap, group_result
 from speakernet.evaluation.options import Sweep
 from speakernet.evaluation.results import GroupResult, SweepResult
 from speakernet.evaluation.speakers import Speakers
@@ -54,10 +55,6 @@ class Step:
     kept_seconds: float = 0.0
     """How much of the middle is kept, if there is no transform."""
 
-    def applied_to(self, source: AudioSource, names: StringTable) -> "DegradedSource":
-        """The audio of these utterances, degraded."""
-        return DegradedSource(source, names, self)
-
 
 class DegradedSource(AudioSource):
     """Another source with every utterance degraded as it is read: transformed whole (a long one by the windows in which
@@ -84,14 +81,15 @@ class DegradedSource(AudioSource):
         edges = window_edges(total, self.sample_rate)
         if len(edges) == 2:
             waveform = self._transform(self._source.read(name), row)
-            return waveform[start:] if num_samples is None else waveform[start : start + num_samples]
+            return waveform[start : None if num_samples is None else start + num_samples]
         stop = total if num_samples is None else min(total, start + num_samples)
-        pieces = [np.empty(0, dtype=np.float32)]
-        for begin, end in itertools.pairwise(edges):
-            if begin < stop and end > start:
-                window = self._transform(self._source.read(name, begin, end - begin), row)
-                pieces.append(window[max(0, start - begin) : stop - begin])
-        return np.concatenate(pieces)
+        # Those windows that the crop touches, and of each what lies in the crop.
+        pieces = [
+            self._transform(self._source.read(name, begin, end - begin), row)[max(0, start - begin) : stop - begin]
+            for begin, end in itertools.pairwise(edges)
+            if begin < stop and end > start
+        ]
+        return np.concatenate([np.empty(0, dtype=np.float32), *pieces])
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         whole = self._source.lookup_table(names, num_threads)
@@ -112,9 +110,6 @@ def sweep_steps(
     kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RirBank | None, *, sample_rate: int, seed: int = 0
 ) -> dict[str, list[Step]]:
     """The steps of each kind, from the least to the most."""
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise ValueError(f"sweep {unknown[0]!r}: expected {', '.join(KINDS)}")
     for kind, is_there, option in (
         ("noise", len(banks.get("noise", ())), "augment.noise_path"),
         ("reverb", rooms, "augment.rir_path"),
@@ -124,23 +119,23 @@ def sweep_steps(
 
     def augmenting(rirs: RirBank | None, **options: object) -> Transform:
         section = AugmentOptions(probability=1.0, **options)  # type: ignore[arg-type]
-        return _augmenting(Augmenter({} if rirs else banks, rirs, section, sample_rate=sample_rate, seed=seed))
+        augmenter = Augmenter({} if rirs else banks, rirs, section, sample_rate=sample_rate, seed=seed)
+        return functools.partial(_augmented, augmenter, threading.Lock())
 
     steps: dict[str, list[Step]] = {}
-    for kind in dict.fromkeys(kinds):
+    for kind in kinds:
         if kind == "noise":
-            steps[kind] = [
-                Step(f"{snr_db:g}", augmenting(None, categories=["noise"], noise_snr_db=[snr_db, snr_db]))
-                for snr_db in NOISE_SNR_DB
-            ]
+            options = {snr_db: {"categories": ["noise"], "noise_snr_db": [snr_db, snr_db]} for snr_db in NOISE_SNR_DB}
+            steps[kind] = [Step(f"{snr_db:g}", augmenting(None, **one)) for snr_db, one in options.items()]
         elif kind == "reverb":
-            wet = augmenting(rooms, categories=["reverb"])
-            steps[kind] = [Step(f"{percent}", _mixing(wet, percent / 100)) for percent in REVERB_SHARES_PERCENT]
+            mixed = functools.partial(_mixed, augmenting(rooms, categories=["reverb"]))
+            steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
         elif kind == "duration":
             steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
         else:
-            band, codec = (_telephone(sample_rate, has_codec=one) for one in (False, True))
-            steps[kind] = [Step("300-3400 Hz", band), Step("and mu-law", codec)]
+            channels = {"300-3400 Hz": False, "and mu-law": True}
+            narrowed = functools.partial(_narrowed, sample_rate)
+            steps[kind] = [Step(label, functools.partial(narrowed, has_codec)) for label, has_codec in channels.items()]
     return steps
 
 
@@ -162,51 +157,38 @@ def run_sweep(
     """
     labels = trials.labels
     assert labels is not None, "only labelled trials are swept"
-    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
+    sides = speakers.sides(trials)
 
     def row(label: str, found: np.ndarray) -> GroupResult:
-        return group_result(label, SpeakerBootstrap(found, labels, *sides, []), [], None, num_draws, seed)
+        return group_result(label, SpeakerBootstrap(found, labels, *sides, {}), None, num_draws, seed)
 
     unchanged = row("none", scores)
     results = []
     for kind, amounts in steps.items():
         rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
-            rows.append(row(step.label, score(step.applied_to(source, trials.names))))
+            rows.append(row(step.label, score(DegradedSource(source, trials.names, step))))
             logger.info("sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, rows[-1].eer_percent)
         results.append(SweepResult(kind, AXES[kind], "Both sides of every trial are degraded.", rows))
     return results
 
 
-def _augmenting(augmenter: Augmenter) -> Transform:
-    # Neither a bank's reader nor the mixer is made for several threads.
-    lock = threading.Lock()
-
-    def transform(waveform: np.ndarray, row: int) -> np.ndarray:
-        batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]
-        # Epoch 0 for every amount: the same clip and place for the same utterance.
-        with lock:
-            return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
-
-    return transform
+def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int) -> np.ndarray:
+    batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]
+    # Epoch 0 for every amount: the same clip and place for the same utterance.
+    with lock:
+        return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
 
 
-def _mixing(wet: Transform, share: float) -> Transform:
+def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
     """Some of the dry and some of the reverberated sound, both at the loudness of the dry one."""
-
-    def transform(waveform: np.ndarray, row: int) -> np.ndarray:
-        reverberated = wet(waveform, row)
-        # Equal loudness, so that the room is what changes and not the level.
-        loudness = np.sqrt(np.mean(np.square(reverberated))) or 1.0
-        reverberated = reverberated * (np.sqrt(np.mean(np.square(waveform))) / loudness)
-        return ((1 - share) * waveform + share * reverberated).astype(np.float32)
-
-    return transform
+    reverberated = wet(waveform, row)
+    # Equal loudness, so that the room is what changes and not the level.
+    loudness = np.sqrt(np.mean(np.square(reverberated))) or 1.0
+    reverberated = reverberated * (np.sqrt(np.mean(np.square(waveform))) / loudness)
+    return ((1 - share) * waveform + share * reverberated).astype(np.float32)
 
 
-def _telephone(sample_rate: int, *, has_codec: bool) -> Transform:
-    def transform(waveform: np.ndarray, _row: int) -> np.ndarray:
-        narrow = telephone_band(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)
-        return (mu_law_codec(narrow, sample_rate) if has_codec else narrow)[0].numpy()
-
-    return transform
+def _narrowed(sample_rate: int, has_codec: bool, waveform: np.ndarray, _row: int) -> np.ndarray:
+    narrow = telephone_band(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)
+    return (mu_law_codec(narrow, sample_rate) if has_codec else narrow)[0].numpy()

@@ -16,7 +16,6 @@ from speakernet.evaluation.calibration import (
     EER_NAME,
     AffineCalibration,
     false_accept_rate_of,
-    plain_backend,
     threshold_label,
     threshold_name,
     too_few_nontargets,
@@ -105,10 +104,10 @@ class DecisionRule:
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
         """What the file of this name holds for scoring with or without its mean embedding subtracted."""
-        way = plain_backend(whole_cosine(subtracts_mean))
+        way = whole_cosine(subtracts_mean)
         fits = (contents.get("calibration") or {}).get("fits", [])
-        fitted = [one for one in fits if plain_backend(one["backend"]) == way and list(one["inputs"]) == ["score"]]
-        thresholds = [one for one in contents.get("thresholds") or () if plain_backend(one["backend"]) == way]
+        fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
+        thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]
         calibration = AffineCalibration.from_dict(fitted[-1]) if fitted else None
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
         advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}: " + ADVICE.format(name)

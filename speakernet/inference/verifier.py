@@ -354,7 +354,8 @@ class SpeakerVerifier:
     def _embed_pieces(self, pieces: Iterable[tuple[Stretch, np.ndarray]], num_rows: int) -> Tensor:
         """The mean embedding of each row's pieces, (rows, dim) on the CPU."""
         values = torch.zeros(num_rows, self.embedding_dim)
-        for batch in batches_of(pieces, BATCH_SIZE, self.sample_rate):
+        items = ((piece, len(piece[1]), piece[0].num_windows > 1) for piece in pieces)
+        for batch, _ in batches_of(items, BATCH_SIZE, self.sample_rate):
             waveforms, lengths = padded([waveform for _, waveform in batch])
             given = waveforms.to(self.device), lengths
             embedded = self.embedding_net.embed(*given, sample_rate=self.sample_rate).float().cpu()

@@ -101,7 +101,7 @@ def test_quality_measures_go_into_a_calibration(tiny_corpus: Path, tmp_path: Pat
     measures = "[duration, magnitude, snr, cohort]"
     trials = str(tiny_corpus / "trials.txt")
     options = ["--evaluation.calibration_list", trials, "--evaluation.quality_measures", measures]
-    with pytest.raises(ValueError, match="'cohort' needs score normalisation"):
+    with pytest.raises(ValueError, match="cohort without score normalisation"):
         evaluated(configure(tiny_corpus, tmp_path, *options), model)
     normalised = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5"]
     results = evaluated(configure(tiny_corpus, tmp_path, *options, *normalised), model, after_training=True).results

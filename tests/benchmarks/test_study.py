@@ -14,7 +14,7 @@ from benchmarks import study, study_curve
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import run_command
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.evaluation.score_files import write_scores
+from speakernet.evaluation.files import write_scores
 
 PLAN: dict[str, Any] = {
     "recipe": "small_data.yaml",

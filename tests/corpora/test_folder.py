@@ -14,7 +14,7 @@ from speakernet.corpora import listing, own_folder
 from speakernet.corpora.listing import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.evaluation import bootstrap
+from speakernet.evaluation import figures
 
 
 def prepare(folder: Path, save_path: Path, *arguments: object) -> int:
@@ -316,4 +316,4 @@ def test_real_speech(tmp_path, shared_data):
 
 
 def test_few_speakers() -> None:
-    assert listing.FEWEST_FOR_AN_INTERVAL == bootstrap.MIN_SPEAKERS
+    assert listing.FEWEST_FOR_AN_INTERVAL == figures.MIN_SPEAKERS

@@ -7,8 +7,9 @@ import numpy as np
 
 from speakernet.data.lists import TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import figures
+from speakernet.evaluation.files import Evaluation, write_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.score_files import write_scores
+from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
 
@@ -28,8 +29,8 @@ def make_embeddings(trials: TrialList, noise: float, seed: int = 1) -> tuple[np.
     return mean_embeddings(table.astype(np.float32)), speakers
 
 
-def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1) -> dict:
-    """A folder with all that a run leaves; returns what `write_report` can be given beside it."""
+def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1) -> Evaluation:
+    """A folder with all that a run leaves, and its evaluation."""
     folder.mkdir(parents=True)
     embeddings, speakers = make_embeddings(trials, noise, seed)
     scores = cosine_scores(embeddings, trials.enrol, trials.test)
@@ -78,10 +79,5 @@ def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1)
             lines.append({"kind": "evaluation", **epoch, **found, "evaluation_seconds": 15.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.yaml").write_text(f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n")
-    return {
-        "trials": trials,
-        "scores": scores,
-        "embeddings": embeddings,
-        "speakers": speakers,
-        "durations": np.arange(len(trials.names)) / 10 + 1,
-    }
+    durations = np.arange(len(trials.names)) / 10 + 1
+    return Evaluation(trials, scores, Results.from_dict(results), None, embeddings, speakers, durations)

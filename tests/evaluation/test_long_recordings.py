@@ -19,7 +19,7 @@ from speakernet.evaluation import slices as quality
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.slices import FRAME_SECONDS, signal_to_noise_db, signal_to_noise_ratios
-from speakernet.evaluation.sweep import KINDS, Step, sweep_steps
+from speakernet.evaluation.sweep import KINDS, DegradedSource, Step, sweep_steps
 
 RATE = 16000
 FRAME = round(FRAME_SECONDS * RATE)
@@ -106,7 +106,7 @@ def test_degraded_crops_of_a_long_recording_are_cut_from_its_windows(
     assert len(edges) == 5 and embedding.window_edges(FRAME, RATE) == [0, FRAME]
     for kind in ("noise", "reverb", "telephone"):
         step = steps[kind][0]
-        degraded = step.applied_to(source, names)
+        degraded = DegradedSource(source, names, step)
         whole = degraded.read("5.wav")
         assert len(whole) == total and degraded.lookup_table(names).num_samples[0] == total
         parts = [degraded.read("5.wav", first, last - first) for first, last in itertools.pairwise(edges)]
@@ -127,7 +127,7 @@ def test_a_sweep_over_a_long_recording_takes_the_memory_of_its_windows(
     # What waits for the network is bounded too, at more than this recording has.
     monkeypatch.setattr(embedding, "READ_AHEAD_SAMPLES", 1 << 20)
     names = StringTable.from_strings(["long.wav"])
-    degraded = steps[kind][-1].applied_to(source, names)
+    degraded = DegradedSource(source, names, steps[kind][-1])
     source.lookup_table(names)
     options = EvaluationOptions(eval_frames=frames, num_crops=2, num_workers=1, batch_size=4)
     peak = peak_of(lambda: embed_utterances(Counting(), degraded, names, options))

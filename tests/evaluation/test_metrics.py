@@ -58,7 +58,7 @@ def test_min_cllr_equals_pool_adjacent_violators(rows: list[tuple[int, bool]]) -
     posterior = isotonic(share, weights=counts).x[inverse]
     with np.errstate(divide="ignore"):
         llrs = np.log(posterior) - np.log1p(-posterior) - np.log(labels.sum() / (~labels).sum())
-    assert metrics.min_cllr(scores, labels) == pytest.approx(metrics.cllr(llrs, labels), abs=1e-9)
+    assert metrics.min_cllr(metrics.error_rates(scores, labels)) == pytest.approx(metrics.cllr(llrs, labels), abs=1e-9)
 
 
 def test_hand_worked_figures() -> None:
@@ -74,14 +74,14 @@ def test_all_equal_scores_say_nothing() -> None:
     scores, labels = np.zeros(10), np.array([1] * 4 + [0] * 6)
     assert metrics.eer(scores, labels) == pytest.approx(50)
     assert metrics.min_dcf(scores, labels, 0.05) == pytest.approx(1)
-    assert metrics.min_cllr(scores, labels) == pytest.approx(1)
+    assert metrics.min_cllr(metrics.error_rates(scores, labels)) == pytest.approx(1)
 
 
 def test_actual_cost_uses_the_theoretical_threshold() -> None:
     llrs, labels = np.array([-6.0, -1.0, 5.0, 2.0]), np.array([0, 0, 1, 1])
     # prior 0.01: threshold ln 99 = 4.595; one of two targets is missed
     assert metrics.bayes_threshold(0.01) == pytest.approx(4.59512)
-    assert metrics.act_dcf(llrs, labels, 0.01) == pytest.approx(0.5)
+    assert metrics.act_dcf(metrics.error_rates(llrs, labels), 0.01) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.evaluation.evaluate import Evaluation
+from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.report import write_report, write_side_by_side
 from speakernet.evaluation.results import Results
 
@@ -93,7 +93,7 @@ def pages(tmp_path_factory):
     for number, (name, noise) in enumerate(
         (("first", 1.2), ("second_run_with_a_long_name_without_breaks", 3.0)), start=1
     ):
-        write_report(root / name, **make_run(root / name, trials, noise=noise, seed=number))
+        write_report(root / name, make_run(root / name, trials, noise=noise, seed=number))
     folders = [path for path in root.iterdir() if path.is_dir()]
     write_side_by_side(sorted(folders), root / "both.html")
     server = Server(root)
@@ -141,10 +141,10 @@ def test_page(pages, tmp_path, page, width, is_dark):
 def test_page_of_pairs_on_a_phone(pages, tmp_path):
     root, _ = pages
     given = make_run(root / "pairs", make_trials(tmp_path / "trials.txt"))
-    given["trials"].labels = None
+    given.trials.labels = None
     kept = [{"name": name, "threshold": 0.2, "list": "held_out.txt"} for name in ("eer", "far_1%", "far_0.1%")]
-    results = Results(num_trials=len(given["trials"]), why_no_eer="the list is unlabelled", thresholds=kept)
-    evaluation = Evaluation(given["trials"], given["scores"], results, 10 * given["scores"] - 3)
+    results = Results(num_trials=len(given.trials), why_no_eer="the list is unlabelled", thresholds=kept)
+    evaluation = Evaluation(given.trials, given.scores, results, 10 * given.scores - 3)
     (root / "pairs" / "metrics.jsonl").unlink()
     evaluation.write(root / "pairs")
     found, complaints = browse(pages, "pairs/report.html", 390, tmp_path / "profile", is_dark=True)

@@ -93,7 +93,7 @@ def test_metadata_that_lacks_utterances_or_the_path_is_told(tmp_path):
     path = tmp_path / "meta.csv"
     path.write_text("path,speaker,gender\na.wav,s,f\n")
     assert read_metadata(path, ["a.wav"]) == {"gender": ["f"]}
-    with pytest.raises(ValueError, match=r"lacks 11 of the list's 12 utterances: u0, "):
+    with pytest.raises(ValueError, match=r"lacks 11 utterances of the list: u0, "):
         read_metadata(path, ["a.wav", *(f"u{row}" for row in range(11))])
     path.write_text("file,gender\na.wav,f\n")
     with pytest.raises(ValueError, match="no column 'path'; its columns are file, gender"):
@@ -159,7 +159,7 @@ def test_durations_are_cut_from_the_middle_and_the_telephone_keeps_its_band(step
     source, names = open_source(audio), StringTable.from_strings(["s0/0.wav", "s0/1.wav"])
     whole = source.read("s0/1.wav")
     for step, seconds in zip(steps["duration"], (4, 3, 2, 1), strict=True):
-        middle = step.applied_to(source, names)
+        middle = DegradedSource(source, names, step)
         begin = (len(whole) - seconds * RATE) // 2
         np.testing.assert_array_equal(middle.read("s0/1.wav"), whole[begin : begin + seconds * RATE])
         np.testing.assert_array_equal(middle.read("s0/1.wav", 100, 50), whole[begin + 100 : begin + 150])
@@ -196,5 +196,3 @@ def test_a_sweep_without_its_files_is_refused_before_anything_starts():
     for kind, option in (("noise", "augment.noise_path"), ("reverb", "augment.rir_path")):
         with pytest.raises(ValueError, match=option):
             sweep_steps([kind], {}, None, sample_rate=RATE)
-    with pytest.raises(ValueError, match="sweep 'nois': expected noise, reverb"):
-        sweep_steps(["nois"], {}, None, sample_rate=RATE)

@@ -87,7 +87,7 @@ def test_settings_are_text_and_hyperparameters(tmp_path: Path) -> None:
 
 def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path: Path) -> None:
     train(tmp_path, 1, 10)
-    figure, axes = new_figure()
+    figure, axes = new_figure("x")
     axes.plot([0, 1])
     save_png(figure, tmp_path / "plots" / "det.png")
     results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
