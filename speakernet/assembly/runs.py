@@ -40,6 +40,7 @@ from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.files import read_results
+from speakernet.evaluation.report import write_evaluation
 from speakernet.files import FileError, human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores
@@ -131,7 +132,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
         results = dataclasses.replace(evaluation.results, performance=performance)
         evaluation = dataclasses.replace(evaluation, results=results)
         if distributed.is_main():
-            evaluation.write(run_folder)
+            write_evaluation(run_folder, evaluation)
             # Late: tensorboard takes a second, and scoring does not need it.
             from speakernet.training.tensorboard import add_test_results
 
@@ -206,7 +207,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     refuse_differences({**inputs.test_checksums(), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
-    written = evaluation.write(folder) if distributed.is_main() else []
+    written = write_evaluation(folder, evaluation) if distributed.is_main() else []
     return evaluation, [folder / name for name in written]
 
 

@@ -13,7 +13,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import cautions, figures
-from speakernet.evaluation.files import chosen_on_reported, find_scores
+from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
@@ -29,9 +28,6 @@ from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, METRICS
 from speakernet.terminal import counted
-
-if TYPE_CHECKING:
-    from speakernet.evaluation.evaluate import Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -87,15 +83,16 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.save_path:
-        lines.append(train.written_line([arguments.save_path / name for name in evaluation.write(arguments.save_path)]))
+        # Late: drawing takes a second to import.
+        from speakernet.evaluation.report import write_evaluation
+
+        written = write_evaluation(arguments.save_path, evaluation)
+        lines.append(train.written_line([arguments.save_path / name for name in written]))
     return lines
 
 
-def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
+def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
     """Figures of one score file, or of several fused."""
-    # Late: --help needs neither torch, which embeds, nor matplotlib, which draws.
-    from speakernet.evaluation.evaluate import Evaluation
-
     options = EvaluationOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)

@@ -26,7 +26,6 @@ from speakernet.files import FileError, atomic_write, open_text, read_arrays, re
 from speakernet.run_folder import (
     CONFIG,
     DECISIONS,
-    EVALUATION_FILES,
     EVALUATIONS,
     METRICS,
     RESULTS,
@@ -303,25 +302,6 @@ class Evaluation:
     def lines(self, digits: int = 2) -> list[str]:
         """The headline and, without error rates, the decisions; for a terminal."""
         return [headline_sentence(self.results, digits), *(self.decisions.lines() if self.decisions else ())]
-
-    def write(self, folder: str | Path) -> list[str]:
-        """Write results.json, scores.txt, report.html and, without error rates, decisions.csv; returns the names."""
-        # Late: drawing takes a second to import, and most of a training needs none.
-        from speakernet.evaluation.report import write_report
-
-        folder, decisions = Path(folder), self.decisions
-        folder.mkdir(parents=True, exist_ok=True)
-        # Those of an earlier evaluation are out of date.
-        for name in (DECISIONS, ARRAYS_NAME):
-            (folder / name).unlink(missing_ok=True)
-        has_decisions = decisions is not None and decisions.says_more_than_scores
-        if decisions is not None and has_decisions:
-            decisions.write(folder / DECISIONS)
-        write_scores(folder / SCORES, self.trials, self.scores)
-        with atomic_write(folder / RESULTS) as file:
-            json.dump(self.results.to_dict(), file, indent=2)
-        write_report(folder, self)
-        return [*EVALUATION_FILES, *[DECISIONS] * has_decisions]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lines`; a 
 
 import base64
 import itertools
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,17 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import EER_NAME, AffineCalibration, named_thresholds, threshold_label
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions, compare_scores, short_names
-from speakernet.evaluation.files import LLR_COLUMN, Evaluation, RunData, described, is_number, keep_arrays, read_run
+from speakernet.evaluation.files import (
+    ARRAYS_NAME,
+    LLR_COLUMN,
+    Evaluation,
+    RunData,
+    described,
+    is_number,
+    keep_arrays,
+    read_run,
+    write_scores,
+)
 from speakernet.evaluation.metrics import (
     ErrorRates,
     OperatingPoint,
@@ -43,7 +54,7 @@ from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, Swe
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
 from speakernet.options import default_of
-from speakernet.run_folder import DECISIONS, METRICS, PLOTS, REPORT, SCORES
+from speakernet.run_folder import DECISIONS, EVALUATION_FILES, METRICS, PLOTS, REPORT, RESULTS, SCORES
 from speakernet.terminal import counted, duration
 
 logger = logging.getLogger(__name__)
@@ -107,6 +118,23 @@ INVISIBLE = {
     if chr(code) not in "\t\n\r"
 }
 """Control characters and those that change the order of others are written out, so that no name looks like another."""
+
+
+def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
+    """Write results.json, scores.txt, report.html and, without error rates, decisions.csv; returns the names."""
+    folder, decisions = Path(folder), evaluation.decisions
+    folder.mkdir(parents=True, exist_ok=True)
+    # Those of an earlier evaluation are out of date.
+    for name in (DECISIONS, ARRAYS_NAME):
+        (folder / name).unlink(missing_ok=True)
+    has_decisions = decisions is not None and decisions.says_more_than_scores
+    if decisions is not None and has_decisions:
+        decisions.write(folder / DECISIONS)
+    write_scores(folder / SCORES, evaluation.trials, evaluation.scores)
+    with atomic_write(folder / RESULTS) as file:
+        json.dump(evaluation.results.to_dict(), file, indent=2)
+    write_report(folder, evaluation)
+    return [*EVALUATION_FILES, *[DECISIONS] * has_decisions]
 
 
 def write_report(folder: str | Path, evaluation: Evaluation | None = None, *, audio: str | Path | None = None) -> Path:

@@ -11,6 +11,7 @@ from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
 from speakernet.data.audio import read_audio
 from speakernet.evaluation.evaluate import Evaluation
+from speakernet.evaluation.report import write_evaluation
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -191,7 +192,7 @@ def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
     after = evaluated(configure(tiny_corpus, tmp_path, *options), model)
     assert after.decisions is not None and after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
     assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("(equal error rate on trials.txt)")
-    assert after.write(tmp_path / "eval") == ["results.json", "scores.txt", "report.html", "decisions.csv"]
+    assert write_evaluation(tmp_path / "eval", after) == ["results.json", "scores.txt", "report.html", "decisions.csv"]
 
 
 def test_a_list_that_chose_the_model_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:

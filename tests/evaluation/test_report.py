@@ -19,7 +19,7 @@ from speakernet.data.audio import read_audio_bytes, write_audio
 from speakernet.evaluation import plots
 from speakernet.evaluation.files import Evaluation, embedding_map, read_run
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.report import write_report, write_side_by_side
+from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
 from speakernet.evaluation.results import Results
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -263,7 +263,7 @@ def test_unlabelled_pairs(tmp_path, trials, run):
     (folder / "report_arrays.npz").write_bytes(b"of an earlier evaluation")
     llrs = 10 * given.scores - 3
     evaluation = Evaluation(trials, given.scores, results, llrs, given.units, given.speakers)
-    written = evaluation.write(folder)
+    written = write_evaluation(folder, evaluation)
     assert sorted(written) == sorted(path.name for path in folder.iterdir() if path.is_file())
     assert [path.name for path in (folder / "plots").iterdir()] == ["scores.png"]
     rows = list(csv.reader((folder / "decisions.csv").open()))
@@ -286,7 +286,7 @@ def test_unlabelled_pairs_without_a_fit(tmp_path, trials):
     trials.labels = None
     results = Results(num_trials=len(trials), why_no_eer="the list is unlabelled")
     evaluation = Evaluation(trials, np.linspace(0, 1, len(trials)), results)
-    assert set(evaluation.write(tmp_path / "eval")) == {"results.json", "scores.txt", "report.html"}
+    assert set(write_evaluation(tmp_path / "eval", evaluation)) == {"results.json", "scores.txt", "report.html"}
     text = (tmp_path / "eval" / "report.html").read_text()
     assert "No decisions" in text and "No log-likelihood ratios" in text and "--evaluation.calibration_list" in text
     lines = evaluation.decisions.lines()

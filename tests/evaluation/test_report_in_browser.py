@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from speakernet.evaluation.files import Evaluation
-from speakernet.evaluation.report import write_report, write_side_by_side
+from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
 from speakernet.evaluation.results import Results
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -146,7 +146,7 @@ def test_page_of_pairs_on_a_phone(pages, tmp_path):
     results = Results(num_trials=len(given.trials), why_no_eer="the list is unlabelled", thresholds=kept)
     evaluation = Evaluation(given.trials, given.scores, results, 10 * given.scores - 3)
     (root / "pairs" / "metrics.jsonl").unlink()
-    evaluation.write(root / "pairs")
+    write_evaluation(root / "pairs", evaluation)
     found, complaints = browse(pages, "pairs/report.html", 390, tmp_path / "profile", is_dark=True)
     assert complaints == [] and found["svgs"] == 1 and found["scroll"] <= found["width"] == 390
     assert found["blocks"] == [] and found["inner"] == [] and found["plots"] == [] and found["outside"] == 0
