@@ -244,11 +244,6 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
 def num_gpus(runtime: MachineOptions) -> int:
     """GPUs that `--distributed` starts a process for; logs why it is one process."""
     count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
-    if count > 1 and runtime.gpu_id is not None:
-        raise ValueError(
-            f"--distributed starts a process for each of the {count} GPUs, and runtime.gpu_id: {runtime.gpu_id} names "
-            "one; leave one of the two out (CUDA_VISIBLE_DEVICES chooses among GPUs)"
-        )
     if count <= 1:
         found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
         logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N)", found)

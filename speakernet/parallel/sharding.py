@@ -99,28 +99,21 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return (norm.to(squares.device).square() + squares).sqrt()
 
 
-def join_state(state: dict, parameters: Iterable[nn.Parameter]) -> dict:
-    """An optimizer's state with the moments of shares joined, whole on rank 0; every rank calls it."""
-    return _with_moments(state, parameters, lambda own, moment: own.join(moment), is_whole=False)
+def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = False) -> dict:
+    """An optimizer's state with the moments of shares joined, whole on rank 0; every rank calls it.
 
-
-def take_state(state: dict, parameters: Iterable[nn.Parameter]) -> dict:
-    """The way back: of an optimizer's whole state what belongs to this rank's shares."""
-    return _with_moments(state, parameters, lambda own, moment: own.take(moment), is_whole=True)
-
-
-def _with_moments(state: dict, parameters: Iterable[nn.Parameter], change, *, is_whole: bool) -> dict:  # type: ignore[no-untyped-def]
+    `back`: of a whole state what belongs to this rank's shares.
+    """
     changed = dict(state)
     for number, parameter in enumerate(parameters):
         own = share_of(parameter)
-        if own is None or number not in state:
-            continue
-        rows = own.num_rows if is_whole else len(own.rows)
-        changed[number] = {
+        if own is not None and number in state:
+            rows, change = (own.num_rows, own.take) if back else (len(own.rows), own.join)
             # A count of steps is not a moment: it has no rows.
-            name: change(own, value) if isinstance(value, Tensor) and value.ndim and len(value) == rows else value
-            for name, value in state[number].items()
-        }
+            changed[number] = {
+                name: change(value) if isinstance(value, Tensor) and value.ndim and len(value) == rows else value
+                for name, value in state[number].items()
+            }
     return changed
 
 

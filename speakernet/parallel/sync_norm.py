@@ -18,29 +18,19 @@ def synchronize_norms(module: nn.Module, device: torch.device) -> int:
     Weights, statistics and their names stay; the network of a second stage is one already. Call it before anything else
     keeps hold of the modules.
     """
-    is_done = (nn.SyncBatchNorm, SynchronizedNorm)
-    parts = module.named_modules()
-    names = [name for name, part in parts if isinstance(part, _BatchNorm) and not isinstance(part, is_done)]
-    for name in names:
-        owner, _, attribute = name.rpartition(".")
-        holder = module.get_submodule(owner)
-        norm = holder.get_submodule(attribute)
-        assert isinstance(norm, _BatchNorm)
-        setattr(holder, attribute, _on_gpu(norm) if device.type == "cuda" else _on_cpu(norm))
-    return len(names)
-
-
-def _on_gpu(norm: _BatchNorm) -> nn.Module:
-    made: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
-    return made
+    count = 0
+    for owner in list(module.modules()):
+        for name, norm in list(owner.named_children()):
+            if isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm | SynchronizedNorm):
+                on_gpu = nn.SyncBatchNorm.convert_sync_batchnorm
+                setattr(owner, name, on_gpu(norm) if device.type == "cuda" else _on_cpu(norm))
+                count += 1
+    return count
 
 
 def _on_cpu(norm: _BatchNorm) -> "SynchronizedNorm":
-    made = SynchronizedNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    made.weight, made.bias = norm.weight, norm.bias
-    made.running_mean, made.running_var = norm.running_mean, norm.running_var
-    made.num_batches_tracked = norm.num_batches_tracked
-    made.training = norm.training
+    made = SynchronizedNorm(norm.num_features)
+    vars(made).update(vars(norm))
     return made
 
 
@@ -53,13 +43,8 @@ class SynchronizedNorm(_BatchNorm):
     1979, "Updating formulae and a pairwise algorithm for computing sample variances", equation 2.1, for the variance.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"batch norm takes (batch, channels, …), got {tuple(input.shape)}")
-
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, …), normalised."""
-        self._check_input_dim(features)
         if not (self.training or self.running_mean is None):
             return functional.batch_norm(
                 features, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps

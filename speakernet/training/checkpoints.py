@@ -15,6 +15,7 @@ import torch
 
 from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
 from speakernet.files import error_line, free_name, place
+from speakernet.parallel import distributed
 from speakernet.run_folder import (
     AVERAGE,
     BEST,
@@ -69,7 +70,9 @@ class CheckpointStore:
         return epoch_paths(self.folder)
 
     def save(self, path: Path, contents: dict[str, Any]) -> None:
-        """Write one of the run's files in the background; `contents` are copied before this returns."""
+        """Write one of the run's files in the background, on rank 0; `contents` are copied before this returns."""
+        if not distributed.is_main():
+            return
         snapshot = to_cpu(contents)
         self.wait()  # one write at a time, in order
         # Not a daemon: the interpreter waits for it at exit, so that a finished run is a written run.

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
-from speakernet.parallel.sharding import join_state, parameters_of, take_state
+from speakernet.parallel.sharding import join_state, parameters_of
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
@@ -133,7 +133,7 @@ class OptimizerState:
             raise ValueError(f"{len(saved)} groups of parameters with other options, expected {len(own)}")
         # torch takes the options from the state dictionary, so ours holds the present ones.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
-        own_state = take_state(state["state"], parameters_of(self.optimizer))
+        own_state = join_state(state["state"], parameters_of(self.optimizer), back=True)
         self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
         _fill_in_momentum(self.optimizer)
 

@@ -226,20 +226,22 @@ class Progress:
         self._epoch = self._numbers = ""
         self._shown_at = time.monotonic()
 
-    def open(self, step: int, num_lines: int | None = None) -> None:
-        """Begin or continue after `step`: what a killed run wrote after its last checkpoint is removed."""
+    def open(self, step: int, num_lines: int = 0) -> None:
+        """Begin or continue after `step` and so many records: what a killed run wrote after them is removed."""
         if self.folder is None:
             return
         path = self.folder / METRICS
         if path.exists():
-            self.num_lines = _drop_after(path, step, num_lines)
+            kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:num_lines]
+            self.num_lines = len(kept)
+            with atomic_write(path) as file:
+                file.writelines(kept)
         self._file = GrowingFile(path)
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.
             from speakernet.training.tensorboard import EventFiles
 
-            self._events = EventFiles(self.folder, self._configuration)
-            self._events.open(step)
+            self._events = EventFiles(self.folder, self._configuration, step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
@@ -286,23 +288,6 @@ class Progress:
             if one is not None:
                 one.close()
         self._bar = self._file = self._events = None
-
-
-def _drop_after(path: Path, step: int, num_lines: int | None) -> int:
-    """Keep the complete lines up to `step`, no more than so many; returns how many."""
-    kept: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            logger.warning("%s: leaving out a line that was cut off", path)
-            continue
-        if record.get("step", 0) <= step:
-            kept.append(record)
-    kept = kept[:num_lines]
-    with atomic_write(path) as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-    return len(kept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,14 +227,6 @@ class _Everything(nn.Module):
 class TrainingStep:
     """Runs optimizer steps over a network, a loss and an optimizer."""
 
-    # Of the step under way.
-    _indices: list[Tensor]
-    _held: list[BatchLike]
-    _weight_unit: float | None
-    _num_utterances: int
-    _numbers: Tensor | None
-    """Weight, and loss and accuracy times that, summed over the micro-batches."""
-
     def __init__(
         self,
         net: nn.Module,
@@ -265,11 +257,6 @@ class TrainingStep:
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
         self._reset()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no micro-batch of the coming step was computed yet."""
-        return not self._indices
 
     def run(
         self, batches: Iterator[BatchLike], count: int, name: str, learning_rate: float, steps_left: float = 0
@@ -310,16 +297,16 @@ class TrainingStep:
 
     def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
         """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
-        if not self._indices:
+        if not self.indices:
             self.guard.remember()
-        self._indices.append(batch.indices)
+        self.indices.append(batch.indices)
         self._num_utterances += sum(batch.shares)
         if self.gradient_cache:
             self._held.append(batch)
             return
         # A loss that compares utterances, or whose head is shared, is computed from all of them in every rank.
         counted = sum(batch.shares) if self._sees_all else len(batch.labels)
-        if self._weight_unit is None:
+        if not self._weight_unit:
             self._weight_unit = counted if self._sees_all else sum(batch.shares) / len(batch.shares)
         # Micro-batches count by their utterances, in units of the first, so that fp16 gradients keep their size.
         weight = counted / self._weight_unit
@@ -369,7 +356,7 @@ class TrainingStep:
         if self.precision.scales:
             self.precision.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
-        indices, num_utterances = torch.cat(self._indices).detach(), self._num_utterances
+        indices, num_utterances = torch.cat(self.indices).detach(), self._num_utterances
         self._reset()
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
@@ -388,8 +375,12 @@ class TrainingStep:
             self.profiler.close()
 
     def _reset(self) -> None:
-        self._indices, self._held = [], []
-        self._weight_unit, self._num_utterances, self._numbers = None, 0, None
+        # Of the step under way: rows of the training list; batches, with the gradient cache; and weight, and loss and
+        # accuracy times that, summed over the micro-batches.
+        self.indices: list[Tensor] = []
+        self._held: list[BatchLike] = []
+        self._weight_unit, self._num_utterances = 0.0, 0
+        self._numbers: Tensor | None = None
 
     def _record(self, loss: Tensor, accuracy: Tensor, weight: float) -> Tensor:
         found = torch.stack([loss.detach().float(), accuracy.detach().float()])

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: curves with their intervals, the settings, and the figures of the final evaluation.
+"""What TensorBoard shows of a run: curves with their intervals, the configuration, figures of the final evaluation.
 
 Importing this file imports TensorBoard, which takes a second: whoever needs it imports it late.
 """
@@ -14,19 +14,11 @@ from typing import Any
 import yaml
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 
 from speakernet.files import error_line
 
 logger = logging.getLogger(__name__)
 
-EER, EER_LOW, EER_HIGH = (
-    f"evaluation/eer_{name}" for name in ("percent", "interval_percent/low", "interval_percent/high")
-)
-MIN_DCF = "evaluation/min_dcf/0.01"
-TEST_EER = "test/eer_percent"
-# Where something is or what the machine is: not settings that two runs are compared by.
-NO_HYPERPARAMETERS = ("_path", "_list", "num_workers", "threads")
 # Beside these, results hold counts, checksums and times, which are not curves of quality.
 TEST_FIGURES = (
     *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf"),
@@ -37,32 +29,24 @@ FLUSH_SECONDS = 5
 
 
 class EventFiles:
-    """Event files of one training run; `configuration` (section -> option -> value) is shown as text and settings."""
+    """Event files of one training run from after `step` on: events of later steps, of a killed run, are not shown.
 
-    def __init__(self, folder: Path, configuration: Mapping[str, Any]) -> None:
-        self._folder, self._configuration = folder, configuration
-        self._writer: SummaryWriter | None = None
+    `configuration` (section -> option -> value) is shown as text.
+    """
 
-    def open(self, step: int) -> None:
-        """Begin or continue after `step`: events of later steps, which a killed run left, are not shown."""
+    def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         threading.excepthook = _without_its_traceback
         # torch writes the step at which earlier files end only if it is above 0.
-        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
-        if self._configuration:
-            lines = yaml.safe_dump(dict(self._configuration), sort_keys=False, allow_unicode=True).splitlines()
+        self._writer: SummaryWriter | None = SummaryWriter(str(folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
+        if configuration:
+            lines = yaml.safe_dump(dict(configuration), sort_keys=False, allow_unicode=True).splitlines()
             # Four spaces make it code in Markdown, as TensorBoard shows text.
             self._writer.add_text("configuration", "".join(f"    {line}\n" for line in lines), step)
-            writer = self._writer._get_file_writer()
-            for summary in hparams(hyperparameters(self._configuration), dict.fromkeys((EER, MIN_DCF, TEST_EER), 0.0)):
-                writer.add_summary(summary, step)
-        self._writer.add_custom_scalars({"evaluation": {"EER (%)": ["Margin", [EER, EER_LOW, EER_HIGH]]}})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take in the numbers of one record; a disk that is full costs the curves, never the run."""
-        if self._writer is None:
-            return
         try:
-            for tag, value in scalars(kind, values):
+            for tag, value in scalars(kind, values) if self._writer is not None else ():
                 self._writer.add_scalar(tag, value, step)
         except OSError as error:
             logger.warning("TensorBoard's curves end here: %s", error_line(error))
@@ -114,14 +98,3 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
             yield from scalars(tag, dict(zip(("low", "high"), value, strict=True)))
         elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield tag, value
-
-
-def hyperparameters(configuration: Mapping[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
-    """Dotted option -> value, without paths and other facts about the place of a run."""
-    found: dict[str, bool | float | str] = {}
-    for name, value in configuration.items():
-        if isinstance(value, Mapping):
-            found |= hyperparameters(value, f"{prefix}{name}.")
-        elif not name.endswith(NO_HYPERPARAMETERS) and value not in (None, ""):
-            found[f"{prefix}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found

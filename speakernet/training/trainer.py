@@ -151,7 +151,7 @@ class Trainer:
                     *("a larger --patience" if state.stopped_early else more, self.store.best_path),
                 )
                 return self.summary()
-            self.progress.open(state.step, state.metrics_lines or None)
+            self.progress.open(state.step, state.metrics_lines)
             with self.stop.listening(), self._utilisation:
                 try:
                     self._train_on()
@@ -219,7 +219,7 @@ class Trainer:
             outcome = self.step.run(batches, count, name, learning_rate, self._steps_left(position))
         except Exception:
             # The loader failed before the first micro-batch: the run is as after the last step.
-            if state.step and self.step.is_idle and not distributed.is_distributed():
+            if state.step and not self.step.indices and not distributed.is_distributed():
                 self.save_last()
                 self.store.close()
             raise
@@ -259,7 +259,7 @@ class Trainer:
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
-        if (is_evaluated or options.average_checkpoints) and distributed.is_main():
+        if is_evaluated or options.average_checkpoints:
             # With the head of the loss if it will be averaged too.
             head = {"head": self.loss.state_dict()} if options.average_checkpoints else {}
             self.store.save_epoch(state.epoch, {**self._model(), **head})
@@ -294,8 +294,7 @@ class Trainer:
             if self.options.final_model == "last" or eer < state.best_eer_percent:
                 state.best_eer_percent, state.best_epoch, state.best_stage = eer, state.epoch, self.stage.name
                 state.evaluations_without_gain = 0
-                if distributed.is_main():
-                    self.store.save(self.store.best_path, self._model())
+                self.store.save(self.store.best_path, self._model())
             elif not note:
                 state.evaluations_without_gain += 1
         state.evaluated_epoch = state.epoch
@@ -343,8 +342,7 @@ class Trainer:
         try:
             self.evaluate(f"average of {number} checkpoints", of_average=False)
             head = self.loss.state_dict() if head is None else head
-            if distributed.is_main():
-                self.store.save(self.store.average_path, {**self._model(), "head": head})
+            self.store.save(self.store.average_path, {**self._model(), "head": head})
         finally:
             self.net.load_state_dict(own)
         self.state.averaged = True
@@ -448,8 +446,7 @@ class Trainer:
             "random": capture_random_state(),
             **self.origin,
         }
-        if distributed.is_main():
-            self.store.save(self.store.last_path, {**self._model(), "training": training})
+        self.store.save(self.store.last_path, {**self._model(), "training": training})
 
     def _model(self) -> dict[str, Any]:
         """The contents of a model file of the weights as they are."""

@@ -32,7 +32,6 @@ from speakernet.parallel.sharding import (
     parameters_of,
     sharded_names,
     share_of,
-    take_state,
     total_norm,
 )
 
@@ -129,7 +128,7 @@ def _loads_into_shares(whole: nn.Module, options: LossOptions, moments: dict, ra
     fresh, net = loss_and_net(options)
     fresh.shard(rank, 2)
     fresh.load_state_dict(saved)
-    taken = take_state(moments, parameters_of(optimizer_over(net, fresh)))
+    taken = join_state(moments, parameters_of(optimizer_over(net, fresh)), back=True)
     return (
         all(torch.equal(saved[name], tensor) for name, tensor in before.items())
         and all(
