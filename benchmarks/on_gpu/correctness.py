@@ -26,7 +26,7 @@ from speakernet.data.batches import speed_fractions
 from speakernet.models.options import MODELS
 from speakernet.run_folder import BEST, METRICS
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.state import Interrupted
+from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep
 
 # Relative errors that are allowed: float32 sums in another order; TF32 keeps 10 bits, bf16 7, fp16 10 of a mantissa.

@@ -37,7 +37,7 @@ from speakernet.training.checkpoints import find_checkpoint
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
 from speakernet.training.options.schedules import CosineOptions, ExponentialOptions
-from speakernet.training.state import Stage, StopRequest
+from speakernet.training.progress import Stage, StopRequest
 
 logger = logging.getLogger(__name__)
 

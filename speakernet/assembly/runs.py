@@ -50,8 +50,7 @@ from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, RESULTS, SECOND_STAGE, evaluation_folder, held
 from speakernet.training.mirror import fetch_run, mirrored
-from speakernet.training.progress import data_wait_advice
-from speakernet.training.state import Stage, StopRequest
+from speakernet.training.progress import Stage, StopRequest, data_wait_advice
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that TensorBoard shows too."""

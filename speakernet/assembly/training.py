@@ -40,9 +40,8 @@ from speakernet.training.compiling import (
 from speakernet.training.optimizers import create_optimizer, should_fuse
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.profiler import StepProfiler
-from speakernet.training.progress import Progress
+from speakernet.training.progress import WHOLE_RUN, Progress, Stage, StopRequest
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.state import WHOLE_RUN, Stage, StopRequest
 from speakernet.training.step import SeveralProcesses, TrainingStep
 from speakernet.training.threads import ThreadWatch
 from speakernet.training.trainer import Loader, Trainer

@@ -63,7 +63,8 @@ def local_world_size() -> int:
 
 def is_main() -> bool:
     """Whether this process writes files and shows progress."""
-    return rank() == 0
+    group = _group()
+    return group is None or group.get_rank() == 0
 
 
 def barrier() -> None:
@@ -88,7 +89,7 @@ def gather_objects(value: T) -> list[T]:
     group = _group()
     if not group:
         return [value]
-    gathered: list[Any] = [None] * world_size()
+    gathered: list[Any] = [None] * group.get_world_size()
     group.all_gather_object(gathered, value)
     return gathered
 

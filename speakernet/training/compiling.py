@@ -76,13 +76,9 @@ class Compiler:
         if self.is_observing:
             self._compile()
 
-    def paused(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside the block everything runs eagerly; compiled code is kept."""
-        return torch.compiler.set_stance("force_eager") if self.is_compiled else contextlib.nullcontext()
-
     def close(self) -> None:
         """Leave an eager network: a second stage has other lengths."""
-        for module in self._targets() if self.is_compiled else ():
+        for module in self._targets():
             # What `Module.compile` sets; torch has no public way back.
             module._compiled_call_impl = None
         self.is_compiled = self.is_observing = False

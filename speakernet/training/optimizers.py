@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
-from speakernet.parallel.sharding import join_state, parameters_of
+from speakernet.parallel.sharding import join_state, parameters_of, share_of
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
@@ -119,12 +119,13 @@ class OptimizerState:
     """An optimizer's moments; its options stay those that the resumed run was given (torch would restore the saved)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self._parameters = optimizer, parameters_of(optimizer)
+        self._is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; what several ranks share is whole on rank 0, so that each has to ask."""
         state = self.optimizer.state_dict()
-        return {**state, "state": join_state(state["state"], parameters_of(self.optimizer))}
+        return {**state, "state": join_state(state["state"], self._parameters)} if self._is_sharded else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the moments up; ValueError if they are another optimizer's, or of other parameters."""
@@ -133,7 +134,7 @@ class OptimizerState:
             raise ValueError(f"{len(saved)} groups of parameters with other options, expected {len(own)}")
         # torch takes the options from the state dictionary, so ours holds the present ones.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
-        own_state = join_state(state["state"], parameters_of(self.optimizer), back=True)
+        own_state = join_state(state["state"], self._parameters, back=True)
         self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
         _fill_in_momentum(self.optimizer)
 
@@ -152,13 +153,9 @@ class Freezing:
         # What a network never trains (RawNet3's idle norms) does not begin to learn when the rest does.
         self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
-    def is_frozen(self, epoch: int) -> bool:
-        """Whether the network stays as it is in an epoch, counted from 0."""
-        return epoch < self._epochs
-
     def begin_training(self, epoch: int) -> None:
         """Training mode for the steps of an epoch, counted from 0."""
-        is_frozen = self.is_frozen(epoch)
+        is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
         self._net.train()

@@ -292,7 +292,8 @@ class TrainingStep:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Inside the block, between two steps, everything runs eagerly and nothing is profiled."""
-        with self.compiler.paused(), self.profiler.paused() if self.profiler else contextlib.nullcontext():
+        eagerly = torch.compiler.set_stance("force_eager") if self.compiler.is_compiled else contextlib.nullcontext()
+        with eagerly, self.profiler.paused() if self.profiler else contextlib.nullcontext():
             yield
 
     def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
@@ -370,7 +371,8 @@ class TrainingStep:
     def close(self) -> None:
         """No step comes after it."""
         self.ranks.close()
-        self.compiler.close()
+        if self.compiler.is_compiled:
+            self.compiler.close()
         if self.profiler is not None:
             self.profiler.close()
 

@@ -95,7 +95,8 @@ class ThreadWatch:
 
     def close(self) -> None:
         """Restore torch's number of threads."""
-        self._continue_with(self.most)
+        if self.threads != self.most:
+            self._continue_with(self.most)
 
     def _begin_window(self, skip: int) -> None:
         self._skip, self._steps, self._utterances = skip, 0, 0
@@ -117,13 +118,13 @@ class ThreadWatch:
                 self._warn(before.share, f"{rates}; continuing with {chosen} (runtime.threads: auto)")
         else:
             self._rest, self._next_rest = self._next_rest, 2 * self._next_rest
-        self._continue_with(chosen)
+        if chosen != now.threads:
+            self._continue_with(chosen)
 
     def _continue_with(self, threads: int) -> None:
-        if threads != self.threads:
-            self.threads = threads
-            self._set_threads(threads)
-            self._begin_window(SKIPPED_STEPS)
+        self.threads = threads
+        self._set_threads(threads)
+        self._begin_window(SKIPPED_STEPS)
 
     def _warn(self, share: float, what: str) -> None:
         if not self._has_warned:

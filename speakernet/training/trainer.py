@@ -9,6 +9,7 @@ import functools
 import gc
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -36,15 +37,19 @@ from speakernet.training.checkpoints import (
 from speakernet.training.optimizers import Freezing, OptimizerState, WeightAverage
 from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import (
+    WHOLE_RUN,
+    Interrupted,
     NonFiniteError,
     PerformanceTracker,
     Progress,
     RecentSteps,
+    Stage,
+    StopRequest,
+    TrainingState,
     performance_sentence,
     rates,
 )
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.state import WHOLE_RUN, Interrupted, Stage, StopRequest, TrainingState
 from speakernet.training.step import BatchLike, TrainingStep
 from speakernet.training.threads import ThreadWatch
 
@@ -127,6 +132,7 @@ class Trainer:
         self._utilisation = utilisation_monitor(self.precision.device)
         self._saved_at = time.monotonic()
         self._evaluation_seconds = 0.0
+        self._num_steps = options.max_epochs * learning_rate.steps_per_epoch
         self._of_stage = f" of the {stage.name}" if stage.name else ""
         self._is_advised = False
 
@@ -198,7 +204,19 @@ class Trainer:
                 f"epoch {state.epoch}: every step was undone, and there is nothing to evaluate. Lower "
                 "optimizer.learning_rate, try --mixed-precision no, or look at the audio that the log names"
             )
-        self._log_epoch()
+        # Of no good step there is no mean: 0 would read as a perfect loss.
+        good = state.epoch_good_steps or math.nan
+        values = {"loss": state.epoch_loss_sum / good, "accuracy_percent": state.epoch_accuracy_sum / good}
+        report = {**self.loader.epoch_report(), **self.tracker.take_epoch(), "bad_steps": state.bad_steps}
+        self.progress.record("epoch", state.step, state.epoch, {**values, **report})
+        shown = values["loss"], values["accuracy_percent"]
+        logger.info("epoch %d%s: loss %.4f, accuracy %.2f %%", state.epoch, self._of_stage, *shown)
+        total = self.tracker.total
+        is_early = self._is_advised or total["seconds"] < SECONDS_TO_JUDGE
+        # Once a run, what to change if it waits for data.
+        if advice := "" if is_early else self.advise(total["data"] / total["seconds"]):
+            self._is_advised = True
+            logger.warning("%s", advice)
 
     @property
     def position(self) -> float:
@@ -216,7 +234,7 @@ class Trainer:
             self.loss.margin = self.margin(position)  # type: ignore[assignment]
         name, learning_rate = f"step {state.step + 1}", self.learning_rate(position)
         try:
-            outcome = self.step.run(batches, count, name, learning_rate, self._steps_left(position))
+            outcome = self.step.run(batches, count, name, learning_rate, self._num_steps - position)
         except Exception:
             # The loader failed before the first micro-batch: the run is as after the last step.
             if state.step and not self.step.indices and not distributed.is_distributed():
@@ -252,7 +270,7 @@ class Trainer:
         state, options = self.state, self.options
         is_last = state.epoch >= options.max_epochs
         # A frozen network is still the one that was evaluated last.
-        is_changed = not self.freezing.is_frozen(state.epoch - 1)
+        is_changed = state.epoch > options.freeze_epochs
         is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:
             self.learning_rate.observe(self.evaluate())
@@ -308,9 +326,10 @@ class Trainer:
         self._free_memory()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
-        with self.average.applied() if of_average else contextlib.nullcontext(), self.step.paused():
+        is_averaged = of_average and self.options.ema_decay > 0
+        with self.average.applied() if is_averaged else contextlib.nullcontext(), self.step.paused():
             # Weights that nothing was averaged into have the statistics that they came with.
-            if of_average and self.options.ema_statistics == "measured" and self.state.step > 0:
+            if is_averaged and self.options.ema_statistics == "measured" and self.state.step > 0:
                 self._measure_statistics()
             self.step.ranks.share_statistics()
             self.net.eval()
@@ -520,19 +539,6 @@ class Trainer:
         window = rates(self.tracker.window)
         self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
 
-    def _log_epoch(self) -> None:
-        """What the epoch came to; once a run, what to change when it waits for data."""
-        state, values = self.state, self.state.epoch_means()
-        report = {**self.loader.epoch_report(), **self.tracker.take_epoch(), "bad_steps": state.bad_steps}
-        self.progress.record("epoch", state.step, state.epoch, {**values, **report})
-        loss, accuracy = values["loss"], values["accuracy_percent"]
-        logger.info("epoch %d%s: loss %.4f, accuracy %.2f %%", state.epoch, self._of_stage, loss, accuracy)
-        total = self.tracker.total
-        is_early = self._is_advised or total["seconds"] < SECONDS_TO_JUDGE
-        if advice := "" if is_early else self.advise(total["data"] / total["seconds"]):
-            self._is_advised = True
-            logger.warning("%s", advice)
-
     def _log_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
         state, best, self._evaluation_seconds = self.state, self.state.best_eer_percent, seconds
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
@@ -544,12 +550,9 @@ class Trainer:
         # The time left that is shown knows nothing of it.
         self._show()
 
-    def _steps_left(self, position: float) -> float:
-        return self.options.max_epochs * self.learning_rate.steps_per_epoch - position
-
     def _time_left(self, rates_now: Mapping[str, Any]) -> str:
         """Of training and evaluations, as fast as the last ones were."""
         interval, last = self.options.test_interval, self.options.max_epochs
         evaluations = max(0, -(-last // interval) - self.state.epoch // interval)
-        of_steps = self._steps_left(self.position) * rates_now.get("step_seconds", 0.0)
+        of_steps = (self._num_steps - self.position) * rates_now.get("step_seconds", 0.0)
         return duration(of_steps + evaluations * self._evaluation_seconds)

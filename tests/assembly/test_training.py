@@ -28,7 +28,7 @@ from speakernet.data.audio import write_audio
 from speakernet.machine.device import choose_device
 from speakernet.models.model_file import load_model_file
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.state import Interrupted
+from speakernet.training.progress import Interrupted
 
 CPU = torch.device("cpu")
 SPEAKERS, UTTERANCES = 6, 3

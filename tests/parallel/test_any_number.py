@@ -21,7 +21,7 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
 from speakernet.parallel import distributed
-from speakernet.training.state import Interrupted
+from speakernet.training.progress import Interrupted
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers
 from tests.tiny_recipe import write_recipe

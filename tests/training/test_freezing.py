@@ -23,7 +23,7 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.optimizers import Freezing, create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.state import Interrupted, Stage
+from speakernet.training.progress import Interrupted, Stage
 
 GIVEN = Stage(given={"file": "theirs.pt"})
 

@@ -13,7 +13,7 @@ import pytest
 from training_fakes import FakeLoader, assert_same_bits, make_trainer
 
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.training.state import Interrupted
+from speakernet.training.progress import Interrupted
 from tests.tiny_recipe import MANY_STEPS, write_recipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this platform")

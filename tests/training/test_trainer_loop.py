@@ -14,8 +14,7 @@ from training_fakes import FakeLoader, assert_same_bits, make_trainer, weights_o
 
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.run_folder import held
-from speakernet.training.progress import NonFiniteError
-from speakernet.training.state import Interrupted
+from speakernet.training.progress import Interrupted, NonFiniteError
 
 
 class StopAt(FakeLoader):

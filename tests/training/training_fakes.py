@@ -16,9 +16,8 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, OptimizerOptions, RuntimeOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.precision import Precision
-from speakernet.training.progress import Progress
+from speakernet.training.progress import WHOLE_RUN, Progress, Stage
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import TrainingStep
 from speakernet.training.threads import ThreadWatch
 from speakernet.training.trainer import Trainer
