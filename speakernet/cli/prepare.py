@@ -31,7 +31,7 @@ CORPORA = {
     "trials": "trial lists: make them from any list, clean them against the files that exist",
     "synthetic": "synthetic speakers with lists, trials, noises and room responses",
 }
-"""Name -> what it is; its module in `speakernet.corpora` has `add_arguments(parser)` and `run(arguments)`."""
+"""Name -> what it is; its module in `speakernet.corpora` has `ARGUMENTS`, perhaps `ACTIONS`, and `run(arguments)`."""
 MODULES = {"folder": "own_folder", "trials": "trial_lists"}
 
 
@@ -62,8 +62,16 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=command, description=description, allow_abbrev=False, formatter_class=HelpFormatter
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    _module(name).add_arguments(parser)
+    module = _module(name)
+    debug = {"--debug": {"action": "store_true", "help": "show the traceback of an error"}}
+    tables = {parser: debug | getattr(module, "ARGUMENTS", {})}
+    if hasattr(module, "ACTIONS"):
+        actions = parser.add_subparsers(dest="action", required=True)
+        for action, (what, table) in module.ACTIONS.items():
+            tables[actions.add_parser(action, help=what, formatter_class=HelpFormatter)] = table
+    for one, table in tables.items():
+        for option, settings in table.items():
+            one.add_argument(option, **settings)
     return parser
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.corpora.listing import add_corpus_arguments, add_download_arguments, prepare_public
+from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, walk_files
 from speakernet.corpora.utterances import Row
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
@@ -31,12 +31,13 @@ JOINED_FOLDER = "CN-Celeb_joined"
 DEFAULT_JOIN_SECONDS = 5.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_corpus_arguments(parser)
-    parser.add_argument("--download", action="store_true", help="fetch and unpack what is missing")
-    parser.add_argument("--join", action="store_true", help="join the short utterances of a session, as wespeaker does")
-    parser.add_argument("--join_seconds", type=float, default=DEFAULT_JOIN_SECONDS, help="shorter ones are joined")
-    add_download_arguments(parser)
+ARGUMENTS = {
+    **CORPUS_ARGUMENTS,
+    "--download": {"action": "store_true", "help": "fetch and unpack what is missing"},
+    "--join": {"action": "store_true", "help": "join the short utterances of a session, as wespeaker does"},
+    "--join_seconds": {"type": float, "default": DEFAULT_JOIN_SECONDS, "help": "shorter ones are joined"},
+    **DOWNLOAD_ARGUMENTS,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

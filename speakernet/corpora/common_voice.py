@@ -13,7 +13,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from speakernet.corpora.listing import add_corpus_arguments, prepare_public
+from speakernet.corpora.listing import CORPUS_ARGUMENTS, prepare_public
 from speakernet.corpora.utterances import Row
 from speakernet.files import FileError, open_text, reading
 
@@ -21,9 +21,7 @@ from speakernet.files import FileError, open_text, reading
 CLIENT_ID_LENGTH = 24
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_corpus_arguments(parser)
-    parser.add_argument("--table", default="validated.tsv", help="table of the clips to take")
+ARGUMENTS = CORPUS_ARGUMENTS | {"--table": {"default": "validated.tsv", "help": "table of the clips to take"}}
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from speakernet.corpora.listing import add_corpus_arguments, add_download_arguments, prepare_public
+from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
 from speakernet.corpora.steps import walk_files
 from speakernet.corpora.utterances import Row
 
@@ -19,12 +19,17 @@ PARTS = (
 )  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_corpus_arguments(parser)
-    parser.add_argument("--download", action="store_true", help="fetch and unpack what is missing")
-    default = ["train-clean-100", "dev-clean", "test-clean"]
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=default, help="parts to download")
-    add_download_arguments(parser)
+ARGUMENTS = {
+    **CORPUS_ARGUMENTS,
+    "--download": {"action": "store_true", "help": "fetch and unpack what is missing"},
+    "--parts": {
+        "nargs": "+",
+        "choices": PARTS,
+        "default": ["train-clean-100", "dev-clean", "test-clean"],
+        "help": "parts to download",
+    },
+    **DOWNLOAD_ARGUMENTS,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

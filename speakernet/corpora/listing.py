@@ -5,7 +5,6 @@ module with `add_arguments(parser)` and `run(arguments) -> exit status`, and its
 """
 
 import argparse
-import dataclasses
 import logging
 import os
 import shlex
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import yaml
@@ -42,9 +41,8 @@ from speakernet.machine.facts import usable_cores
 
 logger = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind")
 
-SECRETS = {"key": "access key", "user": "user name", "password": "password"}
+SEED = 10
 #: Steps of the sets for augmentation; all of them if none is given.
 STEPS = ("download", "extract", "prepare")
 FEWEST_FOR_AN_INTERVAL = 5
@@ -80,23 +78,6 @@ LITTLE_DATA_TUNED_UTTERANCES = 1_200
 
 
 @dataclass(frozen=True)
-class ListOptions:
-    """How lists are made from the utterances of a corpus; paths in them are relative to `root`."""
-
-    root: Path
-    save_path: Path
-    num_jobs: int = 1
-    seed: int = 10
-    min_seconds: float = 0.5
-    validation_share: float = DEFAULT_SHARE
-    test_share: float = DEFAULT_SHARE
-    targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER
-    same_gender: bool = False
-    same_session: bool = False
-    min_utterances: int = 1
-
-
-@dataclass(frozen=True)
 class ListFiles:
     """The lists that were written; `test` is None if there is no test split."""
 
@@ -110,10 +91,10 @@ class ListFiles:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the description's lines and adds defaults, but never a secret's."""
+    """Keeps the description's lines and adds defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_plain = action.dest not in (*SECRETS, "help") and action.nargs != 0
+        is_plain = action.dest != "help" and action.nargs != 0
         if is_plain and action.default not in (None, argparse.SUPPRESS, "", False):
             return f"{action.help} (default: %(default)s)"
         return action.help
@@ -127,59 +108,65 @@ def positive_int(text: str) -> int:
     return number
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save_path", type=Path, default=Path("data"), help="target folder")
-    add_jobs_argument(parser)
-
-
-def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
-    what = "files worked on at once"
-    parser.add_argument("--jobs", type=positive_int, default=usable_cores(), dest="num_jobs", help=what)
-
-
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of lists, split and trials; their names are those of `ListOptions`."""
-    for name, kind, help_text in (
-        ("validation_share", float, "share of the speakers, if a split is drawn"),
-        ("test_share", float, "share of the speakers, if a split is drawn"),
-        ("targets_per_speaker", positive_int, "most target trials a speaker"),
-        ("min_seconds", float, "shorter utterances are left out"),
-        ("seed", int, "seed of the split and the trials"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=getattr(ListOptions, name), help=help_text)
-    parser.add_argument("--same_gender", action="store_true", help="leave out the easy trials across genders")
-
-
-def add_corpus_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of a public corpus's lists."""
-    add_common_arguments(parser)
-    add_list_arguments(parser)
-    what = "speakers with fewer are not trained on"
-    parser.add_argument("--min_utterances", type=positive_int, default=ListOptions.min_utterances, help=what)
-
-
-def add_download_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of parts that fetch files; those of `DownloadOptions` are named as there."""
-    group = parser.add_argument_group("download")
-    for name, what in SECRETS.items():
-        variable = f"SPEAKERNET_{name.upper()}"
-        advice = f"{what}; better in the environment as {variable} (other users can see command lines); never logged"
-        group.add_argument(f"--{name}", default=os.environ.get(variable, ""), help=advice)
-    group.add_argument("--base_url", help="a mirror to fetch from instead; {name} is replaced by the file's name")
-    group.add_argument("--catalogue", type=Path, help="a table of sources instead of the shipped catalogue.yaml")
-    for name, kind, field, what in (
-        ("retries", int, "num_retries", "attempts in a row without a single byte before giving up"),
-        ("timeout", float, "timeout_seconds", "seconds without data before retrying"),
-    ):
-        group.add_argument(f"--{name}", type=kind, default=getattr(DownloadOptions, field), dest=field, help=what)
-
-
-def add_step_arguments(parser: argparse.ArgumentParser, prepare: str, what: str) -> None:
-    """The three steps of a set for augmentation; `--PREPARE` is the last one's name."""
-    steps = parser.add_argument_group("steps (all of them if none is given)")
-    steps.add_argument("--download", action="store_true", help="fetch the archive unless it is there")
-    steps.add_argument("--extract", action="store_true", help="unpack it")
-    steps.add_argument(f"--{prepare}", action="store_true", dest="prepare", help=what)
+COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--save_path": {"type": Path, "default": Path("data"), "help": "target folder"},
+    "--jobs": {
+        "type": positive_int,
+        "default": usable_cores(),
+        "dest": "num_jobs",
+        "help": "files worked on at once",
+    },
+}
+LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--validation_share": {
+        "type": float,
+        "default": DEFAULT_SHARE,
+        "help": "share of the speakers, if a split is drawn",
+    },
+    "--test_share": {"type": float, "default": DEFAULT_SHARE, "help": "share of the speakers, if a split is drawn"},
+    "--targets_per_speaker": {
+        "type": positive_int,
+        "default": DEFAULT_TARGETS_PER_SPEAKER,
+        "help": "most target trials a speaker",
+    },
+    "--min_seconds": {"type": float, "default": 0.5, "help": "shorter utterances are left out"},
+    "--seed": {"type": int, "default": SEED, "help": "seed of the split and the trials"},
+    "--same_gender": {"action": "store_true", "help": "leave out the easy trials across genders"},
+}
+CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
+    **COMMON_ARGUMENTS,
+    **LIST_ARGUMENTS,
+    "--min_utterances": {"type": positive_int, "default": 1, "help": "speakers with fewer are not trained on"},
+}
+DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
+    **{
+        f"--{name}": {
+            "default": "",
+            "help": f"{what}; better in the environment as SPEAKERNET_{name.upper()} (other users can see command "
+            "lines); never logged",
+        }
+        for name, what in {"key": "access key", "user": "user name", "password": "password"}.items()
+    },
+    "--base_url": {"help": "a mirror to fetch from instead; {name} is replaced by the file's name"},
+    "--catalogue": {"type": Path, "help": "a table of sources instead of the shipped catalogue.yaml"},
+    "--retries": {
+        "type": int,
+        "default": DownloadOptions.num_retries,
+        "help": "attempts in a row without a single byte before giving up",
+    },
+    "--timeout": {
+        "type": float,
+        "default": DownloadOptions.timeout_seconds,
+        "help": "seconds without data before retrying",
+    },
+}
+STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--download": {
+        "action": "store_true",
+        "help": "fetch the archive unless it is there (default: all steps)",
+    },
+    "--extract": {"action": "store_true", "help": "unpack it"},
+}
 
 
 def steps_of(arguments: argparse.Namespace) -> Sequence[str]:
@@ -187,15 +174,17 @@ def steps_of(arguments: argparse.Namespace) -> Sequence[str]:
     return [step for step in STEPS if getattr(arguments, step)] or STEPS
 
 
-def chosen(kind: Callable[..., Kind], arguments: argparse.Namespace, **others: Any) -> Kind:
-    """An options object of the dataclass `kind`, from the arguments of its fields' names and `others`."""
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in vars(arguments).items() if name in names} | others)
-
-
-def corpus_of(name: str, arguments: argparse.Namespace, key: str = "") -> Corpus:
+def corpus_of(name: str, arguments: argparse.Namespace) -> Corpus:
     """The files of a corpus, from the table and the mirror that were asked for."""
+    key = arguments.key or os.environ.get("SPEAKERNET_KEY", "")
     return load_corpus(name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
+
+
+def download_options(arguments: argparse.Namespace) -> DownloadOptions:
+    """How patiently to fetch, and as whom."""
+    user = arguments.user or os.environ.get("SPEAKERNET_USER", "")
+    password = arguments.password or os.environ.get("SPEAKERNET_PASSWORD", "")
+    return DownloadOptions(arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password)
 
 
 def fetch(
@@ -215,7 +204,7 @@ def fetch(
         # A whole that is verified needs no pieces: they were removed when it was joined.
         missing = [one for one in archives if one not in corpus.joined or not has_md5(root / one, corpus.sums[one])]
         wanted = [corpus.files[piece] for one in missing for piece in corpus.pieces(one)]
-        download_all(wanted, root, arguments.num_jobs, chosen(DownloadOptions, arguments), summary)
+        download_all(wanted, root, arguments.num_jobs, download_options(arguments), summary)
         if summary.broken == summary.found > 0:
             # What follows would only find nothing to unpack.
             raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
@@ -254,7 +243,7 @@ def prepare_public(
     `more` are the summaries of steps that `rows_of` takes.
     """
     root = arguments.save_path
-    options = chosen(ListOptions, arguments, root=root, save_path=root / f"{name}_lists")
+    options = argparse.Namespace(**vars(arguments) | {"root": root, "save_path": root / f"{name}_lists"})
     with exclusive(root):
         summaries = fetch(name, arguments, files=files) if getattr(arguments, "download", False) else []
         scan = StepSummary("scan", options.save_path, made="usable")
@@ -276,7 +265,7 @@ def say_next(*configs: Path, options: str = "") -> None:
 
 
 def prepare_lists(
-    rows: Iterable[Row], options: ListOptions, scan: StepSummary, split_of: Callable[[str], str] | None = None
+    rows: Iterable[Row], options: argparse.Namespace, scan: StepSummary, split_of: Callable[[str], str] | None = None
 ) -> ListFiles:
     """Scan the headers of utterances that a list can hold, split, and write lists and trials.
 
@@ -291,11 +280,13 @@ def prepare_lists(
     if split is None:
         fewest = MIN_FOR_SAME_GENDER if options.same_gender else MIN_HELD_OUT_SPEAKERS
         split = split_speakers(utterances, options.seed, options.validation_share, options.test_share, fewest)
-    is_enough = utterances.counts()[utterances.labels[split.train]] >= options.min_utterances
+    fewest = vars(options).get("min_utterances", 1)
+    is_enough = utterances.counts()[utterances.labels[split.train]] >= fewest
     if not is_enough.all():
         message = "%d training utterances of speakers with fewer than %d are left out"
-        logger.info(message, (~is_enough).sum(), options.min_utterances)
-    rules = PairRules(not options.same_session and can_join_sessions(utterances, split), options.same_gender)
+        logger.info(message, (~is_enough).sum(), fewest)
+    may_join = vars(options).get("same_session") or not can_tell_sessions(utterances, split)
+    rules = PairRules(not may_join, options.same_gender)
     train = options.save_path / "train_list.txt"
     training = split.train[is_enough]
     write_training_list(train, utterances.pairs(training))
@@ -306,7 +297,7 @@ def prepare_lists(
     return ListFiles(train, validation, test, len(training), num_speakers, float(np.median(seconds)), hours)
 
 
-def can_join_sessions(utterances: Utterances, split: Split) -> bool:
+def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
     """Whether target trials can leave out pairs of one session.
 
     Within one session the room and the microphone give the answer, so error rates come out too low.
@@ -375,7 +366,7 @@ def usable_utterances(
 
 
 def _write_trials(
-    options: ListOptions, utterances: Utterances, name: str, rows: np.ndarray, rules: PairRules
+    options: argparse.Namespace, utterances: Utterances, name: str, rows: np.ndarray, rules: PairRules
 ) -> Path | None:
     """Write the list of a held-out split's utterances and balanced trials over them; None for an empty split."""
     if not len(rows):

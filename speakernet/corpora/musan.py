@@ -11,14 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakernet.corpora.listing import (
-    STEPS,
-    add_common_arguments,
-    add_download_arguments,
-    add_step_arguments,
-    fetch,
-    steps_of,
-)
+from speakernet.corpora.listing import COMMON_ARGUMENTS, DOWNLOAD_ARGUMENTS, STEP_ARGUMENTS, STEPS, fetch, steps_of
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
 from speakernet.data.audio import READABLE_SUFFIXES, SAMPLE_RATE, audio_info, read_audio, write_audio
 from speakernet.files import exclusive
@@ -29,13 +22,14 @@ HOP_SECONDS = 3.0
 SPLIT_FOLDER = "musan_split"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_arguments(parser)
-    add_step_arguments(parser, "split", f"cut musan/ into {SPLIT_FOLDER}/")
-    parser.add_argument("--piece_seconds", type=float, default=PIECE_SECONDS, help="length of a piece")
-    help_text = "from one piece's beginning to the next's"
-    parser.add_argument("--hop_seconds", type=float, default=HOP_SECONDS, help=help_text)
-    add_download_arguments(parser)
+ARGUMENTS = {
+    **COMMON_ARGUMENTS,
+    **STEP_ARGUMENTS,
+    "--split": {"action": "store_true", "dest": "prepare", "help": f"cut musan/ into {SPLIT_FOLDER}/"},
+    "--piece_seconds": {"type": float, "default": PIECE_SECONDS, "help": "length of a piece"},
+    "--hop_seconds": {"type": float, "default": HOP_SECONDS, "help": "from one piece's beginning to the next's"},
+    **DOWNLOAD_ARGUMENTS,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

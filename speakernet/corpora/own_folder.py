@@ -16,18 +16,15 @@ import argparse
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from speakernet.corpora.listing import (
+    COMMON_ARGUMENTS,
     FINE_TUNING,
+    LIST_ARGUMENTS,
     LITTLE_DATA,
     LITTLE_DATA_UTTERANCES,
-    ListOptions,
-    add_jobs_argument,
-    add_list_arguments,
-    chosen,
     listable_rows,
     prepare_lists,
     say_next,
@@ -55,18 +52,6 @@ SPLIT_FOLDERS = {
 CONTAINERS = frozenset({"wav", "wavs", "flac", "audio", "data", "speech"})
 
 
-@dataclass(frozen=True)
-class FolderOptions(ListOptions):
-    """What the user asked for."""
-
-    table: Path | None = None
-    pattern: str | None = None
-    layout: str = "auto"
-    speaker_depth: int | None = None
-    noise_path: Path | None = None
-    rir_path: Path | None = None
-
-
 class Layout(NamedTuple):
     """How many folders are above the speakers', and which of them names the split (None: there are no splits)."""
 
@@ -74,27 +59,29 @@ class Layout(NamedTuple):
     split_depth: int | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "the folder that holds the voices; paths in lists are relative to it"
-    parser.add_argument("root", metavar="folder", type=Path, help=what)
-    parser.add_argument("--csv", type=Path, dest="table", help="table with the headings path,speaker[,session,gender]")
-    what = (
-        "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: as parts, "
-        "but the speakers are split again; auto: by their names"
-    )
-    parser.add_argument("--layout", choices=LAYOUTS, default=FolderOptions.layout, help=what)
-    parser.add_argument("--same_session", action="store_true", help="also make target trials within one session")
-    for name, kind, what in (
-        ("save_path", Path, "where lists and configuration go (default: data/NAME OF THE FOLDER)"),
-        ("pattern", str, "regular expression over relative paths with a group named speaker"),
-        ("speaker_depth", int, "folders above the speakers' folders (default: detected)"),
-        ("noise_path", Path, "noise folder (MUSAN's layout) for augmentation"),
-        ("rir_path", Path, "room impulse responses for augmentation"),
-        ("ffmpeg", str, "ffmpeg to use (default: the one on the PATH)"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, help=what)
-    add_list_arguments(parser)
-    add_jobs_argument(parser)
+ARGUMENTS = {
+    "root": {
+        "metavar": "folder",
+        "type": Path,
+        "help": "the folder that holds the voices; paths in lists are relative to it",
+    },
+    "--save_path": {"type": Path, "help": "where lists and configuration go (default: data/NAME OF THE FOLDER)"},
+    "--csv": {"type": Path, "dest": "table", "help": "table with the headings path,speaker[,session,gender]"},
+    "--pattern": {"help": "regular expression over relative paths with a group named speaker"},
+    "--layout": {
+        "choices": LAYOUTS,
+        "default": "auto",
+        "help": "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: as "
+        "parts, but the speakers are split again; auto: by their names",
+    },
+    "--speaker_depth": {"type": int, "help": "folders above the speakers' folders (default: detected)"},
+    **LIST_ARGUMENTS,
+    "--same_session": {"action": "store_true", "help": "also make target trials within one session"},
+    "--noise_path": {"type": Path, "help": "noise folder (MUSAN's layout) for augmentation"},
+    "--rir_path": {"type": Path, "help": "room impulse responses for augmentation"},
+    "--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"},
+    "--jobs": COMMON_ARGUMENTS["--jobs"],
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     save_path = arguments.save_path or Path("data") / arguments.root.resolve().name
-    options = chosen(FolderOptions, arguments, save_path=save_path)
+    options = argparse.Namespace(**vars(arguments) | {"save_path": save_path})
     with exclusive(save_path):
         configs, fine_tuning, summaries = prepare_folder(options)
         code = finish(summaries, save_path / "summary.txt")
@@ -122,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def prepare_folder(options: FolderOptions) -> tuple[list[Path], Path, list[StepSummary]]:
+def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[StepSummary]]:
     """Make lists, split, trials and configurations under `save_path`.
 
     Returns:
@@ -188,7 +175,7 @@ def _folders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Callable[[str], str] | None]:
+def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row], Callable[[str], str] | None]:
     """Rows of the table, or of the folder by pattern or by its folders; and what gives the split of a path."""
     named = [f"--{name}" for name, given in (("csv", options.table), ("pattern", options.pattern)) if given]
     if options.layout != "auto" and (named or options.speaker_depth is not None):
@@ -235,7 +222,7 @@ def _name_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
         )
 
 
-def _converted_folder(options: FolderOptions) -> Path:
+def _converted_folder(options: argparse.Namespace) -> Path:
     return (options.save_path / "converted").resolve()
 
 

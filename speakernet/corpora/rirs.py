@@ -16,14 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import resample_poly
 
-from speakernet.corpora.listing import (
-    STEPS,
-    add_common_arguments,
-    add_download_arguments,
-    add_step_arguments,
-    fetch,
-    steps_of,
-)
+from speakernet.corpora.listing import COMMON_ARGUMENTS, DOWNLOAD_ARGUMENTS, STEP_ARGUMENTS, STEPS, fetch, steps_of
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
@@ -45,10 +38,15 @@ MEASURED_FOLDER = "RIRS_NOISES/real_rirs_isotropic_noises"
 PREPARED_FOLDER = "RIRS_NOISES/real_rirs_mono"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_arguments(parser)
-    add_step_arguments(parser, "prepare", "check the simulated responses, make mono copies of the measured ones")
-    add_download_arguments(parser)
+ARGUMENTS = {
+    **COMMON_ARGUMENTS,
+    **STEP_ARGUMENTS,
+    "--prepare": {
+        "action": "store_true",
+        "help": "check the simulated responses, make mono copies of the measured ones",
+    },
+    **DOWNLOAD_ARGUMENTS,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,10 +15,11 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.listing import ListOptions, positive_int
+from speakernet.corpora.listing import SEED, positive_int
 from speakernet.corpora.steps import StepSummary, finish
 from speakernet.corpora.utterances import (
     DEFAULT_NONTARGETS_PER_TARGET,
@@ -57,55 +58,80 @@ HELD_OUT_NAMES = ("train_list.txt", "trials.txt")
 TrialRow = tuple[int | None, str, str]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True)
-    make = actions.add_parser("make", help="make trials from a list of utterances")
-    make.add_argument("list", type=Path, help="training list, or table with headings")
-    make.add_argument("output", type=Path, help="trial list to write")
-    make.add_argument("--kind", choices=KINDS, default="balanced", help="which pairs (default: balanced)")
-    make.add_argument("--embeddings", type=Path, help="hard: .npz with names and embeddings of the utterances")
-    make.add_argument("--training", type=Path, help="training list that the trials must not share speakers with")
-    for name, what in (
-        ("same_gender", "leave out non-targets across genders (needs a table)"),
-        ("same_session", "also pair utterances of one session"),
-        ("allow_overlap", "make the trials even if speakers are shared"),
-    ):
-        make.add_argument(f"--{name}", action="store_true", help=what)
-    clean = actions.add_parser("clean", help="drop the rows whose files do not exist")
-    clean.add_argument("list", type=Path, help="trial or training list")
-    clean.add_argument("--root", type=Path, required=True, help="folder or packed corpus of the files")
-    clean.add_argument("--output", type=Path, help="default: NAME_clean beside the list")
-    clean.add_argument("--dropped", type=Path, help="where dropped rows go; default: NAME_dropped beside the list")
-    change = actions.add_parser("rewrite", help="write a list in another layout or form")
-    change.add_argument("list", type=Path, help="trial or training list")
-    change.add_argument("output", type=Path, help="list to write")
-    for name, what in (
-        ("strip", "take this off the front of names"),
-        ("prefix", "put this before names"),
-        ("suffix", "put this in place of the names' suffix, as .flac"),
-    ):
-        change.add_argument(f"--{name}", default="", help=what)
-    what = "replace this piece of names"
-    change.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help=what)
-    hold = actions.add_parser("hold_out", help="take speakers out of a training list, with trials among them")
-    hold.add_argument("list", type=Path, help="training list")
-    hold.add_argument("folder", type=Path, help="where train_list.txt and trials.txt go; their paths stay as they are")
-    hold.add_argument("--speakers", type=positive_int, required=True, help="how many are held out")
-    targets, nontargets = DEFAULT_TARGETS_PER_SPEAKER, DEFAULT_NONTARGETS_PER_TARGET
-    for action, name, kind, default, what in (
-        (make, "num_trials", positive_int, 10000, "random: how many"),
-        (make, "targets_per_speaker", positive_int, targets, "balanced: most target trials a speaker"),
-        (make, "nontargets_per_target", positive_int, nontargets, "balanced: non-targets for each target"),
-        (make, "nearest", positive_int, 5, "hard: negatives for each utterance"),
-        (make, "seed", int, ListOptions.seed, "seed of every draw"),
-        (hold, "nontargets_per_target", positive_int, nontargets, "non-targets for each target"),
-        (hold, "seed", int, ListOptions.seed, "seed of every draw"),
-    ):
-        action.add_argument(f"--{name}", type=kind, default=default, help=f"{what} (default: {default})")
-    for one in (make, change):
-        one.add_argument("--form", choices=FORMS, default="label_first", help="of trials (default: label_first)")
-    for one in (clean, change):
-        one.add_argument("--kind", choices=("trials", "training"), help="what the list is (default: detected)")
+_LIST = {"list": {"type": Path, "help": "trial or training list"}}
+_KIND = {"--kind": {"choices": ("trials", "training"), "help": "what the list is (default: detected)"}}
+_FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "of trials"}}
+_DRAWS: dict[str, dict[str, Any]] = {
+    "--nontargets_per_target": {
+        "type": positive_int,
+        "default": DEFAULT_NONTARGETS_PER_TARGET,
+        "help": "of balanced trials: non-targets for each target",
+    },
+    "--seed": {"type": int, "default": SEED, "help": "seed of every draw"},
+}
+#: Action -> what it does, and its options.
+ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "make": (
+        "make trials from a list of utterances",
+        {
+            "list": {"type": Path, "help": "training list, or table with headings"},
+            "output": {"type": Path, "help": "trial list to write"},
+            "--kind": {"choices": KINDS, "default": "balanced", "help": "which pairs"},
+            "--num_trials": {"type": positive_int, "default": 10000, "help": "random: how many"},
+            "--targets_per_speaker": {
+                "type": positive_int,
+                "default": DEFAULT_TARGETS_PER_SPEAKER,
+                "help": "balanced: most target trials a speaker",
+            },
+            "--embeddings": {"type": Path, "help": "hard: .npz with names and embeddings of the utterances"},
+            "--nearest": {"type": positive_int, "default": 5, "help": "hard: negatives for each utterance"},
+            "--same_gender": {"action": "store_true", "help": "leave out non-targets across genders (needs a table)"},
+            "--same_session": {"action": "store_true", "help": "also pair utterances of one session"},
+            "--training": {"type": Path, "help": "training list that the trials must not share speakers with"},
+            "--allow_overlap": {"action": "store_true", "help": "make the trials even if speakers are shared"},
+            **_FORM,
+            **_DRAWS,
+        },
+    ),
+    "clean": (
+        "drop the rows whose files do not exist",
+        {
+            **_LIST,
+            "--root": {"type": Path, "required": True, "help": "folder or packed corpus of the files"},
+            "--output": {"type": Path, "help": "default: NAME_clean beside the list"},
+            "--dropped": {"type": Path, "help": "where dropped rows go; default: NAME_dropped beside the list"},
+            **_KIND,
+        },
+    ),
+    "rewrite": (
+        "write a list in another layout or form",
+        {
+            **_LIST,
+            "output": {"type": Path, "help": "list to write"},
+            "--strip": {"default": "", "help": "take this off the front of names"},
+            "--prefix": {"default": "", "help": "put this before names"},
+            "--suffix": {"default": "", "help": "put this in place of the names' suffix, as .flac"},
+            "--replace": {
+                "nargs": 2,
+                "action": "append",
+                "default": [],
+                "metavar": ("OLD", "NEW"),
+                "help": "replace this piece of names",
+            },
+            **_FORM,
+            **_KIND,
+        },
+    ),
+    "hold_out": (
+        "take speakers out of a training list, with trials among them",
+        {
+            "list": {"type": Path, "help": "training list"},
+            "folder": {"type": Path, "help": "where train_list.txt and trials.txt go; their paths stay as they are"},
+            "--speakers": {"type": positive_int, "required": True, "help": "how many are held out"},
+            **_DRAWS,
+        },
+    ),
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

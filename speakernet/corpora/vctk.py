@@ -11,18 +11,19 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from speakernet.corpora.listing import add_corpus_arguments, add_download_arguments, prepare_public
+from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
 from speakernet.corpora.steps import walk_files
 from speakernet.corpora.utterances import Row
 
 AUDIO = "wav48_silence_trimmed"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_corpus_arguments(parser)
-    parser.add_argument("--download", action="store_true", help="fetch and unpack it unless it is there")
-    parser.add_argument("--microphone", choices=("mic1", "mic2"), default="mic1", help="which of the two recordings")
-    add_download_arguments(parser)
+ARGUMENTS = {
+    **CORPUS_ARGUMENTS,
+    "--download": {"action": "store_true", "help": "fetch and unpack it unless it is there"},
+    "--microphone": {"choices": ("mic1", "mic2"), "default": "mic1", "help": "which of the two recordings"},
+    **DOWNLOAD_ARGUMENTS,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

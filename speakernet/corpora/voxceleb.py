@@ -27,12 +27,12 @@ from pathlib import Path
 
 from speakernet.corpora import musan, rirs
 from speakernet.corpora.archives import join_pieces
-from speakernet.corpora.download import DownloadOptions, RemoteFile, download_all, has_md5, load_corpus
+from speakernet.corpora.download import RemoteFile, download_all, has_md5, load_corpus
 from speakernet.corpora.listing import (
-    add_common_arguments,
-    add_download_arguments,
-    chosen,
+    COMMON_ARGUMENTS,
+    DOWNLOAD_ARGUMENTS,
     corpus_of,
+    download_options,
     listable_rows,
     unpack,
     usable_utterances,
@@ -119,22 +119,22 @@ RECIPE_INPUTS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_arguments(parser)
-    steps = parser.add_argument_group("steps")
-    steps.add_argument("--all", action="store_true", help=f"{', '.join(STEPS)}")
-    for name, what in (STEPS | MORE_STEPS).items():
-        steps.add_argument(f"--{name}", action="store_true", help=what)
-    parser.add_argument("--subsets", nargs="+", choices=SUBSETS, default=list(SUBSETS), help="archives of the corpus")
-    parser.add_argument("--format", choices=ENCODINGS, default="wav", help="what m4a files are converted to")
-    help_text = "folder with the published trial lists, instead of fetching them"
-    parser.add_argument("--lists_from", type=Path, help=help_text)
-    parser.add_argument("--keep_parts", action="store_true", help="keep archive parts after joining")
-    parser.add_argument("--remove_originals", action="store_true", help="remove each m4a once its WAV is verified")
-    more = "for --convert alone; --lists afterwards needs all of them"
-    parser.add_argument("--part", metavar="I/N", help=f"{PART_HELP}; {more}")
-    parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
-    add_download_arguments(parser)
+ARGUMENTS = {
+    **COMMON_ARGUMENTS,
+    "--all": {"action": "store_true", "help": ", ".join(STEPS)},
+    **{f"--{name}": {"action": "store_true", "help": what} for name, what in (STEPS | MORE_STEPS).items()},
+    "--subsets": {"nargs": "+", "choices": SUBSETS, "default": list(SUBSETS), "help": "archives of the corpus"},
+    "--format": {"choices": ENCODINGS, "default": "wav", "help": "what m4a files are converted to"},
+    "--lists_from": {"type": Path, "help": "folder with the published trial lists, instead of fetching them"},
+    "--keep_parts": {"action": "store_true", "help": "keep archive parts after joining"},
+    "--remove_originals": {"action": "store_true", "help": "remove each m4a once its WAV is verified"},
+    "--part": {
+        "metavar": "I/N",
+        "help": f"{PART_HELP}; for --convert alone; --lists afterwards needs all of them",
+    },
+    "--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"},
+    **DOWNLOAD_ARGUMENTS,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -169,7 +169,7 @@ class VoxCelebJob:
         self.arguments = arguments
         self.root: Path = arguments.save_path
         self.num_jobs: int = arguments.num_jobs
-        self.corpus = corpus_of("voxceleb", arguments, arguments.key)
+        self.corpus = corpus_of("voxceleb", arguments)
         self.trial_lists = load_corpus("voxceleb_trials", catalogue_path=arguments.catalogue)
         self.subsets = {name: SUBSETS[name] for name in arguments.subsets}
         self.parts = self.root / CONVERTED / arguments.format
@@ -185,7 +185,7 @@ class VoxCelebJob:
         return self.root / subset.audio_folder / (kind or (self.arguments.format if subset.is_aac else "wav"))
 
     def fetch(self, files: Iterable[RemoteFile], folder: Path, summary: StepSummary) -> None:
-        download_all(files, folder, self.num_jobs, chosen(DownloadOptions, self.arguments), summary)
+        download_all(files, folder, self.num_jobs, download_options(self.arguments), summary)
 
     def download(self) -> None:
         """Fetch what is there neither in parts nor as a whole."""

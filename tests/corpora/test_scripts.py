@@ -11,6 +11,7 @@ from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 from speakernet import files
 from speakernet.cli import main
 from speakernet.cli.prepare import CORPORA, build_parser
+from speakernet.corpora.listing import corpus_of, download_options
 from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
@@ -71,7 +72,9 @@ def test_no_secret_is_shown_in_the_help(monkeypatch):
         monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")
     parser = build_parser("voxceleb")
     assert "TOPSECRET" not in parser.format_help()
-    assert parser.parse_args([]).key == "TOPSECRET"
+    options = download_options(parser.parse_args([]))
+    assert (options.user, options.password) == ("TOPSECRET", "TOPSECRET")
+    assert "key=TOPSECRET" in corpus_of("voxceleb", parser.parse_args([])).files["vox1_test_wav.zip"].urls[0]
 
 
 def test_two_at_once_in_one_folder_are_refused(tmp_path, capsys):

@@ -90,11 +90,14 @@ class CorpusParameters:
                 raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save_path", type=Path, default=Path("data/synthetic_large"), help="folder of the corpus")
-    for option, (name, number, what) in NUMBERS.items():
-        parser.add_argument(f"--{option}", type=int, default=number, dest=name, help=what)
-    parser.add_argument("--workers", type=int, default=None, help="processes (default: one for each core)")
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--save_path": {"type": Path, "default": Path("data/synthetic_large"), "help": "folder of the corpus"},
+    **{
+        f"--{option}": {"type": int, "default": number, "dest": name, "help": what}
+        for option, (name, number, what) in NUMBERS.items()
+    },
+    "--workers": {"type": int, "help": "processes (default: one for each core)"},
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
