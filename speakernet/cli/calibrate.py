@@ -49,22 +49,25 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
     verifier = load_verifier(arguments)
     if arguments.store is None:
-        done = calibrating.calibrate_on_trials(
+        fit, results, backup = calibrating.calibrate_on_trials(
             verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out
         )
     else:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            done = calibrating.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
-    notes = cautions(done.results)
+            fit, results, backup = calibrating.calibrate_on_people(
+                verifier, store, cohort, arguments.prior, arguments.out
+            )
+    notes = cautions(results)
     if arguments.cohort:
         notes.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")
-    num_targets = done.results.num_targets or 0
+    num_targets = results.num_targets or 0
     if num_targets < FEW_TARGETS:
         notes.append(
             f"{num_targets} pairs of one speaker are too few to rely on; expected {FEW_TARGETS} or more, of more people"
         )
-    thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
-    written = f"{done.path} now has a calibration and {counted(len(thresholds), 'threshold')} for {WHOLE_COSINE}"
-    backup = f" (the old file: {done.backup})" if done.backup else ""
-    return [headline_sentence(done.results), *notes, *thresholds, *done.fit.refused, written + backup]
+    thresholds = [f"threshold {decision.described_threshold(one)}" for one in fit.thresholds]
+    written = f"now has a calibration and {counted(len(thresholds), 'threshold')} for {WHOLE_COSINE}"
+    written += f" (the old file: {backup})" if backup else ""
+    target = arguments.out or verifier.name
+    return [headline_sentence(results), *notes, *thresholds, *fit.refused, f"{target} {written}"]

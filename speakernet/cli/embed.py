@@ -47,13 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
         part = WorkPart(place.rank + 1, place.world_size)
     verifier = load_verifier(arguments, place.local_rank if place else None)
     source, names = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
-    done = embed_files(verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part)
-    for problem in done.problems:
+    num_embedded, num_kept, problems, missing = embed_files(
+        verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
+    )
+    for problem in problems:
         logger.warning("left out: %s", problem)
-    text = f"part {part} is done; missing: {list_parts(done.missing)}"
-    if not done.missing:
-        text = f"{counted(done.num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
-        text += f", {done.num_kept} of them by an earlier run" if done.num_kept else ""
-        text += f"; {len(done.problems)} left out" if done.problems else ""
+    text = f"part {part} is done; missing: {list_parts(missing)}"
+    if not missing:
+        text = f"{counted(num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
+        text += f", {num_kept} of them by an earlier run" if num_kept else ""
+        text += f"; {len(problems)} left out" if problems else ""
     sys.stdout.write(f"{arguments.out}: {text}\n")
-    return int(bool(done.problems))
+    return int(bool(problems))

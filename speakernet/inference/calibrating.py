@@ -4,7 +4,6 @@ Own people are compared as `identify` compares them, a recording with a person's
 recordings for the targets, with other people's for the rest. A cohort adds strangers.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,36 +17,24 @@ from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
-from speakernet.evaluation.scoring import EPSILON, mean_embeddings, whole_cosine
+from speakernet.evaluation.scoring import mean_embeddings, whole_cosine
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import check_writable, sha256_of
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED
-from speakernet.random import numpy_generator
 
-SUBSET_STREAM = 6301
-MOST_TRIALS = 5_000_000
-"""Comparisons that are made; with more, recordings are drawn."""
+MOST_TRIALS = 20_000_000
+"""Comparisons of own people; more take too much memory."""
 SWAPPED_EER_PERCENT = 75.0
 """Above it the model separates people, and the labels are the wrong way round."""
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """What was fitted on a list, and its figures."""
-
-    fit: Fit
-    results: Results
-    backup: Path | None
-    path: Path
-
-
 def calibrate_on_trials(
     verifier: SpeakerVerifier, trials_path: Path, audio: Path | None, prior: float, out: Path | None = None
-) -> Calibrated:
-    """Fit on a labelled list and write into the model file."""
+) -> tuple[Fit, Results, Path | None]:
+    """Fit on a labelled list and write into the model file, or `out`; the fit, its figures, and a backup if made."""
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
@@ -62,8 +49,8 @@ def calibrate_on_people(
     cohort: tuple[AudioSource, StringTable] | None,
     prior: float,
     out: Path | None = None,
-) -> Calibrated:
-    """Fit on the people of a store, against each other and a cohort of strangers, and write into the model file."""
+) -> tuple[Fit, Results, Path | None]:
+    """Fit on the people of a store, against each other and a cohort of strangers; else as `calibrate_on_trials`."""
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
@@ -80,54 +67,41 @@ def _own_trials(
 ) -> tuple[TrialList, np.ndarray, Speakers]:
     """Every recording against every person, a person's own without itself; and every stranger against every person."""
     kept = store.recordings()
-    people = list(dict.fromkeys(one.name for one in kept))
-    number = {name: row for row, name in enumerate(people)}
-    owner = np.array([number[one.name] for one in kept], dtype=np.int64)
-    if len(kept) == len(people):
+    people, owner = np.unique([one.name for one in kept], return_inverse=True)
+    num_people, num_tests = len(people), len(kept) + len(strangers)
+    if len(kept) == num_people:
         raise ValueError(f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with --trials")
-    if len(people) < 2 and not len(strangers):
+    if num_people < 2 and not len(strangers):
         raise ValueError(f"{store.path}: only one person; enrol others, or give recordings of strangers with --cohort")
+    if num_tests * num_people > MOST_TRIALS:
+        raise ValueError(f"{store.path}: more than {MOST_TRIALS:,} comparisons; calibrate on a list with --trials")
     units = mean_embeddings(np.stack([one.embedding for one in kept]), verifier.mean)
     weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
-    sums = np.zeros((len(people), units.shape[1]), dtype=np.float32)
+    sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
     np.add.at(sums, owner, weighted)
-    rows = np.arange(len(kept) + len(strangers))
-    if len(rows) * len(people) > MOST_TRIALS:
-        drawn = numpy_generator(DEFAULT_SEED, SUBSET_STREAM).permutation(len(rows))
-        rows = np.sort(drawn[: max(2, MOST_TRIALS // len(people))])
-    tests = np.concatenate([units, strangers])[rows]
-    owners = np.concatenate([owner, np.arange(len(strangers)) + len(people)])[rows]
-    scores = tests @ _unit(sums).T  # (tests, people)
-    is_own = rows < len(kept)
-    # A recording is compared with the person's mean without it.
-    without = sums[owners[is_own]] - weighted[rows[is_own]]
-    scores[np.flatnonzero(is_own), owners[is_own]] = (tests[is_own] * _unit(without)).sum(axis=1)
-    test, enrol = np.meshgrid(np.arange(len(rows)), np.arange(len(people)), indexing="ij")
-    labels = owners[test] == enrol
-    counts = np.bincount(owner, minlength=len(people))
-    # A person of one recording has no mean without it.
-    is_kept = ~labels | (counts[enrol] > 1)
-    names = StringTable.from_strings([f"person {row}" for row in range(len(people))] + [f"test {row}" for row in rows])
+    own = np.arange(len(kept)), owner
+    scores = np.concatenate([units, strangers]) @ mean_embeddings(sums).T  # (tests, people)
+    # A recording is compared with the person's mean without it, which a person of one recording has not.
+    scores[own] = (units * mean_embeddings(sums[owner] - weighted)).sum(axis=1)
+    is_kept = np.ones(scores.shape, dtype=bool)
+    is_kept[own] = np.bincount(owner)[owner] > 1
+    test, enrol = np.nonzero(is_kept)
+    ids = np.concatenate([np.arange(num_people), owner, np.arange(len(strangers)) + num_people]).astype(np.int32)
+    names = [f"person {row}" for row in range(num_people)] + [f"test {row}" for row in range(num_tests)]
     trials = TrialList(
-        names,
-        enrol[is_kept].astype(np.int32),
-        (test[is_kept] + len(people)).astype(np.int32),
-        labels[is_kept].astype(np.int8),
+        StringTable.from_strings(names),
+        enrol.astype(np.int32),
+        (test + num_people).astype(np.int32),
+        (ids[test + num_people] == enrol).astype(np.int8),
         str(store.path),
         sha256_of(store.path),
     )
-    ids = np.concatenate([np.arange(len(people)), owners]).astype(np.int32)
     rule = f"people of {store.path.name}" + (", each recording of the cohort a speaker" if len(strangers) else "")
     return trials, scores[is_kept], Speakers(ids, len(np.unique(ids)), rule)
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
-
-
-def _write(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> Calibrated:
+def _write(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> tuple[Fit, Results, Path | None]:
     """Write the fit, unless the labels look swapped or it would replace one on more pairs."""
-    path = Path(verifier.name)
     # A model at the start of its training has an EER of 50 %, not this much.
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
@@ -137,7 +111,7 @@ def _write(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | No
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
-            f"{path} holds a calibration on {num_old:,} pairs of one speaker, and this one has {num_pairs}; name "
-            "another file with --out. Nothing was written"
+            f"{verifier.name} holds a calibration on {num_old:,} pairs of one speaker, and this one has {num_pairs}; "
+            "name another file with --out. Nothing was written"
         )
-    return Calibrated(fit, results, update_model_file(path, fit.changes(verifier.contents), out=out), out or path)
+    return fit, results, update_model_file(verifier.name, fit.changes(verifier.contents), out=out)

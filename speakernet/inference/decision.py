@@ -14,6 +14,7 @@ import numpy as np
 
 from speakernet.evaluation.calibration import (
     EER_NAME,
+    FEWEST_NONTARGETS,
     AffineCalibration,
     false_accept_rate_of,
     threshold_label,
@@ -31,8 +32,8 @@ ADVICE = (
     "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
     f"0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
 )
-MOST_TIMES = 1e9
-"""Likelihood ratios beyond are not printed: no calibration list supports them."""
+MOST_RATIO = math.log(999_999)
+"""Log-likelihood ratios beyond are not printed: no calibration list supports them."""
 
 
 class NotCalibratedError(ValueError):
@@ -74,11 +75,8 @@ class Decision:
         if ratio is None:
             return words
         hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
-        times = float(f"{math.exp(min(abs(ratio), math.log(MOST_TIMES))):.3g}")
-        shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
-        # The threshold asks for a rate, the odds weigh the evidence: without the word they seem to contradict.
-        although = "although " if self.same_speaker != (ratio >= 0) else ""
-        return f"{words}; {although}{hypothesis} {shown} times as likely"
+        times = float(f"{math.exp(min(abs(ratio), MOST_RATIO)):.3g}")
+        return f"{words}; {hypothesis} {times:,g} times as likely"
 
 
 @dataclass(frozen=True)
@@ -108,13 +106,13 @@ class DecisionRule:
         fits = (contents.get("calibration") or {}).get("fits", [])
         fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]
-        calibration = AffineCalibration.from_dict(fitted[-1]) if fitted else None
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
         advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}: " + ADVICE.format(name)
-        # Older files do not say how many pairs they rest on.
-        num_nontargets = fitted[-1].get("num_nontargets") if fitted else None
-        caution = "" if num_nontargets is None else too_few_nontargets(int(num_nontargets))
-        return cls(calibration, tuple(thresholds), advice, caution)
+        if not fitted:
+            return cls(None, thresholds, advice)
+        # Older files do not contain how many pairs they rest on.
+        caution = too_few_nontargets(fitted[-1].get("num_nontargets", FEWEST_NONTARGETS))
+        return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution)
 
     def log_likelihood_ratio(self, score: float) -> float | None:
         """The calibrated score; None without a calibration."""

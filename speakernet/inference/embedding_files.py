@@ -1,7 +1,6 @@
 """Many recordings into one file of embeddings, with progress; a run that was killed continues from its whole blocks."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +20,6 @@ BLOCKS_SUFFIX = ".parts"
 WAY = {"embedding": "whole", "wrapped": False}
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """What came of it."""
-
-    num_embedded: int
-    num_kept: int
-    problems: list[str]
-    missing: list[WorkPart]
-
-
 def embed_files(
     verifier: SpeakerVerifier,
     source: AudioSource,
@@ -39,8 +28,13 @@ def embed_files(
     *,
     skips_broken: bool = False,
     part: WorkPart = WHOLE,
-) -> Embedded:
-    """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays."""
+) -> tuple[int, int, list[str], list[WorkPart]]:
+    """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
+
+    Returns:
+        How many embeddings were written and how many were kept from an earlier run, what was left out, a sentence each,
+        and the parts that are missing, without which nothing was written.
+    """
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file that ends in .npz")
     check_writable(out)
@@ -72,7 +66,7 @@ def embed_files(
     parts = [WorkPart(one, part.count) for one in range(1, part.count + 1)]
     missing = [one for one in parts if any(block is None for block in share(kept, one.number, one.count))]
     if missing:
-        return Embedded(0, num_kept, problems, missing)
+        return 0, num_kept, problems, missing
     empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
     embeddings = np.concatenate([empty, *(block for block in kept if block is not None)])
     is_there = np.isfinite(embeddings).all(axis=1)
@@ -84,7 +78,7 @@ def embed_files(
     if part == WHOLE:
         # With several parts another process may be joining the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
-    return Embedded(int(is_there.sum()), num_kept, problems, missing)
+    return int(is_there.sum()), num_kept, problems, missing
 
 
 def _embed_block(

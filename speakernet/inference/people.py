@@ -28,16 +28,7 @@ from typing import Any
 
 import numpy as np
 
-try:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-
-    HAS_CRYPTOGRAPHY = True
-except ImportError:  # Only an encrypted store needs it.
-    HAS_CRYPTOGRAPHY = False
-
-from speakernet.evaluation.scoring import EPSILON, mean_embeddings
+from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading, writing
 from speakernet.terminal import MAX_NAMED
 
@@ -62,7 +53,6 @@ PROOF = b"speakernet people store"
 SCRYPT_COST = 1 << 15
 """OWASP's advice for scrypt with blocks of 8: 32 MiB and about a tenth of a second."""
 FACTS = ("fingerprint", "embedding_dim", "model", "created")
-EXPORT_SUFFIXES = (".json", ".npz")
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -77,9 +67,8 @@ ADD_DIGESTS = """
 ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
 CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
 """
-SETTINGS = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
+NEW_STORE = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};{SCHEMA};{ADD_DIGESTS}"
 NUM_TABLES = "SELECT COUNT(*) FROM sqlite_master"
-NEW_STORE = f"{SETTINGS};{SCHEMA};{ADD_DIGESTS}"
 
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 INVISIBLE_LETTERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)}
@@ -310,21 +299,19 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreKeyError: the store is encrypted and was opened without its key.
         """
         path = Path(path)
-        if path.suffix not in EXPORT_SUFFIXES:
-            raise StoreError(f"{path}: expected a file that ends in {' or '.join(EXPORT_SUFFIXES)}")
+        if path.suffix not in (".json", ".npz"):
+            raise StoreError(f"{path}: expected a file that ends in .json or .npz")
         check_writable(path)
-        recordings, facts = self.recordings(name), self.facts
+        recordings, facts, is_json = self.recordings(name), self.facts, path.suffix == ".json"
         if name is not None and not recordings:
             raise self._nobody(name)
         rows = [dataclasses.asdict(one) for one in recordings]
-        if path.suffix == ".json":
-            with atomic_write(path) as file:
+        with atomic_write(path, "w" if is_json else "wb") as file:
+            if is_json:
                 json.dump({**facts, "recordings": rows}, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
-        else:
-            columns = {field.name: [row[field.name] for row in rows] for field in dataclasses.fields(StoredRecording)}
-            columns["embeddings"] = columns.pop("embedding")
-            with atomic_write(path, "wb") as file:
-                np.savez(file, fingerprint=np.array(str(facts["fingerprint"])), **columns)  # type: ignore[arg-type]
+            else:
+                columns = {one.name: [row[one.name] for row in rows] for one in dataclasses.fields(StoredRecording)}
+                np.savez(file, embeddings=columns.pop("embedding"), fingerprint=facts["fingerprint"], **columns)
         path.chmod(PRIVATE)
         return len(recordings)
 
@@ -513,9 +500,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         units = mean_embeddings(np.stack([one.embedding for one in kept]), self._mean)
         weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
         starts = [row for row, one in enumerate(kept) if not row or one.name != kept[row - 1].name]
-        sums = np.add.reduceat(weighted, starts, axis=0)
-        rows = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), EPSILON)
-        return [kept[start].name for start in starts], rows
+        return [kept[start].name for start in starts], mean_embeddings(np.add.reduceat(weighted, starts, axis=0))
 
     def _back_up(self) -> None:
         """Copy the store to a file beside it, which has its name only when it is whole."""
@@ -546,8 +531,11 @@ def _aead(key: str | bytes, salt: bytes) -> Any:
     """AES-GCM under a key that scrypt derives from the passphrase and the store's salt."""
     if not key:
         raise StoreKeyError("the key is empty; give a passphrase, or no key for a store without encryption")
-    if not HAS_CRYPTOGRAPHY:
-        raise StoreKeyError("encryption needs the library cryptography: pip install 'speakernet[encryption]'")
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+    except ImportError as error:
+        raise StoreKeyError("encryption needs a library: pip install 'speakernet[encryption]'") from error
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
@@ -559,6 +547,8 @@ def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
 
 
 def _unseal(aead: Any, sealed: bytes, place: bytes) -> bytes:
+    from cryptography.exceptions import InvalidTag
+
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:

@@ -5,7 +5,6 @@ Long recordings are read piece by piece, so that memory does not grow with them.
 
 import hashlib
 import io
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,9 +59,6 @@ LEAST_RANGE_DB = 3.0
 """A sound whose loud and quiet frames differ by less is a tone or a hiss: speech has pauses and stops."""
 NOISY_DB = 10.0
 CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
-BAND_HZ, UPPER_BAND_HZ = (300.0, 3400.0), (5000.0, 7500.0)
-BAND_LIMITED_DB = -60.0
-"""Power density above the telephone's band against that within it; audio resampled from 8 kHz has less than -65 dB."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,6 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
         return audio
     if isinstance(audio, str | os.PathLike):
         info = audio_info(path := Path(audio))
-        if sample_rate not in (None, info.sample_rate):
-            raise AudioError(f"{path} has {info.sample_rate} Hz, sample_rate is {sample_rate}; leave it out for a file")
         if not info.num_samples:
             raise AudioError(f"{path}: the file holds no samples (header only); convert it again from its source")
         num_samples = info.num_samples_at(wanted_rate)
@@ -207,7 +201,6 @@ class Quality:
     name: str
     seconds: float
     speech_seconds: float
-    signal_to_noise_db: float
     warnings: tuple[str, ...]
     digest: str
 
@@ -228,19 +221,14 @@ def inspect_recording(
     0.0
     """
     recording = open_recording(audio, sample_rate, SAMPLE_RATE)
-    name, rate, digest = recording.name, recording.sample_rate, hashlib.sha256()
+    name, digest = recording.name, hashlib.sha256()
     powers, peaks = [], []
-    size = 1 << max(6, math.ceil(math.log2(rate / 40)))
-    spectrum = np.zeros(size // 2 + 1)
     for _, waveform in recording.pieces():
         digest.update(waveform.astype("<f4").tobytes())
-        powers.append(frame_powers(waveform, rate))
+        powers.append(frame_powers(waveform, recording.sample_rate))
         magnitudes = np.abs(waveform)
         peak = float(magnitudes.max(initial=1e-9))
         peaks.append([peak, *(np.count_nonzero(magnitudes >= level) for level in (NEAR_PEAK * peak, CLIP_LEVEL))])
-        frames = waveform[: len(waveform) // size * size].reshape(-1, size) * np.hanning(size).astype(np.float32)
-        # Loud frames outweigh the pauses by themselves.
-        spectrum += np.square(np.abs(np.fft.rfft(frames, axis=1))).sum(axis=0, dtype=np.float64)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
     speech_seconds, ratio = _speech_share(levels) * recording.seconds, power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
@@ -263,12 +251,9 @@ def inspect_recording(
             num_clipped > CLIPPED_SHARE * recording.num_samples
         ),
         f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,
-        "band-limited: nothing above 4 kHz, as over a telephone; enrol with the microphone in use": (
-            _is_band_limited(spectrum, rate)
-        ),
     }
     warnings = tuple(text for text, is_so in found.items() if is_so)
-    return Quality(name, recording.seconds, speech_seconds, ratio, warnings, digest.hexdigest())
+    return Quality(name, recording.seconds, speech_seconds, warnings, digest.hexdigest())
 
 
 def usable(recording: Recording) -> Recording:
@@ -284,12 +269,3 @@ def _speech_share(levels: np.ndarray) -> float:
         return 0.0
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
     return float(np.mean(levels >= least))
-
-
-def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
-    """Whether the band above the telephone's is empty."""
-    if not spectrum.any() or sample_rate / 2 < UPPER_BAND_HZ[1]:
-        return False
-    hz = np.linspace(0, sample_rate / 2, len(spectrum))
-    low, high = (spectrum[(hz >= band[0]) & (hz <= band[1])].mean() + 1e-12 for band in (BAND_HZ, UPPER_BAND_HZ))
-    return bool(10 * np.log10(high / low) < BAND_LIMITED_DB)

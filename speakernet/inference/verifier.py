@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,10 +150,6 @@ class SpeakerVerifier:
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` decides without a threshold of the caller's."""
 
-    def __repr__(self) -> str:
-        net = self.net
-        return f"SpeakerVerifier({net.model_name}, {net.embedding_dim} numbers, {net.sample_rate} Hz, {self.device})"
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over weights, architecture and front end: what decides an embedding, not the calibration."""
@@ -169,7 +164,7 @@ class SpeakerVerifier:
         Args:
             audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile gives it, floating point in
                 -1..1 or int16, or a list of these. Channels are mixed down.
-            sample_rate: Hz, of the arrays; any rate, resampled to the network's. A file has its own.
+            sample_rate: Hz, of the arrays; any rate, resampled to the network's. Files have their own.
 
         Returns:
             (1, dim) float32 for one recording, (recordings, dim) for a list.
@@ -228,11 +223,13 @@ class SpeakerVerifier:
             ValueError: another shape or type, NaN, or fewer frames than the network needs.
         """
         tensor = torch.as_tensor(features)
-        shape = tuple(tensor.shape)
-        if tensor.ndim != 3 or shape[2] != self.num_features or 0 in shape:
-            raise ValueError(f"features of shape {shape}; expected (batch, frames, {self.num_features})")
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"features of type {tensor.dtype}; expected finite floating-point values")
+        shape, kind = tuple(tensor.shape), tensor.dtype
+        is_fine = tensor.ndim == 3 and shape[2] == self.num_features and 0 not in shape and kind.is_floating_point
+        if not is_fine or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"features of shape {shape} and type {kind}; expected (batch, frames, {self.num_features}) finite "
+                "floating-point values"
+            )
         with torch.inference_mode():
             given = tensor.to(self.device, torch.float32).transpose(1, 2)
             return _like(features, self.embedding_net.from_features(given))
@@ -262,8 +259,7 @@ class SpeakerVerifier:
         limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
         # Before anything is embedded, not after.
         self.rule.decide(0.0, **limits)
-        rates = [sample_rate if isinstance(audio, np.ndarray | Tensor) else None for audio in (first, second)]
-        recordings = [usable(self.open(audio, rate)) for audio, rate in zip((first, second), rates, strict=True)]
+        recordings = [usable(self.open(audio, sample_rate)) for audio in (first, second)]
         return self.decide(self.compare(*map(self.embed, recordings)), **limits)
 
     def compare(self, first: Array, second: Array) -> float:
@@ -387,7 +383,7 @@ class SpeakerStream:
         self._chunks: list[np.ndarray] = []
         """Samples of the window that is not full."""
         self._num_samples, self._closed_seconds = 0, 0.0
-        self._closed_sum = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
+        self._closed_sum: np.ndarray = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
         """Embeddings of full windows times their seconds."""
 
     @property
@@ -409,12 +405,10 @@ class SpeakerStream:
             return []
         # At its own rate: resampled chunk by chunk, every seam would click.
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
-        states = []
-        step = round(STEP_SECONDS * self.sample_rate)
-        while len(samples):
-            self._chunks.append(samples[: step - self._num_samples % step])
-            samples = samples[len(self._chunks[-1]) :]
-            self._num_samples += len(self._chunks[-1])
+        states, step = [], round(STEP_SECONDS * self.sample_rate)
+        for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):
+            self._chunks.append(part)
+            self._num_samples += len(part)
             if self._num_samples % step == 0:
                 states.append(self._state())
                 if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
@@ -482,10 +476,9 @@ def enroll(
                 f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected "
                 f"{limit:.4f} or more)"
             )
-    for other, score in store.identify(embeddings.mean(axis=0), top=2):
-        if other != name and score >= limit:
-            warnings.append(f"{name}: sounds like {other!r}, who is enrolled already (score {score:.2f})")
-            break
+    others = [(other, score) for other, score in store.identify(embeddings.mean(axis=0), top=2) if other != name]
+    if others and others[0][1] >= limit:
+        warnings.append(f"{name}: sounds like {others[0][0]!r}, who is enrolled already (score {others[0][1]:.2f})")
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
     total = len(kept)
@@ -551,9 +544,8 @@ def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
     """The device of this name, if it is here."""
     if wanted == "auto":
         return find_device(MachineOptions(), local_rank)
+    count = torch.cuda.device_count()
     # By its text: torch keeps the number in one byte, so that cuda:257 would be the second GPU.
-    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(wanted))
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if match is None or (match[0] != "cpu" and int(match[1] or 0) >= count):
+    if str(wanted) not in ("cpu", *["cuda"][:count], *(f"cuda:{number}" for number in range(count))):
         raise ValueError(f"device {wanted!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs here)")
-    return torch.device(match[0])
+    return torch.device(str(wanted))

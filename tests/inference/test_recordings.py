@@ -49,7 +49,6 @@ def test_seconds_of_speech():
         (speech() + noise(0.02), RATE, "noisy"),
         (noise(0.1), RATE, "too short: 0.0 s"),
         (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "too short: 0.0 s"),
-        (speech(rate=8000), 8000, "band-limited"),
     ],
 )
 def test_warnings(audio, rate, expected):
@@ -109,7 +108,6 @@ def test_long_recordings_are_read_in_pieces(tmp_path):
     long, one = np.tile(speech(), 60), inspect_recording(speech(), sample_rate=RATE)
     found = inspect_recording(long, sample_rate=RATE)
     assert found.speech_seconds == pytest.approx(60 * one.speech_seconds, rel=0.05) and found.warnings == ()
-    assert found.signal_to_noise_db == pytest.approx(one.signal_to_noise_db, abs=0.5)
 
 
 class Pipe(io.BytesIO):

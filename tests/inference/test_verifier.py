@@ -90,7 +90,6 @@ def test_features(verifier, model_path):
 
 def test_properties(verifier, model_path):
     assert (verifier.embedding_dim, verifier.sample_rate, verifier.num_features) == (8, 16000, MELS)
-    assert repr(verifier) == "SpeakerVerifier(ResNet, 8 numbers, 16000 Hz, cpu)"
     assert isinstance(verifier, speakernet.SpeakerVerifier) and "load" in dir(speakernet)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     assert speakernet.load(str(model_path)).device.type == kind

@@ -2,13 +2,19 @@
 
 `Service` has one method a route, on a thread of its own, with what Python callers use. Only embedding differs: the
 recordings of all requests go to one thread, which embeds those that wait together.
+
+A page of any web site can make a browser send requests to this machine. It can neither choose the headers Host and
+Origin nor omit Origin, so these distinguish it from our own page.
 """
 
 import argparse
+import asyncio
 import contextlib
 import copy
+import hmac
 import ipaddress
 import logging
+import os
 import queue
 import secrets
 import signal
@@ -19,44 +25,58 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 import uvicorn
 from fastapi import Body, Depends, FastAPI, File, Form, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartParser
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import speakernet
 from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, readable_bytes
 from speakernet.files import read_secret
 from speakernet.inference.decision import NotCalibratedError
-from speakernet.inference.people import PeopleStore, Person, checked_name
+from speakernet.inference.people import PeopleStore, checked_name
 from speakernet.inference.recordings import Recording, inspect_recording
-from speakernet.inference.serve.guard import (
-    DEADLINE,
-    OPEN_PATHS,
-    ApiError,
-    Budget,
-    Guard,
-    Limits,
-    TimedProtocol,
-    busy,
-    is_new,
-    too_slow,
-)
 from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
 
 logger = logging.getLogger(__name__)
 
+MEBIBYTE = 1 << 20
+HEADER_SECONDS = 10.0
+"""In which the headers of a request must arrive."""
+# Windows has no such limit.
+DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
+MOST_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
+"""Connections that wait for headers; one more closes the one that has waited longest."""
+OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/health"})
+"""Answered without a token: they hold nothing about anybody."""
+DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
+"""When the present request is given up, on the clock of `time.monotonic`."""
+SAFE_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; media-src blob:; "
+        b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
 MOST_TOGETHER = 16
 MOST_CLIPS, MOST_TOP = 10, 100
 MIN_SPEECH_SECONDS = 1.0
@@ -83,6 +103,190 @@ SAMPLES = {"schema": {"type": "string", "format": "binary"}}
 
 # Uploads stay in memory, never in a temporary file; requests are smaller.
 MultiPartParser.spool_max_size = 1 << 40
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Beyond these a request is refused."""
+
+    body_bytes: int = 32 * MEBIBYTE
+    """Of one request: three minutes of stereo at 48 kHz."""
+    memory_bytes: int = 1024 * MEBIBYTE
+    """Of uploads and decoded audio of all requests together."""
+    requests: int = 512
+    """At once."""
+    clip_seconds: float = 600.0
+    """Of one recording."""
+    chunk_seconds: float = 10.0
+    """Of the samples that one request adds to a stream."""
+    receive_seconds: float = 30.0
+    """In which a request must arrive."""
+    answer_seconds: float = 60.0
+    """In which it is answered or given up."""
+    streams: int = 64
+    """Live streams at once."""
+    stream_idle_seconds: float = 60.0
+    """After which a stream without new samples is closed."""
+
+
+class ApiError(HTTPException):
+    """A refusal: status, a word for programs, and a sentence for people."""
+
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+
+    def response(self) -> JSONResponse:
+        """As the API answers it."""
+        error = {"code": self.code, "message": self.detail}
+        return JSONResponse({"error": error}, self.status_code, self.headers)
+
+
+class Budget:
+    """Bytes that all requests share."""
+
+    def __init__(self, total: int) -> None:
+        self.left = total
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Take that many for the block, or refuse the request."""
+        with self._lock:
+            if size > self.left:
+                raise busy("too much audio at once")
+            self.left -= size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.left += size
+
+
+class Guard:
+    """Middleware with the checks; an empty token asks for none."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
+        self.app, self.limits, self.budget, self.token = app, limits, budget, token
+        self.slots = asyncio.Semaphore(limits.requests)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, limits = Headers(scope=scope), self.limits
+        begun, size = time.monotonic(), 0
+        too_large = ApiError(
+            413,
+            "too_large",
+            f"more than {limits.body_bytes:,} bytes, the limit of one request; send fewer or shorter clips, or FLAC",
+        )
+
+        async def take() -> Message:
+            nonlocal size
+            left = begun + limits.receive_seconds - time.monotonic()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, left))
+            except asyncio.TimeoutError:
+                seconds = limits.receive_seconds
+                raise ApiError(408, "too_slow", f"the request did not arrive within {seconds:g} s") from None
+            size += len(message.get("body", b""))
+            if size > limits.body_bytes:
+                raise too_large
+            return message
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
+            await send(message)
+
+        try:
+            self._check_sender(scope, headers)
+            length = limits.body_bytes if "transfer-encoding" in headers else int(headers.get("content-length", 0))
+            if length > limits.body_bytes:
+                raise too_large
+            if self.slots.locked():
+                raise busy(f"{limits.requests} requests are running")
+            seconds = limits.receive_seconds + limits.answer_seconds
+            DEADLINE.set(begun + seconds)
+            with self.budget.hold(length):
+                async with self.slots:
+                    await asyncio.wait_for(self.app(scope, take, answer), seconds)
+        except (ApiError, asyncio.TimeoutError) as error:
+            refusal = error if isinstance(error, ApiError) else too_slow(limits)
+            await refusal.response()(scope, receive, answer)
+
+    def _check_sender(self, scope: Scope, headers: Headers) -> None:
+        origin = headers.get("origin")
+        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
+        is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        # A link to our page on another page is harmless.
+        if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
+            raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
+        if self.token and scope["path"] not in OPEN_PATHS:
+            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(given.encode("latin-1"), self.token):
+                raise ApiError(
+                    401,
+                    "token_needed",
+                    "the header `Authorization: Bearer TOKEN` is missing or wrong; the server's owner has the token",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP, whose connections must send the headers of each request in time."""
+
+    waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_headers()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self._stop_waiting()
+        self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        if len(self.waiting) > MOST_WITHOUT_HEADERS:
+            oldest = next(iter(self.waiting))
+            self.waiting.pop(oldest).cancel()
+            oldest.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if timer := self.waiting.pop(self, None):
+            timer.cancel()
+
+
+_logged: set[str] = set()
+
+
+def is_new(record: logging.LogRecord) -> bool:
+    """A filter of messages that were logged before: a client can cause the same one any number of times."""
+    num_before = len(_logged)
+    _logged.add(record.msg)
+    return len(_logged) > num_before
+
+
+def busy(reason: str) -> ApiError:
+    """The refusal of a request beyond the capacity."""
+    return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
+
+
+def too_slow(limits: Limits) -> ApiError:
+    """The refusal of a request that takes too long."""
+    return ApiError(504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later")
 
 
 async def body_of(request: Request) -> bytes:
@@ -210,7 +414,7 @@ class Service:
 
     def people(self) -> Answer:
         """Everybody who is enrolled."""
-        return {"people": [_person(one) for one in self._store().people()]}
+        return {"people": [{"name": one.name, "recordings": one.recordings} for one in self._store().people()]}
 
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
         """Enrol somebody, or add clips of somebody who is enrolled."""
@@ -222,11 +426,10 @@ class Service:
     def remove(self, name: str) -> Answer:
         """Remove somebody: nothing of them can be read in the store or its backups."""
         store, name = self._store(), checked_name(name)
-        known = {one.name: _person(one) for one in store.people()}
-        if name not in known:
+        if not (num_recordings := len(store.recordings(name))):
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)
-        return known[name]
+        return {"name": name, "recordings": num_recordings}
 
     def identify(
         self,
@@ -368,10 +571,6 @@ class Service:
     def _close_idle(self) -> None:
         oldest = time.monotonic() - self.limits.stream_idle_seconds
         self.streams = {identity: live for identity, live in self.streams.items() if live.last_used >= oldest}
-
-
-def _person(one: Person) -> Answer:
-    return {"name": one.name, "recordings": one.recordings}
 
 
 class ServeError(ValueError):

@@ -18,14 +18,22 @@ import pytest
 
 import speakernet
 from speakernet.files import FileError
-from speakernet.inference.serve import guard
-from speakernet.inference.serve.guard import Limits, TimedProtocol
-from speakernet.inference.serve.server import MOST_TOGETHER, TOKEN_VARIABLE, Address, Batcher, ServeError, read_token
+from speakernet.inference.serve import server as serving_module
+from speakernet.inference.serve.server import (
+    MOST_TOGETHER,
+    TOKEN_VARIABLE,
+    Address,
+    Batcher,
+    Limits,
+    ServeError,
+    TimedProtocol,
+    read_token,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, serving, wav
 
-PAGE = Path(guard.__file__).parent / "page"
+PAGE = Path(serving_module.__file__).parent / "page"
 TOKEN = "a-token-of-some-length"
 CLIENTS = 200
 
@@ -164,8 +172,8 @@ def test_a_slow_upload_is_ended(models):
 
 
 def test_unfinished_headers_are_closed(models, monkeypatch):
-    monkeypatch.setattr(guard, "HEADER_SECONDS", 1.0)
-    monkeypatch.setattr(guard, "MOST_WITHOUT_HEADERS", 20)
+    monkeypatch.setattr(serving_module, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(serving_module, "MOST_WITHOUT_HEADERS", 20)
     with serving(models[0]) as (address, _):
         port = int(address.rpartition(":")[2])
         halves = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
@@ -193,8 +201,8 @@ def test_unfinished_headers_are_closed(models, monkeypatch):
 
 
 def test_the_same_message_is_logged_once():
-    records = [guard.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
-    assert [guard.is_new(record) for record in records] == [True, False, True]
+    records = [serving_module.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
+    assert [serving_module.is_new(record) for record in records] == [True, False, True]
 
 
 async def ask_together(address, requests):
