@@ -28,6 +28,13 @@ from typing import Any
 
 import numpy as np
 
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+except ImportError:  # Only an encrypted store needs it.
+    AESGCM = None  # type: ignore[assignment,misc]
+
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading, writing
 from speakernet.terminal import MAX_NAMED
@@ -531,11 +538,8 @@ def _aead(key: str | bytes, salt: bytes) -> Any:
     """AES-GCM under a key that scrypt derives from the passphrase and the store's salt."""
     if not key:
         raise StoreKeyError("the key is empty; give a passphrase, or no key for a store without encryption")
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-    except ImportError as error:
-        raise StoreKeyError("encryption needs a library: pip install 'speakernet[encryption]'") from error
+    if AESGCM is None:
+        raise StoreKeyError("encryption needs a library: pip install 'speakernet[encryption]'")
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
@@ -547,8 +551,6 @@ def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
 
 
 def _unseal(aead: Any, sealed: bytes, place: bytes) -> bytes:
-    from cryptography.exceptions import InvalidTag
-
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:
