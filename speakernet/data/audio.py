@@ -16,6 +16,7 @@ import struct
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,15 @@ from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_
 from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, by default
+# NumPy's type of a coding's samples, and the factor that brings them to -1..1; three bytes are made four.
+PCM_TYPES = {
+    "pcm_u8": ("u1", 2.0**-7),
+    "pcm_s16": ("<i2", 2.0**-15),
+    "pcm_s24": ("<i4", 2.0**-31),
+    "pcm_s32": ("<i4", 2.0**-31),
+    "float32": ("<f4", 1.0),
+    "float64": ("<f8", 1.0),
+}
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
 # A header with another rate is broken: resampling from it would take filters of gigabytes.
 LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
@@ -121,41 +131,31 @@ def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tup
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
         status = os.fstat(file.fileno())
         size, modified_ns = status.st_size, status.st_mtime_ns
-        is_known = known is not None and (size, modified_ns) == (known.file_bytes, known.modified_ns)
-        if known is not None and is_known and known.data_offset >= 0:
-            yield file, known
-        elif container := _container_of(file):
+        known = known if known and (size, modified_ns) == (known.file_bytes, known.modified_ns) else None
+        if not (known and known.data_offset >= 0) and (container := _container_of(file)):
             decoded = _decode_kept(str(path), size, modified_ns, container)
             info = _info_of_file(io.BytesIO(decoded), container, len(decoded), 0)
             # The samples are not in the file itself: there is no offset.
-            yield (
-                io.BytesIO(decoded),
-                dataclasses.replace(info, format=container, data_offset=-1, file_bytes=size, modified_ns=modified_ns),
-            )
+            facts = {"format": container, "data_offset": -1, "file_bytes": size, "modified_ns": modified_ns}
+            yield io.BytesIO(decoded), dataclasses.replace(info, **facts)
         else:
-            yield file, known if known is not None and is_known else _info_of_file(file, path, size, modified_ns)
+            yield file, known or _info_of_file(file, path, size, modified_ns)
 
 
-def readable_bytes(content: bytes, name: str) -> bytes:
-    """The content of a file as soundfile reads it: as it is, or as a WAV file that ffmpeg decodes it to."""
-    container = _container_of(io.BytesIO(content))
-    return _decode_with_ffmpeg(content, name, container) if container else content
-
-
-def info_of_bytes(content: bytes, name: str) -> AudioInfo:
-    """`audio_info` for a whole file that is already in memory; `name` is for messages."""
+def open_audio_bytes(content: bytes, name: str) -> tuple[IO[bytes], AudioInfo]:
+    """`open_audio` for a whole file that is already in memory; `name` is for messages."""
     with reading(name, EXPECTED, AudioError):
-        content = readable_bytes(content, name)
-        return _info_of_file(io.BytesIO(content), name, len(content), 0)
+        if container := _container_of(io.BytesIO(content)):
+            content = _decode_with_ffmpeg(content, name, container)
+        return io.BytesIO(content), _info_of_file(io.BytesIO(content), name, len(content), 0)
 
 
 def read_audio_bytes(
     content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
 ) -> np.ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
+    file, info = open_audio_bytes(content, name)
     with reading(name, EXPECTED, AudioError):
-        file = io.BytesIO(readable_bytes(content, name))
-        info = _info_of_file(file, name, len(file.getbuffer()), 0)
         return crop_of_file(file, info, name, start, num_samples, sample_rate)
 
 
@@ -194,8 +194,7 @@ def crop_of_file(
         raise AudioError(f"{name}: asked for samples {start} to {stop}, but it holds {total} at {sample_rate} Hz")
     # resample_poly keeps sample k * down of the source at sample k * up of the result, so cutting the source at such a
     # multiple, far enough before the crop, gives the samples that resampling the whole file would give.
-    common = math.gcd(sample_rate, info.sample_rate)
-    up, down = sample_rate // common, info.sample_rate // common
+    up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
     reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
     blocks = start if up == down else max(0, start // up - (reach // down + 1))
     first, last = blocks * down, min(info.num_samples, -(-stop * down // up) + reach)
@@ -227,10 +226,8 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
         (samples,) float32.
     """
     samples = np.asarray(samples)
-    if samples.ndim == 2 and samples.shape[0] == 1:
-        samples = samples[0]
-    if samples.ndim == 1:
-        samples = samples[:, None]
+    if samples.ndim == 1 or (samples.ndim == 2 and samples.shape[0] == 1):
+        samples = samples.reshape(-1, 1)
     if samples.ndim != 2 or samples.size == 0 or samples.shape[1] > samples.shape[0]:
         raise AudioError(
             f"samples of shape {np.shape(samples)}; expected (samples,) or (samples, channels), one recording at a time"
@@ -241,8 +238,7 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
         raise AudioError(f"sample_rate {sample_rate}; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz, a whole number")
     scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1.0)
     mono = finish_frames(samples.astype(np.float32) * scale, "the array")
-    common = math.gcd(wanted_rate, int(sample_rate))
-    up, down = wanted_rate // common, int(sample_rate) // common
+    up, down = Fraction(wanted_rate, int(sample_rate)).as_integer_ratio()
     return mono if up == down else resample(mono, up, down)
 
 
@@ -252,19 +248,14 @@ def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPL
     if format_name is None:
         raise AudioError(f"{path}: can write {' and '.join(WRITABLE)}, not {Path(path).suffix!r}")
     # Into memory first: on a full disk soundfile ends in an assertion, which names neither disk nor file.
-    content = _encoded(waveform, sample_rate, format_name)
+    content = encode_audio(waveform, sample_rate, format_name)
     with atomic_write(path, "wb") as file:
         file.write(content)
 
 
-def flac_bytes(waveform: np.ndarray, sample_rate: int) -> bytes:
-    """A mono float waveform, (samples,), as 16-bit FLAC: half the size of WAV, and every browser plays it."""
-    return _encoded(waveform, sample_rate, "FLAC")
-
-
-def _encoded(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
-    samples = np.asarray(waveform)
-    buffer = io.BytesIO()
+def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str = "FLAC") -> bytes:
+    """A mono waveform, (samples,), as a 16-bit file; FLAC has half the size of WAV, and every browser plays it."""
+    samples, buffer = np.asarray(waveform), io.BytesIO()
     samples = samples if samples.dtype == np.int16 else to_int16(samples)
     soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
     return buffer.getvalue()
@@ -290,19 +281,17 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
 
 def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
     """Little-endian samples of a WAV as float32 in -1..1, interleaved as they come."""
-    if format_name == "pcm_s16":
-        return np.frombuffer(raw, dtype="<i2") * np.float32(1 / 32768)
-    if format_name == "pcm_u8":
-        return (np.frombuffer(raw, dtype=np.uint8).astype(np.float32) - 128) * np.float32(1 / 128)
+    dtype, scale = PCM_TYPES[format_name]
     if format_name == "pcm_s24":
         # Placed in the upper three bytes of an int32, so that the sign comes out right.
         wide = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
         wide[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
-        return wide.view("<i4")[:, 0].astype(np.float32) * np.float32(2.0**-31)
-    if format_name == "pcm_s32":
-        # Cast first: a product of int32 and float32 is a float64 of twice the size.
-        return np.frombuffer(raw, dtype="<i4").astype(np.float32) * np.float32(2.0**-31)
-    return np.frombuffer(raw, dtype="<f4" if format_name == "float32" else "<f8").astype(np.float32)
+        raw = wide.reshape(-1)
+    # Cast first: a product of int32 and float32 is a float64 of twice the size.
+    samples = np.frombuffer(raw, dtype=dtype).astype(np.float32)
+    if format_name == "pcm_u8":
+        samples -= 128
+    return samples * np.float32(scale)
 
 
 def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> np.ndarray:
@@ -358,8 +347,7 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
     if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
         return None
     long_size: int | None = None
-    layout: tuple[str, int, int] | None = None
-    position = 12
+    position, coding, channels, rate = 12, "", 0, 0
     for _ in range(MOST_CHUNKS):
         chunk = head[position : position + 48]
         if len(chunk) < 48 and len(head) == RIFF_HEADER_BYTES:
@@ -371,15 +359,21 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
         if kind == b"ds64" and len(body) >= 24:
             long_size = struct.unpack("<Q", body[8:16])[0]
         elif kind == b"fmt ":
-            layout = _parse_format(body[: min(size, 40)], name)
-            if layout is None:
+            body = body[: min(size, 40)]
+            if len(body) < 16:
+                raise _broken(name, f"a 'fmt ' chunk of {len(body)} bytes; expected at least 16")
+            code, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", body[:16])
+            if code == EXTENSIBLE and len(body) == 40 and body[26:] == GUID_TAIL:
+                code = struct.unpack("<H", body[24:26])[0]
+            coding = WAV_CODINGS.get((code, bits), "")
+            if not coding:
                 return None
+            if not 0 < channels <= MOST_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
+                raise _broken(name, f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes")
         elif kind == b"data":
-            if layout is None:
+            if not coding:
                 raise _broken(name, "the samples come before the 'fmt ' chunk")
-            coding, channels, rate = layout
-            offset = position + 8
-            available = max(0, file_bytes - offset)
+            offset, available = position + 8, max(0, file_bytes - position - 8)
             size = long_size if size == 0xFFFFFFFF and long_size is not None else size
             # 0 and 0xFFFFFFFF are what a recorder leaves that never filled the size in: all the rest is samples.
             is_unfinished = size == 0xFFFFFFFF or (size == 0 and available > 0)
@@ -388,22 +382,7 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
             return AudioInfo(num_samples, rate, channels, coding, offset, is_cut, file_bytes, modified_ns)
         # Chunks are padded to an even length.
         position += 8 + size + (size & 1)
-    raise _broken(name, "no 'fmt ' chunk" if layout is None else "no 'data' chunk: the file ends after its header")
-
-
-def _parse_format(body: bytes, name: str | Path) -> tuple[str, int, int] | None:
-    """(coding, channels, rate) of a 'fmt ' chunk; None for codings that soundfile must decode."""
-    if len(body) < 16:
-        raise _broken(name, f"a 'fmt ' chunk of {len(body)} bytes; expected at least 16")
-    code, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", body[:16])
-    if code == EXTENSIBLE and len(body) == 40 and body[26:] == GUID_TAIL:
-        code = struct.unpack("<H", body[24:26])[0]
-    coding = WAV_CODINGS.get((code, bits))
-    if coding is None:
-        return None
-    if not 0 < channels <= MOST_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
-        raise _broken(name, f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes")
-    return coding, channels, rate
+    raise _broken(name, "no 'fmt ' chunk" if not coding else "no 'data' chunk: the file ends after its header")
 
 
 def _broken(name: str | Path, problem: str) -> AudioError:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -297,27 +296,12 @@ def not_a_file(text: str) -> str:
     return f"{text!r} is {what}; write the audio out as WAV files and name those"
 
 
-class TrialForm(NamedTuple):
-    """One of the forms of a trial list's lines: a description, fields, labels and which field the label is."""
-
-    words: str
-    num_fields: int
-    labels: dict[bytes, int]
-    label: int = 0
-
-    def takes(self, row: Sequence[bytes]) -> bool:
-        """Whether a line's words are of this form."""
-        return len(row) == self.num_fields and (not self.labels or row[self.label] in self.labels) and all(row)
-
-
-FORMS = (
-    TrialForm("'1 enrol test' or '0 enrol test' (as its other lines)", 3, {b"0": 0, b"1": 1}),
-    TrialForm(
-        "'enrol test target' or 'enrol test nontarget' (as its other lines)", 3, {b"nontarget": 0, b"target": 1}, 2
-    ),
-    TrialForm("'enrol test' (as its other lines)", 2, {}),
+# Forms of a trial list's lines: a description, fields, which of them is the label, and what labels mean.
+FORMS: tuple[tuple[str, int, int, dict[bytes, int]], ...] = (
+    ("'1 enrol test' or '0 enrol test'", 3, 0, {b"0": 0, b"1": 1}),
+    ("'enrol test target' or 'enrol test nontarget'", 3, 2, {b"nontarget": 0, b"target": 1}),
+    ("'enrol test' (unlabelled, as its other lines)", 2, 0, {}),
 )
-TRIAL_FORMS = "'1 enrol test' or '0 enrol test', 'enrol test target|nontarget', or 'enrol test' for unlabelled pairs"
 
 
 def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialList:
@@ -326,21 +310,22 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     A line with tabs is split at tabs only, so that names may hold spaces.
     """
     file = ListFile(path, malformed)
-    known, sides, labels = numbers(), array("i"), array("b")
-    form: TrialForm | None = None
+    known, sides, labels, forms = numbers(), array("i"), array("b"), FORMS
     for number, line in file:
         row = split_row(line)
-        # A file has the form of the first line that has any.
-        form = form or next((one for one in FORMS if one.takes(row)), None)
-        if form is None or not form.takes(row):
-            file.expected(number, form.words if form else TRIAL_FORMS, line)
+        fitting = [one for one in forms if len(row) == one[1] and all(row) and (not one[3] or row[one[2]] in one[3])]
+        if not fitting:
+            file.expected(number, ", or ".join(one[0] for one in forms), line)
             continue
-        if form.labels:
-            labels.append(form.labels[row.pop(form.label)])
+        # A file has the form of the first line that has any.
+        forms = (fitting[0],)
+        _, _, place, meaning = fitting[0]
+        if meaning:
+            labels.append(meaning[row.pop(place)])
         sides.append(known[row[0]])
         sides.append(known[row[1]])
     if not sides:
-        raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
+        raise ListError(f"{path}: the list is empty; expected lines {', or '.join(one[0] for one in FORMS)}")
     enrol, test = np.array(sides).reshape(-1, 2).T.copy()
     # A dictionary keeps the order in which it grew, so position n of it is row n.
     names = StringTable.from_bytes(known)
@@ -382,23 +367,14 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
             file.write(("\t" if any(" " in name for name in names) else " ").join(fields) + "\n")
 
 
-class PublishedList(NamedTuple):
-    """A published list: trials, targets and MD5 of the file."""
-
-    name: str
-    num_trials: int
-    num_targets: int
-    md5: str
-
-
-# The corpus's own page, http://www.robots.ox.ac.uk/~vgg/data/voxceleb/. Original and cleaned lists are neighbours.
+# Name, trials, targets and MD5, from the corpus's own page, http://www.robots.ox.ac.uk/~vgg/data/voxceleb/.
 PUBLISHED = (
-    PublishedList("VoxCeleb1-O, original", 37720, 18860, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
-    PublishedList("VoxCeleb1-O, cleaned", 37611, 18802, "b73110731c9223c1461fe49cb48dddfc"),
-    PublishedList("VoxCeleb1-E, original", 581480, 290743, "b9ecf7aa49d4b656aa927a8092844e4a"),
-    PublishedList("VoxCeleb1-E, cleaned", 579818, 289921, "a53e059deb562ffcfc092bf5d90d9f3a"),
-    PublishedList("VoxCeleb1-H, original", 552536, 276270, "21c341b6b2168eea2634df0fb4b8fff1"),
-    PublishedList("VoxCeleb1-H, cleaned", 550894, 275488, "857790e09d579a68eb2e339a090343c8"),
+    ("VoxCeleb1-O, original", 37720, 18860, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
+    ("VoxCeleb1-O, cleaned", 37611, 18802, "b73110731c9223c1461fe49cb48dddfc"),
+    ("VoxCeleb1-E, original", 581480, 290743, "b9ecf7aa49d4b656aa927a8092844e4a"),
+    ("VoxCeleb1-E, cleaned", 579818, 289921, "a53e059deb562ffcfc092bf5d90d9f3a"),
+    ("VoxCeleb1-H, original", 552536, 276270, "21c341b6b2168eea2634df0fb4b8fff1"),
+    ("VoxCeleb1-H, cleaned", 550894, 275488, "857790e09d579a68eb2e339a090343c8"),
 )
 VOXCELEB_NAME = re.compile(r"(?:.*/)?(id1\d{4}/[\w-]{11}/\d{5})(?:\.\w+)?")
 """Speaker, video and clip of a VoxCeleb1 utterance, in any folder and with any file ending."""
@@ -410,16 +386,15 @@ def identify_trials(trials: TrialList) -> str:
     Original and cleaned VoxCeleb1 lists differ by a sixth of the error rate; the file's name does not show it. A list
     is recognised by the MD5 of the published file, else as likely by its counts and names.
     """
-    place = next((place for place, one in enumerate(PUBLISHED) if one.num_trials == len(trials)), None)
+    place = next((place for place, one in enumerate(PUBLISHED) if one[1] == len(trials)), None)
     if place is None:
         return ""
-    # The original and the cleaned list are neighbours.
-    published, other = PUBLISHED[place], PUBLISHED[place ^ 1]
-    name, size = published.name, f"{len(trials):,} trials"
-    confused = f"often confused with {other.name} ({other.num_trials:,} trials); their error rates must not be compared"
-    if Path(trials.source).is_file() and digest_of(trials.source, "md5") == published.md5:
+    (name, _, num_targets, md5), (other, num_others, _, _) = PUBLISHED[place], PUBLISHED[place ^ 1]
+    size = f"{len(trials):,} trials"
+    confused = f"often confused with {other} ({num_others:,} trials); their error rates must not be compared"
+    if Path(trials.source).is_file() and digest_of(trials.source, "md5") == md5:
         return f"this is {name}, {size}, as published; {confused}"
-    if trials.labels is not None and np.count_nonzero(trials.labels) != published.num_targets:
+    if trials.labels is not None and np.count_nonzero(trials.labels) != num_targets:
         return f"as many trials as {name} ({size}), but not as many targets: not that list as published"
     if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
         return f"as many trials as {name} ({size}), but other names than VoxCeleb1's: not that list as published"

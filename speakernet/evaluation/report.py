@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from speakernet.data.audio import SAMPLE_RATE, flac_bytes
+from speakernet.data.audio import SAMPLE_RATE, encode_audio
 from speakernet.data.lists import identify_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
@@ -531,7 +531,7 @@ def _utterance(run: RunData, row: int, audio: AudioSource | None) -> dict[str, s
         facts.append(f"{arrays['durations'][row]:.1f} s")
     if audio is not None:
         waveform = audio.read(name, 0, MAX_PLAYED_SECONDS * audio.sample_rate)
-        content = base64.b64encode(flac_bytes(waveform, audio.sample_rate)).decode("ascii")
+        content = base64.b64encode(encode_audio(waveform, audio.sample_rate)).decode("ascii")
         sound = f"data:audio/flac;base64,{content}"
     return {"text": name, "note": ", ".join(facts), "audio": sound}
 

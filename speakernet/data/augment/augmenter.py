@@ -15,10 +15,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from speakernet.data.augment.banks import ClipBank, Crops, ResidentBanks, RirBank
-from speakernet.data.augment.draw import KINDS, Drawer, Drawn, Ingredients
+from speakernet.data.augment.draw import (
+    BABBLE,
+    CLEAN,
+    CLIP_STREAM,
+    CODEC_STREAM,
+    KIND_STREAM,
+    KINDS,
+    MUSIC,
+    NOISE,
+    PLACE_STREAM,
+    REVERB,
+    RIR_STREAM,
+    SNR_STREAM,
+    TALKERS_STREAM,
+    TELEPHONE_STREAM,
+    VOLUME_STREAM,
+    Drawn,
+    Ingredients,
+    distinct_choices,
+)
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import send
 from speakernet.options import SAMPLE_RATE
+from speakernet.random import KeyedRandom
 
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
@@ -148,9 +168,7 @@ class Augmenter:
         wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
-        num_clips = {kind: len(bank) for kind, bank in self.banks.items()}
-        #: Every choice for the utterances `rows` of the training list (batch,) in an epoch.
-        self.draw = Drawer(self.available, options, num_clips=num_clips, num_rirs=len(rirs or ()), seed=seed).draw
+        self._codes, self._seed = np.array([KINDS.index(kind) for kind in self.available], dtype=np.int8), seed
         #: Clips and spectra on the device of the batches; None: they are on the host, and so are the batches.
         self.resident: ResidentBanks | None = None
         self._mixer = CpuMixer(self.banks, rirs, self.is_classic)
@@ -164,6 +182,50 @@ class Augmenter:
         self._mixer.reverberate(waveforms, drawn)
         self._mixer.add_noises(waveforms, drawn)
         return self._apply_channel(waveforms, drawn)
+
+    def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
+        """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
+        # Keyed numbers, not generators: a generator for each utterance costs 15 us, a tenth of a crop's whole budget.
+        random, options, codes = KeyedRandom(self._seed, epoch, rows), self.options, self._codes
+        streams = (KIND_STREAM, RIR_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
+        kind, rir, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
+        kinds = np.zeros(len(rows), dtype=np.int8)
+        if len(codes):
+            # One number decides both: below `probability` it is divided evenly among the categories.
+            kind = kind / max(options.probability, 1e-12)
+            chosen = codes[np.minimum((kind * len(codes)).astype(np.int64), len(codes) - 1)]
+            kinds = np.where(kind < 1, chosen, CLEAN).astype(np.int8)
+        fewest, most = options.babble_speakers
+        counts = np.where(kinds == BABBLE, fewest + (talkers * (most - fewest + 1)).astype(np.int64), 0)
+        counts[(kinds == MUSIC) | (kinds == NOISE)] = 1
+        width = max(int(counts.max(initial=0)), 1)
+        is_used = np.arange(width) < counts[:, None]
+        source_rows = np.nonzero(is_used)[0]
+        clip, place, snr_db = random.uniforms((CLIP_STREAM, PLACE_STREAM, SNR_STREAM), width)
+        clips = np.zeros((len(kinds), width), dtype=np.int64)
+        if options.style != "classic":
+            # The talkers of babble are one noise, at one ratio; the classic pipeline draws one for each.
+            snr_db[:] = snr_db[:, :1]
+        for code in (MUSIC, BABBLE, NOISE):
+            some = np.flatnonzero(kinds == code)
+            if len(some):
+                most_used = width if code == BABBLE else 1
+                clips[some, :most_used] = distinct_choices(clip[some, :most_used], len(self.banks[KINDS[code]]))
+                low, high = getattr(options, f"{KINDS[code]}_snr_db")
+                snr_db[some] = low + (high - low) * snr_db[some]
+        low, high = options.volume_db
+        return Drawn(
+            kinds=kinds,
+            rirs=np.where(kinds == REVERB, (rir * len(self.rirs or ())).astype(np.int64), -1),
+            source_rows=source_rows,
+            source_kinds=kinds[source_rows],
+            clips=clips[is_used],
+            places=place[is_used],
+            snr_db=snr_db[is_used],
+            gains_db=low + (high - low) * volume,
+            telephone=telephone < options.telephone_probability,
+            codec=codec < options.codec_probability,
+        )
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
         """Augment a batch in place; no random choice is made here.

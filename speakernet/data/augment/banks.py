@@ -19,7 +19,7 @@ from speakernet.data.augment.draw import KINDS, Drawn, Ingredients
 from speakernet.data.lists import StringTable
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows, RamRows
-from speakernet.data.sharing import Shareable, shared_zeros
+from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import INT16_SCALE, AudioCache, FolderSource, RowReader
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
@@ -39,33 +39,29 @@ SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked
 SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
 
 
-class BlockEnergies(Shareable):
-    """Energies of any crop of int16 samples in memory, exact, without reading the crop."""
+def block_energies(samples: np.ndarray) -> np.ndarray:
+    """Energies of all int16 samples before each block of them, int64 (blocks + 1,); for `energies_of_crops`."""
+    num_blocks = len(samples) // ENERGY_BLOCK
+    blocks = samples[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
+    sums = np.zeros(num_blocks + 1, dtype=np.int64)
+    for first in range(0, num_blocks, BLOCKS_AT_ONCE):
+        some = blocks[first : first + BLOCKS_AT_ONCE].astype(np.int64)
+        sums[first + 1 : first + 1 + len(some)] = (some * some).sum(axis=1)
+    # A sum that overflows wraps around, and the difference of two is right all the same.
+    return np.cumsum(sums)
 
-    shared_arrays = ("sums",)
 
-    def __init__(self, samples: np.ndarray) -> None:
-        num_blocks = len(samples) // ENERGY_BLOCK
-        blocks = samples[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
-        sums = np.zeros(num_blocks + 1, dtype=np.int64)
-        for first in range(0, num_blocks, BLOCKS_AT_ONCE):
-            some = blocks[first : first + BLOCKS_AT_ONCE].astype(np.int64)
-            sums[first + 1 : first + 1 + len(some)] = (some * some).sum(axis=1)
-        # A sum that overflows wraps around, and the difference of two is right all the same.
-        self.sums = np.cumsum(sums)
-        self.share()
-
-    def of_crops(self, samples: np.ndarray, firsts: np.ndarray, num_samples: int) -> np.ndarray:
-        """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` (crops,) on, int64 (crops,)."""
-        begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
-        # What lies before the first whole block and after the last one.
-        places = np.arange(ENERGY_BLOCK)
-        heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
-        is_inside = np.concatenate(
-            [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
-        )
-        edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
-        return self.sums[ends] - self.sums[begins] + (edges * edges).sum(axis=1)
+def energies_of_crops(sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray, num_samples: int) -> np.ndarray:
+    """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64 (crops,)."""
+    begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
+    # What lies before the first whole block and after the last one.
+    places = np.arange(ENERGY_BLOCK)
+    heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
+    is_inside = np.concatenate(
+        [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
+    )
+    edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
+    return sums[ends] - sums[begins] + (edges * edges).sum(axis=1)
 
 
 @dataclass
@@ -75,7 +71,8 @@ class ClipBank:
     reader: RowReader
     rows: np.ndarray
     lengths: np.ndarray
-    energies: BlockEnergies | None = None
+    energies: np.ndarray | None = None
+    """`block_energies` of clips in memory."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,7 +102,7 @@ class Crops:
             if bank.energies is not None and num_samples >= 2 * ENERGY_BLOCK:
                 whole = np.flatnonzero(firsts >= 0)
                 assert isinstance(self._samples, np.ndarray)
-                sums = bank.energies.of_crops(self._samples, firsts[whole], num_samples)
+                sums = energies_of_crops(bank.energies, self._samples, firsts[whole], num_samples)
                 powers[whole] = sums * (float(INT16_SCALE) ** 2)
         self.powers: list[float] = (powers / num_samples).tolist()
 
@@ -177,7 +174,7 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
         for start, clip in zip(starts.tolist(), parallel_map(bank.read_whole, clips, 2, description), strict=True):
             samples[start : start + len(clip)] = clip
         bank.reader, bank.rows = RamRows(shared, starts, bank.lengths, {}), np.arange(len(bank))
-        bank.energies = BlockEnergies(samples)
+        bank.energies = block_energies(samples)
     return True
 
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share, pair_problems
 
 
-class VoiceOptions(Options):
-    """Which voices are made of training speakers; each but the recorded one makes new speakers."""
+class AugmentOptions(Options):
+    """How training audio is augmented. Every choice is drawn first and then applied to the whole batch."""
 
     speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
     """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many classes)."""
@@ -20,26 +20,6 @@ class VoiceOptions(Options):
     """Share of each batch that stays as recorded; auto: every voice (a speed with a warp) is equally likely."""
     real_epochs: CountOrZero = 0
     """Number of last epochs without other voices; their classes stay in the head."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """No voice at all, or an option for the recorded voice if it is missing or the only one."""
-        yield from super().problems()
-        for name in ("speed_factors", "warp_factors"):
-            factors = getattr(self, name)
-            if not factors or len(set(factors)) < len(factors):
-                yield name, f"{factors}; expected one factor or more, each once"
-            for wish in ("real_share", "real_epochs"):
-                if getattr(self, wish) not in ("auto", 0) and factors and 1.0 not in factors:
-                    yield name, f"{factors} with {wish}: {getattr(self, wish)}; expected 1.0, as recorded, among them"
-        for wish in ("real_share", "real_epochs"):
-            value = getattr(self, wish)
-            if value not in ("auto", 0) and self.speed_factors == self.warp_factors == [1.0]:
-                yield wish, f"{value} has no effect: no other voices are made; set speed_factors or warp_factors"
-
-
-class AugmentOptions(VoiceOptions):
-    """How training audio is augmented. Every choice is drawn first and then applied to the whole batch."""
-
     enabled: bool = True
     """Augment training audio; categories without files are skipped with a warning."""
     style: Literal["ours", "classic"] = "ours"
@@ -72,6 +52,17 @@ class AugmentOptions(VoiceOptions):
     """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and RIRs are."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Pairs of a lowest and a highest value."""
+        """Pairs of bounds; no voice at all, or an option for the recorded voice if it is missing or the only one."""
         yield from super().problems()
         yield from pair_problems(self, "noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers")
+        for name in ("speed_factors", "warp_factors"):
+            factors = getattr(self, name)
+            if not factors or len(set(factors)) < len(factors):
+                yield name, f"{factors}; expected one factor or more, each once"
+            for wish in ("real_share", "real_epochs"):
+                if getattr(self, wish) not in ("auto", 0) and factors and 1.0 not in factors:
+                    yield name, f"{factors} with {wish}: {getattr(self, wish)}; expected 1.0, as recorded, among them"
+        for wish in ("real_share", "real_epochs"):
+            value = getattr(self, wish)
+            if value not in ("auto", 0) and self.speed_factors == self.warp_factors == [1.0]:
+                yield wish, f"{value} has no effect: no other voices are made; set speed_factors or warp_factors"

@@ -46,8 +46,8 @@ from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import speakernet
-from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, readable_bytes
-from speakernet.files import read_secret
+from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
+from speakernet.files import read_secret, reading
 from speakernet.inference.decision import NotCalibratedError
 from speakernet.inference.people import PeopleStore, checked_name
 from speakernet.inference.recordings import Recording, inspect_recording
@@ -543,16 +543,16 @@ class Service:
         # As it may appear in a message: without folders, and short.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
-        content, limits, rate = readable_bytes(upload.file.read(), name), self.limits, self.verifier.sample_rate
-        info = info_of_bytes(content, name)
+        limits, rate = self.limits, self.verifier.sample_rate
+        file, info = open_audio_bytes(upload.file.read(), name)
         num_values = info.num_samples * info.num_channels
         if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MOST_SAMPLES_A_SECOND:
             message = f"{name}: {info.seconds:.0f} s; this server takes up to {limits.clip_seconds:g} s"
             raise ApiError(413, "too_long", message)
         held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
         # Decoded blocks and their concatenation exist at the same time.
-        with self.budget.hold(8 * num_values):
-            waveform = read_audio_bytes(content, name, sample_rate=rate)
+        with self.budget.hold(8 * num_values), reading(name, EXPECTED, AudioError):
+            waveform = crop_of_file(file, info, name, 0, None, rate)
         # Also refuses what is shorter than the network needs.
         return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
 

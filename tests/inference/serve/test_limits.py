@@ -153,7 +153,9 @@ def test_decoded_audio_is_bounded_over_all_requests(models, voices):
         refused(answer, 503, "busy")
         assert answer.headers["retry-after"] == "1"
         assert httpx.post(f"{address}/embed", files={"audio": wav(voices[0][0])}).status_code == 200
-        assert service.budget.left == 4 * 60 * RATE
+        deadline = time.monotonic() + 5
+        while service.budget.left != 4 * 60 * RATE:  # given back after the answer is sent
+            assert time.monotonic() < deadline
 
 
 def test_a_slow_upload_is_ended(models):
