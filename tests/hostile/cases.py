@@ -42,9 +42,9 @@ def run(name: str, seeds: Sequence[int], target: Target | None = None) -> tuple[
     while left:
         with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
             records = list(_run_some(name, target, folder, left))
-        for seed, (outcome, words) in zip(left, records, strict=False):
-            outcomes[outcome] += 1
-            failures += [f"{name}, seed {seed}: {words}"] if outcome == FAILED else []
+        outcomes.update(outcome for outcome, _ in records)
+        found = zip(left, records, strict=False)
+        failures += [f"{name}, seed {seed}: {words}" for seed, (outcome, words) in found if outcome == FAILED]
         left = left[len(records) :]
     return outcomes, failures
 

@@ -1,7 +1,7 @@
-"""Starts runs as copies of one warm process, so that a hundred starts do not import torch a hundred times.
+"""Forks commands from one warm process, so that a hundred starts do not import torch a hundred times.
 
-Reads a line of JSON for each run from its input: `arguments` of the command line, the file for what it says, and where
-one is to be injected a fault of the disk. Answers with the process, and when that has ended with its status.
+Reads a line of JSON for each from its input: `arguments`, the file `said` for its output, and a `fault` of the disk if
+one is to be injected. Answers with the process, and when that has ended with its status.
 """
 
 import ctypes
@@ -11,14 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from drawings import keep_drawings
 
 import speakernet.evaluation.report  # imported late by the run and the commands over stores; here once
-import speakernet.inference.verifier
 import speakernet.training.tensorboard  # noqa: F401
 from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401
@@ -38,22 +35,16 @@ def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
 
 
 def run(order: dict[str, Any]) -> None:
-    """In the copy: the command to its end, with its own files and a session of its own."""
+    """In the fork: the command to its end, with its own files and a session of its own."""
     os.setsid()
     said = os.open(order["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    if "fault" in order:
-        fault = order["fault"]
-        shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
-        shim.hostile_arm(
-            os.fsencode(fault["folder"]),
-            ctypes.c_long(fault["call"]),
-            ctypes.c_int(fault["error"]),
-            ctypes.c_int(fault["lasts"]),
-            os.fsencode(fault["count"]),
-        )
+    if fault := order.get("fault"):
+        place, count = os.fsencode(fault["folder"]), os.fsencode(fault["count"])
+        numbers = (ctypes.c_long(fault["call"]), ctypes.c_int(fault["error"]), ctypes.c_int(fault["lasts"]))
+        ctypes.CDLL(os.environ["LD_PRELOAD"]).hostile_arm(place, *numbers, count)
     status = 70
     try:
         status = main(order["arguments"])
@@ -70,9 +61,8 @@ def run(order: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """One run after the other, until the input ends."""
+    """One command after the other, until the input ends."""
     torch.set_num_threads(1)
-    keep_drawings(Path(os.environ["HOSTILE_DRAWINGS"]))
     # Here and not above: pytest imports this file too, to look for examples, and would train every test's run with it.
     runs.build_model = functools.partial(with_dropout, runs.build_model)
     # A run collects garbage before and after each evaluation: of what this process has imported there is none.

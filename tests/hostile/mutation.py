@@ -3,7 +3,7 @@
 import random
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 MOST_CHANGES = 6
@@ -33,76 +33,36 @@ VALUES: tuple[Any, ...] = (
 """What stands in the place of any value of a tree."""
 
 
-def mutated(content: bytes, draw: random.Random, others: Sequence[bytes] = ()) -> bytes:
-    """A few random changes to the bytes of a file; `others` are files to take pieces of."""
+def mutated(content: bytes, draw: random.Random) -> bytes:
+    """A few random changes to the bytes of a file."""
     changed = bytearray(content)
     for _ in range(1 + min(int(draw.expovariate(0.8)), MOST_CHANGES - 1)):
-        draw.choice(CHANGES)(changed, draw, others)
+        # Headers decide more than bodies do: half of all changes are made near the beginning or the end.
+        size, where = len(changed), draw.random()
+        place = draw.randrange((min(size, 64) if where < 0.35 else size) + 1)
+        if 0.35 <= where < 0.5:
+            place = max(0, size - draw.randrange(min(size, 128) + 1))
+        span = slice(place, place + int(draw.expovariate(1 / 24)) + 1)
+        match draw.choice(("bit", "bit", "number", "number", "delete", "repeat", "insert", "token", "cut")):
+            case "bit" if place < size:
+                changed[place] ^= 1 << draw.randrange(8)
+            case "number":
+                width, code = draw.choice(((1, "B"), (2, "H"), (4, "I"), (8, "Q")))
+                value = draw.choice((*NUMBERS, size)) % (1 << 8 * width)
+                changed[place : place + width] = struct.pack(draw.choice("<>") + code, value)
+            case "delete":
+                del changed[span]
+            case "repeat":
+                changed[place:place] = changed[span] * draw.choice((1, 2, 50))
+            case "insert":
+                changed[place:place] = draw.choice((*TOKENS, draw.randbytes(draw.randrange(1, 40))))
+            case "token":
+                if found := list(re.finditer(rb"[^\s,:=\"]+", bytes(changed[:50_000]))):
+                    match = draw.choice(found)
+                    changed[match.start() : match.end()] = draw.choice(TOKENS)
+            case "cut":
+                del changed[place:]
     return bytes(changed)
-
-
-def _place(content: bytearray, draw: random.Random) -> int:
-    # Headers decide more than bodies do: half of all changes are made near the beginning or the end.
-    size = len(content)
-    where = draw.random()
-    if where < 0.35:
-        return draw.randrange(min(size, 64) + 1)
-    if where < 0.5:
-        return max(0, size - draw.randrange(min(size, 128) + 1))
-    return draw.randrange(size + 1)
-
-
-def _span(content: bytearray, draw: random.Random) -> slice:
-    start = _place(content, draw)
-    return slice(start, start + int(draw.expovariate(1 / 24)) + 1)
-
-
-def _flip(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
-    place = _place(content, draw)
-    if place < len(content):
-        content[place] ^= 1 << draw.randrange(8)
-
-
-def _number(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
-    width, code = draw.choice(((1, "B"), (2, "H"), (4, "I"), (8, "Q")))
-    value = draw.choice((*NUMBERS, len(content))) % (1 << 8 * width)
-    place = _place(content, draw)
-    content[place : place + width] = struct.pack(draw.choice("<>") + code, value)
-
-
-def _delete(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
-    del content[_span(content, draw)]
-
-
-def _repeat(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
-    span = _span(content, draw)
-    content[span.start : span.start] = content[span] * draw.choice((1, 2, 50))
-
-
-def _insert(content: bytearray, draw: random.Random, others: Sequence[bytes]) -> None:
-    piece = draw.choice(TOKENS) if draw.random() < 0.6 else draw.randbytes(draw.randrange(1, 40))
-    if others and draw.random() < 0.2:
-        other = draw.choice(others)
-        start = draw.randrange(len(other) + 1)
-        piece = other[start : start + draw.randrange(1, 400)]
-    place = _place(content, draw)
-    content[place:place] = piece
-
-
-def _token(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
-    found = list(re.finditer(rb"[^\s,:=\"]+", bytes(content[:50_000])))
-    if found:
-        match = draw.choice(found)
-        content[match.start() : match.end()] = draw.choice(TOKENS)
-
-
-def _truncate(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
-    del content[_place(content, draw) :]
-
-
-CHANGES: tuple[Callable[[bytearray, random.Random, Sequence[bytes]], None], ...] = (
-    *(_flip, _flip, _number, _number, _delete, _repeat, _insert, _token, _truncate),
-)
 
 
 def mutated_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import Starter
+from runs import Starter, fault, printed
 from targets import tiny_net
 
 from speakernet.checkpoint import write_checkpoint
@@ -22,11 +22,7 @@ SAME_ENDS = ("nobody is called", "is of another model")
 
 
 class StoreFaults:
-    """Lets a command over a small store with a backup fail at one call, and looks at what the next try comes to.
-
-    Args:
-        starter: with the library of the failing disk.
-    """
+    """Lets a command over a small store with a backup fail at one call, and looks at what the next try comes to."""
 
     def __init__(self, starter: Starter) -> None:
         self.starter = starter
@@ -40,9 +36,9 @@ class StoreFaults:
                 net.embedding.weight.add_(seed)
             write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
         for speaker, name in enumerate(("Ada", GONE, "Bo")):
-            assert self._run(whole, self._enroll(whole, name, speaker)) == 0, _said(whole)
+            assert self._run(whole, self._enroll(whole, name, speaker)) == 0, printed(whole)
         # Of the same model: a backup with everybody lies beside it.
-        assert self._run(whole, self._reembed(whole, "model.pt")) == 0, _said(whole)
+        assert self._run(whole, self._reembed(whole, "model.pt")) == 0, printed(whole)
         self.before = _state(whole)
         self.calls: dict[str, int] = {}
         self.after: dict[str, Any] = {}
@@ -50,7 +46,9 @@ class StoreFaults:
             folder, count = self.folder / "straight", self.folder / "count.txt"
             arguments = self._begin(folder, command)
             # Anew: its last number is the only one that stays.
-            assert self._run(folder, arguments, fault=_fault(folder, 0, 0, False, count)) == 0, _said(folder)
+            assert self._run(folder, arguments, fault=fault(folder / "people.db", 0, 0, False, count)) == 0, printed(
+                folder
+            )
             self.calls[command], self.after[command] = int(count.read_text()), _state(folder)
 
     def commands(self, folder: Path) -> dict[str, list[str]]:
@@ -74,8 +72,8 @@ class StoreFaults:
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
         begun = _state(folder)
-        status = self._run(folder, arguments, fault=_fault(folder, call, error, lasts))
-        words, problems = _said(folder), []
+        status = self._run(folder, arguments, fault=fault(folder / "people.db", call, error, lasts))
+        words, problems = (folder / "said.txt").read_text(errors="replace"), []
         if "Traceback" in words or status not in ((KILL,) if error == KILL else (0, 1)):
             problems.append(f"status {status}: {words[-1500:]}")
         if status == 1 and "people.db" not in words:
@@ -85,8 +83,8 @@ class StoreFaults:
             problems.append(f"half done: {found}")
         (folder / "said.txt").unlink()
         status = self._run(folder, arguments)
-        if status and not any(end in _said(folder) for end in SAME_ENDS):
-            problems.append(f"does not go on: {_said(folder)[-1500:]}")
+        if status and not any(end in printed(folder) for end in SAME_ENDS):
+            problems.append(f"does not go on: {printed(folder)}")
         if _state(folder) != expected:
             problems.append("the next try does not come to what it should")
         if command == "purge":
@@ -117,10 +115,6 @@ class StoreFaults:
         return self.starter.command(arguments, folder, **order)
 
 
-def _fault(folder: Path, call: int, error: int, lasts: bool, count: Path | str = "") -> dict[str, Any]:
-    return {"folder": str(folder / "people.db"), "call": call, "error": error, "lasts": int(lasts), "count": str(count)}
-
-
 def _state(folder: Path) -> Any:
     """Who is in the store of a folder, and of which model it is; None where there is none yet."""
     path = folder / "people.db"
@@ -136,7 +130,3 @@ def _state(folder: Path) -> Any:
         if "an empty file" in str(error) or "of no model yet" in str(error):
             return None
         raise
-
-
-def _said(folder: Path) -> str:
-    return (folder / "said.txt").read_text(errors="replace")

@@ -66,7 +66,7 @@ class Target:
         if self.changes is not None:
             self.changes(path, draw)
         else:
-            path.write_bytes(mutated(path.read_bytes(), draw, [path.read_bytes()]))
+            path.write_bytes(mutated(path.read_bytes(), draw))
         return name
 
 
