@@ -2,6 +2,7 @@
 that trains fastest within the available memory (`speakernet find-batch-size`).
 """
 
+import contextlib
 import itertools
 import logging
 import math
@@ -59,15 +60,13 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
     """Fetch batches as fast as they come, then train on as many; plain values under `loader` and `training`."""
     config = make_synthetic_corpus(config)
     prepare_machine(config)
-    loader = build_training_loader(config, Inputs(config, choose_device(config.runtime)))
-    try:
+    inputs = Inputs(config, choose_device(config.runtime))
+    with contextlib.closing(build_training_loader(config, inputs)) as loader:
         batches = _endless(loader)
-        for _ in itertools.islice(batches, WARM_STEPS[loader.device.type]):
-            pass
+        for _ in range(WARM_STEPS[loader.device.type]):
+            next(batches)
         times = time_batches(batches, num_batches, lambda batch: len(batch.labels))
         return {"loader": times, "training": _measure_training(config, loader, num_batches)}
-    finally:
-        loader.close()
 
 
 def table(figures: Mapping[str, Any]) -> str:
@@ -110,10 +109,13 @@ def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[An
     }
 
 
-def time_steps(run_step: Callable[[], None], num_steps: int, device: torch.device) -> dict[str, float]:
+def time_steps(
+    run_step: Callable[[], None], num_steps: int, device: torch.device, when_warm: Callable[[], object] = lambda: None
+) -> dict[str, float]:
     """Seconds of `num_steps` steps after the warm-up, and the mean utilisation of the GPU over them."""
     for _ in range(WARM_STEPS[device.type]):
         run_step()
+    when_warm()
     # A GPU works behind the host: the clock may start and stop only when it has caught up.
     synchronize(device)
     started = time.perf_counter()
@@ -139,18 +141,14 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
         trainer = build_trainer(config, net, loss, loader, dict, Path(folder), device)
         net.train()
         loss.train()
-        batches, done = _endless(loader), 0
+        batches = _endless(loader)
 
         def run_step() -> None:
-            nonlocal done
-            if done == WARM_STEPS[device.type]:
-                trainer.tracker.take_window()
             # An epoch without end: the trainer never sees its last batch.
             trainer.state.batch %= num_batches
             trainer.run_step(batches)
-            done += 1
 
-        timed = time_steps(run_step, num_steps, device)
+        timed = time_steps(run_step, num_steps, device, trainer.tracker.take_window)
         summary = {**trainer.tracker.summary(), **trainer.tracker.take_window(), **timed, "steps": num_steps}
     summary["utterances_per_second"] = summary["effective_batch"] * summary["steps_per_second"]
     steps_per_epoch = -(-num_batches // config.training.accumulation_steps)

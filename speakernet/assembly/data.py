@@ -13,7 +13,7 @@ from torch import nn
 
 from speakernet.assembly.inputs import Inputs, TrainingInput, voices_of
 from speakernet.config.schema import Config
-from speakernet.data.audio import AudioError, crop_samples
+from speakernet.data import audio, batches, choices, lookup, packed, sampling, sharing, sources, workers
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.banks import (
     ClipBank,
@@ -23,32 +23,14 @@ from speakernet.data.augment.banks import (
     clips_into_ram,
     noise_banks,
 )
-from speakernet.data.batches import BatchMaker, CropMaker, ResidentMaker, SpeakerIndex
-from speakernet.data.choices import (
-    MEMORY_SHARE,
-    Choice,
-    choose_device_banks,
-    choose_device_resident,
-    choose_num_workers,
-    choose_prefetch,
-    choose_ram_corpus,
-)
 from speakernet.data.loader import TrainingLoader
-from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
-from speakernet.data.packed import PackedRows, PackedSource, load_into_ram
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices
-from speakernet.data.sharing import free_shared_memory
-from speakernet.data.sources import AudioCache, FolderRows, RowReader, list_names
-from speakernet.data.workers import NUM_THREADS, ReadAhead, Workers, starts_from_nothing
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.terminal import counted
-from speakernet.training.compiling import training_bytes
-from speakernet.training.precision import DTYPES, choose_precision
-from speakernet.training.progress import LoadingFacts
+from speakernet.training import compiling, precision, progress
 
 logger = logging.getLogger(__name__)
 
@@ -78,31 +60,37 @@ def build_training_loader(
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
-    if augmenter and not placement.banks:
-        _noise_into_ram(config, augmenter, reader)
-    is_later = _augments_on_device(config, device, placement) if augmenter else False
-    # That of the readers; without one, whole batches are augmented later.
-    with_reading = None if is_later else augmenter
+    is_gpu, is_there = device.type == "cuda", placement.banks or placement.corpus
+    if augmenter and config.augment.device == "cuda" and not (is_gpu and is_there):
+        why = "noise and RIRs do not fit there (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
+        raise ValueError(f"augment.device is cuda, but {why}; use auto")
+    # That of the readers; without one, whole batches are augmented later. A GPU would wait for the training process to
+    # gather every batch's noise; workers gather it side by side.
+    with_reading = None if is_there else augmenter
+    # Noise is read more often than speech: babble takes three to seven clips for one utterance.
+    noise = {kind: one for kind, one in augmenter.banks.items() if one.reader is not reader} if augmenter else {}
+    if noise and not placement.banks and not clips_into_ram(noise, data.cache_megabytes << 20):
+        logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
     # A GPU changes the speed of a whole batch at once; crops have to be at their speed before they are augmented.
     changes_speed = device.type == "cpu" or with_reading is not None
     # Augmented crops are not 16-bit samples any more; others travel as such, at half the size.
-    is_int16 = with_reading is None and (isinstance(reader, PackedRows) or given.table.all_plain)
+    is_int16 = with_reading is None and (isinstance(reader, packed.PackedRows) or given.table.all_plain)
     options = _decided(
         data,
         sampler,
         device,
         num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
-        is_reading_free=isinstance(reader, PackedRows),  # what memory does not hold of it, threads read ahead
+        is_reading_free=isinstance(reader, packed.PackedRows),  # what memory does not hold of it, threads read ahead
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
-        is_spawned=starts_from_nothing(start_method),
+        is_spawned=workers.starts_from_nothing(start_method),
     )
-    maker = BatchMaker(
+    maker = batches.BatchMaker(
         reader,
         given.table.num_samples,
         seed=config.runtime.seed,
-        speakers=SpeakerIndex(given.rows.labels, eligible) if data.on_bad_audio == "skip" else None,
+        speakers=batches.SpeakerIndex(given.rows.labels, eligible) if data.on_bad_audio == "skip" else None,
         speeds=voices.speeds,
         augmenter=with_reading,
         # Where nothing is handed over, crops are made at once as the network wants them.
@@ -122,35 +110,35 @@ def build_training_loader(
 
 
 def _where_it_runs(
-    maker: BatchMaker,
+    maker: batches.BatchMaker,
     options: DataOptions,
     device: torch.device,
     start_method: str | None,
     placement: Placement,
     augmenter: Augmenter | None,
-) -> CropMaker:
+) -> batches.CropMaker:
     """Crops are made on the device, in worker processes, or here; what the device holds stays there."""
-    running: CropMaker = maker
+    running: batches.CropMaker = maker
     if placement.corpus:
-        assert isinstance(maker.reader, PackedRows)
-        running = ResidentMaker(
+        assert isinstance(maker.reader, packed.PackedRows)
+        running = batches.ResidentMaker(
             maker.reader, maker.lengths, seed=maker.seed, device=device, speakers=maker.speakers, speeds=maker.speeds
         )
     elif options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = Workers(maker, options, start_method, pins=pins)
-    if not placement.corpus and isinstance(maker.reader, PackedRows) and not maker.reader.is_mapped:
+        running = workers.Workers(maker, options, start_method, pins=pins)
+    if not placement.corpus and isinstance(maker.reader, packed.PackedRows) and not maker.reader.is_mapped:
         logger.info(
             "the packed corpus (%s) is larger than the memory that is free (%s): %d threads read its crops ahead",
-            *(human_bytes(2 * len(maker.reader.samples)), human_bytes(usable_memory_bytes()), NUM_THREADS),
+            *(human_bytes(2 * len(maker.reader.samples)), human_bytes(usable_memory_bytes()), workers.NUM_THREADS),
         )
         in_flight = int(options.num_workers) * int(options.prefetch_factor)
-        running = ReadAhead(running, maker, in_flight)
+        running = workers.ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks and augmenter.resident is None:
         # Babble of a corpus that is there is the corpus's own.
-        there = running if isinstance(running, ResidentMaker) else None
+        there = running if isinstance(running, batches.ResidentMaker) else None
         rows = there.reader if there else None
-        assert rows is None or isinstance(rows, PackedRows), "only a packed corpus is on the device"
+        assert rows is None or isinstance(rows, packed.PackedRows), "only a packed corpus is on the device"
         augmenter.resident = ResidentBanks(
             augmenter.banks,
             augmenter.rirs,
@@ -162,21 +150,21 @@ def _where_it_runs(
     return running
 
 
-def loading_facts(loader: TrainingLoader) -> LoadingFacts:
+def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.training.progress`)."""
     maker, reader = loader.maker, loader.maker.reader
-    is_compressed = isinstance(reader, FolderRows) and not reader.table.all_plain
+    is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
     # Decoding, or changing speed there, is timed with the reading: then it does not measure the disk.
     is_disk_timed = not is_compressed and not (maker.changes_speed and any(speed != 1 for speed in maker.speeds))
-    return LoadingFacts(
+    return progress.LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
-        is_packed=isinstance(reader, PackedRows),
+        is_packed=isinstance(reader, packed.PackedRows),
         is_compressed=is_compressed,
         augments_on_cpu=maker.augmenter is not None,
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
-        is_on_disk=isinstance(maker, ReadAhead),
+        is_on_disk=isinstance(maker, workers.ReadAhead),
     )
 
 
@@ -190,7 +178,13 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
     if data.num_classes > num_speakers:
         counts = data.num_classes, num_speakers
         logger.warning("data.num_classes is %d, the list has %d speakers: some outputs will never train", *counts)
-    _refuse_bad_files(config, given)
+    if bad := len(table.problems):
+        first = "; ".join(table.problems[row] for row in sorted(table.problems)[:3])
+        message = f"{bad} of {len(given.rows)} training files cannot be read: {first}"
+        if data.on_bad_audio == "error":
+            raise audio.AudioError(f"{message}. Fix the list or the files, or set data.on_bad_audio: skip")
+        if bad > data.max_bad_share * len(given.rows):
+            raise audio.AudioError(f"{message}; that is more than data.max_bad_share ({data.max_bad_share}) allows")
     seconds, is_kept = table.seconds, table.native_samples > 0
     limits = {
         f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds,
@@ -208,39 +202,14 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
     return np.flatnonzero(is_kept)
 
 
-def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
-    """With on_bad_audio: error, unreadable files are an error before anything is trained."""
-    data, table = config.data, given.table
-    if table.problems:
-        rows = np.array(sorted(table.problems))
-        first = "; ".join(table.problems[int(row)] for row in rows[:3])
-        message = f"{len(rows)} of {len(given.rows)} training files cannot be read: {first}"
-        if data.on_bad_audio == "error":
-            raise AudioError(
-                f"{message} (files: {list_names(given.rows.paths, rows)}). Fix the list or the files, or set "
-                "data.on_bad_audio: skip"
-            )
-        if len(rows) / len(given.rows) > data.max_bad_share:
-            raise AudioError(f"{message}; that is more than data.max_bad_share ({data.max_bad_share}) allows")
-        logger.warning("%s; they are left out (data.on_bad_audio: skip)", message)
-    odd = {
-        f"not at {data.sample_rate} Hz, resampled": (table.sample_rates != data.sample_rate)
-        & (table.native_samples > 0),
-        "with several channels, mixed down": table.num_channels > 1,
-    }
-    for what, rows in odd.items():
-        if count := int(rows.sum()):
-            logger.warning("%s %s", counted(count, "training file"), what)
-
-
-def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: Voices) -> Sampler:
+def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: sampling.Voices) -> sampling.Sampler:
     data = config.data
     # Metric losses learn from pairs: without others of the same speaker in the batch there are none.
     wants_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
     is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and wants_pairs)
     if not is_balanced and data.utterances_per_speaker > 1:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
-    kind = BalancedSampler if is_balanced else ShuffledSampler
+    kind = sampling.BalancedSampler if is_balanced else sampling.ShuffledSampler
     sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
     world_size, smallest, usual = distributed.world_size(), sampler.smallest_batch, sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
@@ -257,32 +226,34 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: V
     return sampler
 
 
-def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
+def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
     """Rows of the list from disk, packed corpus or memory."""
     source, table = given.source, given.table
-    free = usable_memory_bytes() * MEMORY_SHARE
-    budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(min(free, free_shared_memory() * SHARED_MEMORY_SHARE))
-    choice = choose_ram_corpus(
+    free = usable_memory_bytes() * choices.MEMORY_SHARE
+    budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(
+        min(free, sharing.free_shared_memory() * SHARED_MEMORY_SHARE)
+    )
+    choice = choices.choose_ram_corpus(
         switch=data.ram_corpus,
         corpus_bytes=2 * int(table.num_samples.sum()),  # as int16
         is_compressed=not table.all_plain,
-        is_packed=isinstance(source, PackedSource),
+        is_packed=isinstance(source, packed.PackedSource),
         # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // distributed.local_world_size(),
     )
     _log_choice("RAM corpus", choice, could_help=not table.all_plain)
     if choice.value:
-        return load_into_ram(
+        return packed.load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
         )
     # Plain files are in the system's page cache already; a second copy would only take memory.
     keeps = bool(data.cache_megabytes) and not table.all_plain
-    return source.rows(given.rows.paths, table, AudioCache(data.cache_megabytes << 20) if keeps else None)
+    return source.rows(given.rows.paths, table, sources.AudioCache(data.cache_megabytes << 20) if keeps else None)
 
 
 def _decided(
     data: DataOptions,
-    sampler: Sampler,
+    sampler: sampling.Sampler,
     device: torch.device,
     *,
     num_workers: int | Literal["auto"],
@@ -293,11 +264,11 @@ def _decided(
     is_spawned: bool,
 ) -> DataOptions:
     """The section with everything that was `auto` about workers and queues decided."""
-    samples = crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
+    samples = audio.crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
-    free_shared = free_shared_memory()
+    free_shared = sharing.free_shared_memory()
     if num_workers == "auto":
-        choice = choose_num_workers(
+        choice = choices.choose_num_workers(
             cores=usable_cores(),
             num_batches=len(sampler.eligible) // (data.batch_size * sampler.unit),
             is_reading_free=is_reading_free,
@@ -314,14 +285,14 @@ def _decided(
     decided: dict[str, Any] = {"num_workers": num_workers}
     if data.prefetch_factor == "auto":
         memory = {"batch_bytes": batch_bytes, "free_shared_bytes": free_shared}
-        decided["prefetch_factor"] = choose_prefetch(num_workers=int(num_workers), **memory).value
+        decided["prefetch_factor"] = choices.choose_prefetch(num_workers=int(num_workers), **memory).value
     if data.pin_memory == "auto":
         decided["pin_memory"] = device.type == "cuda"
     return data.model_copy(update=decided)
 
 
 def choose_placement(
-    config: Config, reader: RowReader, inputs: Inputs, augmenter: Augmenter | None, reserved_bytes: int = 0
+    config: Config, reader: sources.RowReader, inputs: Inputs, augmenter: Augmenter | None, reserved_bytes: int = 0
 ) -> Placement:
     """Decide what goes to the device; each choice is logged with its reason.
 
@@ -330,15 +301,15 @@ def choose_placement(
     """
     data, device = config.data, inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
-    bound = int(data.device_gigabytes * GIGABYTE) or int(max(0, free - reserved_bytes) * MEMORY_SHARE)
+    bound = int(data.device_gigabytes * GIGABYTE) or int(max(0, free - reserved_bytes) * choices.MEMORY_SHARE)
     wanted = config.augment.device
     is_possible = augmenter is not None and wanted != "cpu" and (data.device_resident != "off" or wanted == "cuda")
     is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")
-    rows = reader if isinstance(reader, PackedRows) else None
+    rows = reader if isinstance(reader, packed.PackedRows) else None
     bank_bytes = bytes_of_banks(augmenter.banks, augmenter.rirs, rows) if is_considered and augmenter else 0
     fits = is_considered and bank_bytes <= bound
     corpus_bytes = 2 * int(inputs.training.table.num_samples.sum())
-    corpus = choose_device_resident(
+    corpus = choices.choose_device_resident(
         switch=data.device_resident,
         device_type=device.type,
         corpus_bytes=corpus_bytes,
@@ -350,7 +321,7 @@ def choose_placement(
     if not is_considered or augmenter is None:
         return Placement(corpus.value, banks=False)
     reads_corpus = any(bank.reader is reader for bank in augmenter.banks.values())
-    banks = choose_device_banks(
+    banks = choices.choose_device_banks(
         bank_bytes=bank_bytes, budget_bytes=bound, needs_corpus=reads_corpus, is_corpus_there=corpus.value
     )
     _log_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
@@ -365,21 +336,23 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     frames = max(data.crop_frames, data.crop_frames_max)
     # Longer crops come in smaller batches, with as much audio in all.
     batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
-    dtype = DTYPES[choose_precision(config.runtime.precision, device).name]
-    return training_bytes(net, crop_samples(frames, data.sample_rate), batch_size, dtype)
+    dtype = precision.DTYPES[precision.choose_precision(config.runtime.precision, device).name]
+    return compiling.training_bytes(net, audio.crop_samples(frames, data.sample_rate), batch_size, dtype)
 
 
-def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
+def _log_choice(what: str, choice: choices.Choice[bool], *, could_help: bool) -> None:
     """Log a choice: as a detail if it changes nothing and could not help."""
     logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
 
 
-def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
+def build_augmenter(
+    config: Config, reader: sources.RowReader, table: lookup.LookupTable, eligible: np.ndarray
+) -> Augmenter | None:
     """The augmenter, None if it is switched off or has nothing to work with."""
     section, sample_rate = config.augment, config.data.sample_rate
     if not section.enabled:
         return None
-    cache = AudioCache(config.data.cache_megabytes << 20)
+    cache = sources.AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
     if banks and "babble" not in banks and "babble" in section.categories:
         # Read like the training crops themselves.
@@ -417,26 +390,3 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     )
     logger.info("augmentation: %s", ", ".join(found) or "nothing")
     return augmenter
-
-
-def _noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> None:
-    """Decode clips of noise into memory if they fit; not those that are training utterances."""
-    # Noise is read more often than speech: babble takes three to seven clips for one utterance.
-    banks = {kind: bank for kind, bank in augmenter.banks.items() if bank.reader is not reader}
-    if banks:
-        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
-        where = "in memory" if in_memory else "read from disk (data.cache_megabytes)"
-        logger.log(logging.DEBUG if in_memory else logging.INFO, "noise clips are %s", where)
-
-
-def _augments_on_device(config: Config, device: torch.device, placement: Placement) -> bool:
-    """Whether whole batches are augmented on the training device, not crops with the loading."""
-    is_gpu, is_there = device.type == "cuda", placement.banks or placement.corpus
-    if config.augment.device == "cuda" and not (is_gpu and is_there):
-        why = "noise and RIRs do not fit there (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
-        raise ValueError(f"augment.device is cuda, but {why}; use auto")
-    # A GPU would wait for the training process to gather every batch's noise; workers gather it side by side.
-    logger.debug(
-        "augmentation runs %s", f"on {device}, on whole batches" if is_there else "on the CPU, with the loading"
-    )
-    return is_there

@@ -5,6 +5,7 @@ larger margin and longer crops, in a folder within the run's own. Learning rate 
 need no data.
 """
 
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -282,8 +283,8 @@ def train_large_margin_stage(
     distributed.from_main(lambda: _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps))
     if not distributed.from_main((folder / SECOND_STAGE / LAST).exists):
         _begin_with_evaluated_weights(whole, net, loss, folder)
-    loader = build_training_loader(config, inputs, reserved_bytes=reserved_for_training(config, net, inputs.device))
-    try:
+    reserved = reserved_for_training(config, net, inputs.device)
+    with contextlib.closing(build_training_loader(config, inputs, reserved_bytes=reserved)) as loader:
         best = distributed.from_main(lambda: read_own_checkpoint(folder / BEST)["training_summary"])
         given = best.get("initial_model")
         stage = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, given, chosen_by)
@@ -291,8 +292,6 @@ def train_large_margin_stage(
             config, net, loss, loader, validate, folder / SECOND_STAGE, inputs.device, stage=stage, stop=stop
         )
         summary = trainer.train()
-    finally:
-        loader.close()
     is_wanted = config.training.final_model == "last"
     distributed.from_main(lambda: adopt_better(folder / BEST, folder / SECOND_STAGE / BEST, is_wanted=is_wanted))
     return summary

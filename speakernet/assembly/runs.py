@@ -39,16 +39,15 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.files import read_results
 from speakernet.evaluation.report import write_evaluation
-from speakernet.files import FileError, human_bytes, sha256_of
+from speakernet.files import human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
-from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, RESULTS, SECOND_STAGE, evaluation_folder, held
+from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, SECOND_STAGE, evaluation_folder, held
 from speakernet.training.mirror import fetch_run, mirrored
 from speakernet.training.progress import Stage, StopRequest, data_wait_advice
 
@@ -151,8 +150,7 @@ def _train_first_stage(
     """Loss and summary; loader, optimizer and averages are freed at the end, for the memory of the next stage."""
     run_folder = Path(config.training.save_path)
     reserved = reserved_for_training(config, net, inputs.device)
-    loader = build_training_loader(config, inputs, reserved_bytes=reserved)
-    try:
+    with contextlib.closing(build_training_loader(config, inputs, reserved_bytes=reserved)) as loader:
         loss = build_loss(config, loader.num_classes)
         given = begin_with_initial_model(config, net, loss, loader.identity["speakers"])
         trainer = build_trainer(
@@ -169,8 +167,6 @@ def _train_first_stage(
             stop=stop,
         )
         return loss, trainer.train()
-    finally:
-        loader.close()
 
 
 def _is_reported(run_folder: Path) -> bool:
@@ -178,13 +174,7 @@ def _is_reported(run_folder: Path) -> bool:
     trained = [run_folder / BEST, run_folder / LAST, run_folder / SECOND_STAGE / LAST]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     written = [run_folder / name for name in EVALUATION_FILES]
-    if not all(file.exists() and file.stat().st_mtime_ns >= latest for file in written):
-        return False
-    try:
-        return read_results(run_folder / RESULTS) is not None
-    except FileError as error:
-        logger.warning("%s; it is made again", error)
-        return False
+    return all(file.exists() and file.stat().st_mtime_ns >= latest for file in written)
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:

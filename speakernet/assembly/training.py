@@ -30,21 +30,18 @@ from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.random import derive_seed
 from speakernet.run_folder import CONFIG, PROFILE
 from speakernet.terminal import counted
-from speakernet.training.checkpoints import CheckpointStore
-from speakernet.training.compiling import (
-    Compiler,
-    blocks_to_checkpoint,
-    enable_gradient_checkpointing,
-    platform_obstacle,
+from speakernet.training import (
+    checkpoints,
+    compiling,
+    optimizers,
+    profiler,
+    progress,
+    schedules,
+    threads,
+    trainer,
 )
-from speakernet.training.optimizers import create_optimizer, should_fuse
 from speakernet.training.precision import Precision, choose_precision
-from speakernet.training.profiler import StepProfiler
-from speakernet.training.progress import WHOLE_RUN, Progress, Stage, StopRequest
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import SeveralProcesses, TrainingStep
-from speakernet.training.threads import ThreadWatch
-from speakernet.training.trainer import Loader, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +89,9 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
     runtime = config.runtime
     # Both are called for their refusals alone.
     choose_precision(runtime.precision, device)
-    should_fuse(config.optimizer, device)
+    optimizers.should_fuse(config.optimizer, device)
     if runtime.gradient_checkpointing:
-        blocks_to_checkpoint(net)
+        compiling.blocks_to_checkpoint(net)
     for problem in _problems(config):
         raise ConfigError(problem)
     if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
@@ -146,7 +143,7 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
     """Why this network cannot be compiled here, each with what would have to change."""
     runtime = config.runtime
     reasons = {
-        platform_obstacle(device): True,
+        compiling.platform_obstacle(device): True,
         # Measured times are never the same twice; `on` compiles before the first step.
         "deterministic: the moment of compiling depends on measured times": (
             runtime.deterministic and runtime.compile == "auto"
@@ -224,9 +221,9 @@ def build_precision(config: Config, device: torch.device) -> Precision:
 
 def build_schedules(
     config: Config, loss: nn.Module, steps_per_epoch: int
-) -> tuple[LearningRateSchedule, MarginSchedule | None]:
+) -> tuple[schedules.LearningRateSchedule, schedules.MarginSchedule | None]:
     """The learning rate of each step, and its margin if the loss has one."""
-    learning_rate = LearningRateSchedule(
+    learning_rate = schedules.LearningRateSchedule(
         config.schedule,
         config.optimizer.learning_rate,
         steps_per_epoch=steps_per_epoch,
@@ -236,28 +233,28 @@ def build_schedules(
     margin = getattr(loss, "margin", None)
     if not isinstance(margin, int | float):
         return learning_rate, None
-    return learning_rate, MarginSchedule(config.schedule, float(margin), steps_per_epoch=steps_per_epoch)
+    return learning_rate, schedules.MarginSchedule(config.schedule, float(margin), steps_per_epoch=steps_per_epoch)
 
 
-def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> Compiler:
+def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
     """The compiler that `runtime.compile` asks for; what cannot work was refused before."""
     runtime = config.runtime
     obstacles = compile_obstacles(config, net, device)
     if obstacles and runtime.compile == "auto":
         logger.info("compile auto: off (%s)", "; ".join(obstacles))
     if obstacles or runtime.compile == "off":
-        return Compiler(net, None)
+        return compiling.Compiler(net, None)
     scope = "whole" if runtime.compile_scope == "auto" else runtime.compile_scope
     mode = "default" if device.type == "cpu" else runtime.compile_mode
     options = runtime.model_copy(update={"compile_scope": scope, "compile_mode": mode})
-    return Compiler(net, options, prepare=keep_draws_eager)
+    return compiling.Compiler(net, options, prepare=keep_draws_eager)
 
 
 def apply_memory_options(config: Config, net: nn.Module, device: torch.device, precision: Precision) -> None:
     """Gradient checkpointing and memory layout."""
     runtime = config.runtime
     if runtime.gradient_checkpointing:
-        count = enable_gradient_checkpointing(net)
+        count = compiling.enable_gradient_checkpointing(net)
         logger.info("gradient checkpointing: %d blocks are computed again in the backward pass", count)
     switch = runtime.channels_last
     if switch == "auto" and device.type == "cuda":
@@ -277,15 +274,15 @@ def build_trainer(
     config: Config,
     net: SpeakerNet,
     loss: nn.Module,
-    loader: Loader,
+    loader: trainer.Loader,
     validate: Validate,
     run_folder: str | Path,
     device: torch.device,
     *,
-    stage: Stage = WHOLE_RUN,
+    stage: progress.Stage = progress.WHOLE_RUN,
     advise: Callable[[float], str] = lambda data_wait_share: "",
-    stop: StopRequest | None = None,
-) -> Trainer:
+    stop: progress.StopRequest | None = None,
+) -> trainer.Trainer:
     """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
     `net` and `loss` are moved to the device and changed in place. The other arguments are those of `Trainer`.
@@ -306,14 +303,14 @@ def build_trainer(
     step = TrainingStep(
         net,
         loss,
-        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        optimizers.create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
         precision,
         training,
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
         ranks=SeveralProcesses(net, loss, device) if is_distributed else None,
         compiler=_build_compiler(config, net, device),
-        profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else None,
+        profiler=profiler.StepProfiler(runtime, folder / PROFILE, device) if profiles else None,
     )
     # A reproducible run keeps its number of threads, since another gives other bits.
     adapts = runtime.threads == "auto" and not runtime.deterministic
@@ -330,16 +327,16 @@ def build_trainer(
 
     first_stage = {} if stage.first_stage_steps is None else {"first_stage_steps": stage.first_stage_steps}
     learning_rate, margin = build_schedules(config, loss, -(-len(loader) // training.accumulation_steps))
-    return Trainer(
+    return trainer.Trainer(
         step,
         loader,
         validate,
         learning_rate,
         margin,
         training,
-        store=CheckpointStore(folder, training),
-        progress=Progress(folder if distributed.is_main() else None, configuration=values),
-        threads=ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
+        store=checkpoints.CheckpointStore(folder, training),
+        progress=progress.Progress(folder if distributed.is_main() else None, configuration=values),
+        threads=threads.ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
         model_contents=model_contents,
         # What a resumed run is compared with.
         origin={
@@ -357,16 +354,17 @@ def build_trainer(
 
 def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
     """Whether the ranks keep a share each of a head of so many speakers, and why."""
-    if options.sharded == "off":
-        return Choice(False, "switched off")
-    if num_processes == 1:
-        return Choice(False, "one process keeps every speaker")
-    if options.sharded == "on":
-        return Choice(True, f"each of {num_processes} processes keeps a share of {num_classes:,} speakers, as asked")
-    if not options.has_head:
-        return Choice(False, "the loss has no head")
-    is_large = num_classes >= FEWEST_SPEAKERS
-    return Choice(is_large, f"{num_classes:,} speakers on {num_processes} processes; it pays from {FEWEST_SPEAKERS:,}")
+    refusals = {
+        "switched off": options.sharded == "off",
+        "one process keeps every speaker": num_processes == 1,
+        "the loss has no head": not options.has_head,
+    }
+    for reason, holds in refusals.items():
+        if holds:
+            return Choice(False, reason)
+    several, is_asked = f"{num_classes:,} speakers on {num_processes} processes", options.sharded == "on"
+    reason = f"{several}, as asked" if is_asked else f"{several}; it pays from {FEWEST_SPEAKERS:,}"
+    return Choice(is_asked or num_classes >= FEWEST_SPEAKERS, reason)
 
 
 def shard_head(options: LossOptions, loss: nn.Module) -> None:

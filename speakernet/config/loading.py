@@ -9,6 +9,7 @@ replaced the component it was meant for, or the file was written for another pro
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -173,20 +174,18 @@ def recipe_folder() -> Path:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration as YAML, atomically, so that it means the same from any folder."""
-    with atomic_write(path) as file:
-        yaml.safe_dump(portable(config), file, sort_keys=False, allow_unicode=True)
+    """Write the resolved configuration as YAML, atomically.
 
-
-def portable(config: Config) -> dict[str, dict[str, Any]]:
-    """The configuration as plain values that depend neither on the working directory nor on the run folder's name."""
+    It means the same from any folder: inputs are absolute, and the run folder is that of the file.
+    """
     values = config_to_dict(config)
     del values["training"]["save_path"]
     for section, fields in values.items():
         owner = type(getattr(config, section))
         paths = [name for name, value in fields.items() if value and is_input(owner, name)]
         fields |= {name: str(Path(fields[name]).absolute()) for name in paths}
-    return values
+    with atomic_write(path) as file:
+        yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 
 
 def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()) -> Config:
@@ -247,9 +246,7 @@ def _owner(key: str, names: Names) -> type[Options] | None:
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
     holder, option = split_key(key)
-    for word in holder.split("."):
-        values = values.setdefault(word, {})
-    values[option] = value
+    functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[option] = value
 
 
 def _read_text(setting: Setting) -> Any:
@@ -311,12 +308,10 @@ def _read_file(path: Path) -> list[Setting]:
             text = file.read(MOST_YAML + 1)
         # JSON may be indented by tabs, which YAML does not take.
         root = yaml_nodes(text.replace("\t", "    ") if path.suffix == ".json" else text, str(path), has_lines=True)
-        if root is None:
-            return []
-        if not isinstance(root, yaml.MappingNode):
+        if root is not None and not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{path}:1: expected `key: value` lines")
         settings = []
-        for key, node, where in _pairs(root, path):
+        for key, node, where in _pairs(root, path) if root else ():
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
             pairs = [(f"{key}.{child}", below, at) for child, below, at in children] or [(key, node, where)]
             settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
@@ -346,9 +341,9 @@ def _differences(config: Config, given: frozenset[str]) -> str:
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []
     for section, field in (key.split(".") for key in keys if key not in given):
-        if field in values[section] and field in ours[section] and not field.endswith(("_path", "_list")):
-            value, default = values[section][field], ours[section][field]
-            found += [f"{section}.{field} {value} ({default})"] if value != default else []
+        value, default = values[section].get(field), ours[section].get(field)
+        if None not in (value, default) and value != default and not field.endswith(("_path", "_list")):
+            found.append(f"{section}.{field} {value} ({default})")
     return ", ".join(found)
 
 

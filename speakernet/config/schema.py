@@ -4,8 +4,9 @@ A section whose `name` chooses a component holds that component's own options, s
 exactly if the chosen schedule takes it. Where a configuration comes from is the business of `loading.py`.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import Field, SerializeAsAny
 
@@ -71,32 +72,28 @@ Names = Mapping[str, str]
 
 def split_key(key: str) -> tuple[str, str]:
     """Holder or section, and option, of a dotted key: `loss.metric.margin` is `margin` of `loss.metric`."""
-    holder, _, option = key.rpartition(".")
-    if holder in CHOICES or holder in SECTIONS:
-        return holder, option
-    section, _, option = key.partition(".")
-    return section, option
+    holder = key.rpartition(".")[0]
+    parts = key.rpartition(".") if holder in CHOICES or holder in SECTIONS else key.partition(".")
+    return parts[0], parts[2]
 
 
 def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The names in these sections, the defaults if there is none."""
-    found = {}
+    found, given = {}, cast("Any", values)
     for holder, choice in CHOICES.items():
-        at: Any = values
-        for word in choice.key.split("."):
-            at = at.get(word) if isinstance(at, Mapping) else None
-        found[holder] = choice.default if at is None else at
+        name = functools.reduce(lambda at, word: (at or {}).get(word), choice.key.split("."), given)
+        found[holder] = choice.default if name is None else str(name)
     return found
 
 
 def chosen(holder: str, names: Names) -> str:
     """The row of its table that a holder has options of; `auto` as front end or pooling is the model's own."""
-    name = names[holder]
-    if holder == "frontend" and name == "auto":
-        model: Any = lookup(MODELS, names["model.options"], "model").options
-        return str(model.front_end_defaults["name"])
+    name, model = names[holder], names["model.options"]
     if holder == "model.pooling_options":
-        return pooling_of(names["model.options"], name)
+        return pooling_of(model, name)
+    if holder == "frontend" and name == "auto":
+        options: Any = lookup(MODELS, model, "model").options
+        return str(options.front_end_defaults["name"])
     lookup(CHOICES[holder].table, name, CHOICES[holder].kind)
     return name
 
