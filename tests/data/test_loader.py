@@ -201,7 +201,6 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     made = build_training_loader(config, Inputs(config, gpu))
     assert isinstance(made.maker, BatchMaker) and made.maker.augmenter
     assert "corpus on the device: no (its crops would be augmented" in caplog.text
-    assert "augmentation runs on the CPU, with the loading" in caplog.text
     resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")
     with pytest.raises(ValueError, match=r"data.device_resident: on, but its crops"):
         build_training_loader(resident, Inputs(resident, gpu))
