@@ -75,26 +75,14 @@ def test_options(tmp_path, capsys):
 
 def test_pooling_without_weights(tmp_path, capsys):
     net = SpeakerNet.named("VGGVox", "MAX", 24)
-    base = [
-        "import-weights",
-        checkpoint(tmp_path / "a.model", net),
-        "--model",
-        "VGGVox",
-        "--out",
-        str(tmp_path / "m.pt"),
-    ]
+    source = checkpoint(tmp_path / "a.model", net)
+    base = ["import-weights", source, "--model", "VGGVox", "--out", str(tmp_path / "m.pt")]
     assert main(base) == 1
     assert "--pooling" in capsys.readouterr().err
     assert main([*base, "--pooling", "MAX"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("ResNetSE34V2", "ResNetSE34L"),
-        ("ResNetSE34", "'ResNetSE34'"),
-    ],
-)
+@pytest.mark.parametrize(("model", "message"), [("ResNetSE34V2", "ResNetSE34L"), ("ResNetSE34", "'ResNetSE34'")])
 def test_wrong_name(model, message, tmp_path, capsys):
     source = checkpoint(tmp_path / "a.model", SpeakerNet.named("ResNetSE34L", "SAP", 24))
     assert main(["import-weights", source, "--model", model, "--out", str(tmp_path / "m.pt")]) == 1
@@ -105,9 +93,6 @@ def test_wrong_name(model, message, tmp_path, capsys):
 def test_foreign_and_missing_files(tmp_path, capsys):
     torch.save({"encoder.weight": torch.zeros(1)}, tmp_path / "x.pt")
     out = ["--model", "ResNetSE34L", "--out", str(tmp_path / "m.pt")]
-    assert main(["import-weights", str(tmp_path / "x.pt"), *out]) == 1
-    assert "x.pt" in capsys.readouterr().err
-    assert main(["import-weights", str(tmp_path / "absent.pt"), *out]) == 1
-    assert "absent.pt" in capsys.readouterr().err
-    assert main(["info", str(tmp_path / "x.pt")]) == 1
-    assert "x.pt" in capsys.readouterr().err
+    for name, command in (("x.pt", "import-weights"), ("absent.pt", "import-weights"), ("x.pt", "info")):
+        assert main([command, str(tmp_path / name), *(out if command != "info" else [])]) == 1
+        assert name in capsys.readouterr().err

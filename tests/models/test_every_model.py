@@ -31,9 +31,11 @@ FORMS = {
 }
 # Long enough for three strides; unlike each other in every stride's remainder.
 LENGTHS = (18000, 13473, 10122)
-NO_BLOCKS = {"XVector"}
-# float16 is emulated on a CPU.
-SIXTEEN_BITS = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+# float16 is emulated on a CPU: these have code of their own for it.
+SIXTEEN_BITS = [(name, torch.bfloat16) for name in SMALLEST] + [
+    pytest.param(name, torch.float16, marks=pytest.mark.slow)
+    for name in ("ResNetSE34L", "SimAM_ResNet34", "CAMPPlus", "ECAPA_TDNN")
+]
 
 
 def make(name, pooling="auto", model_options=None):
@@ -83,18 +85,12 @@ def test_gradient_reaches_every_parameter(name, pooling):
         assert parameter.grad.abs().sum() > 0 or ".gate." in key, key
 
 
-@pytest.mark.parametrize(("name", "pooling"), EVERY)
-def test_lengths(name, pooling):
-    assert_one_by_one(make(name, pooling))
-
-
-@pytest.mark.parametrize(("name", "options"), [(name, options) for name in FORMS for options in FORMS[name]])
-def test_every_form_of_lengths(name, options):
-    assert_one_by_one(make(name, model_options=options))
-
-
-def assert_one_by_one(net):
-    batch = waves()
+@pytest.mark.parametrize(
+    ("name", "pooling", "options"),
+    [(*one, None) for one in EVERY] + [(name, "auto", options) for name in FORMS for options in FORMS[name]],
+)
+def test_lengths(name, pooling, options):
+    net, batch = make(name, pooling, options), waves()
     together = embed(net, batch, torch.tensor(LENGTHS))
     for row, length in enumerate(LENGTHS):
         alone = embed(net, batch[row : row + 1, :length])[0]
@@ -103,40 +99,24 @@ def assert_one_by_one(net):
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_spec(name):
-    net = make(name)
+    net = make(name).train()
+    first = embed(net, waves())
     twin = SpeakerNet.from_spec(net.spec())
     twin.load_state_dict(net.state_dict())
-    assert twin.spec() == net.spec()
-    assert torch.equal(embed(twin, waves()), embed(net, waves()))
-
-
-@pytest.mark.parametrize("name", SMALLEST)
-def test_embed_keeps_the_mode(name):
-    net = make(name).train()
-    first, second = embed(net, waves()), embed(net, waves())
-    assert torch.equal(first, second)
+    assert twin.spec() == net.spec() and torch.equal(embed(twin, waves()), first)
     assert net.training and not first.requires_grad
 
 
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("name", SMALLEST)
-def test_autocast(name, dtype):
+@pytest.mark.parametrize(("name", "dtype"), SIXTEEN_BITS, ids=str)
+def test_16_bits(name, dtype):
     net = make(name)
     plain = embed(net, waves())
     with torch.autocast("cpu", dtype=dtype):
         mixed = embed(net, waves())
+        trained = net.train()(waves((12000, 12000)))
     assert mixed.dtype == torch.float32
-    cosine = nn.functional.cosine_similarity(plain - plain.mean(0), mixed - mixed.mean(0))
-    assert cosine.min() > 0.98
-
-
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("name", SMALLEST)
-def test_16_bit_gradients(name, dtype):
-    net = make(name).train()
-    with torch.autocast("cpu", dtype=dtype):
-        embeddings = net(waves((12000, 12000)))
-    embeddings.square().sum().backward()
+    assert nn.functional.cosine_similarity(plain - plain.mean(0), mixed - mixed.mean(0)).min() > 0.98
+    trained.square().sum().backward()
     assert all(torch.isfinite(value.grad).all() for value in net.parameters() if value.grad is not None)
 
 
@@ -155,18 +135,16 @@ def test_memory_layout(name):
         embeddings = net(waves((12000, 12000)))
         embeddings.square().sum().backward()
         found.append([embeddings, *(value.grad for value in net.parameters() if value.grad is not None)])
-    assert_near(found, 1e-3)
+    assert distance(*found) < 1e-3
 
 
-def assert_near(found, allowed):
-    """Two lists of tensors, near each other relative to the largest."""
-    largest = max(one.norm() for one in found[0])
-    for one, other in zip(*found, strict=True):
-        assert (one - other).norm() <= allowed * (one.norm() + 0.01 * largest)
+# One network a kind, and small; the others and those of full size are `make compiled`.
+SOON = ("ResNet", "XVector", "ReDimNet2B0")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one in SOON else pytest.mark.compiled) for one in SMALLEST]
+)
 def test_tracing(name):
     net = make(name).train()
     features = net.front_end(waves((16000, 16000)))
@@ -176,26 +154,23 @@ def test_tracing(name):
     assert distance(traced, eager) < 0.15
 
 
-# Compiling takes one to five minutes a network. These four (gates, plain residual blocks, none, frames without a mel
-# axis) are slow tests; the others are `make compiled`. All are traced above.
-SOON_COMPILED = ("ResNetSE34L", "ResNet", "VGGVox", "XVector")
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in SOON_COMPILED else pytest.mark.compiled)
-        for name in SMALLEST
+        pytest.param("small", marks=pytest.mark.slow),
+        *(pytest.param(one, marks=pytest.mark.compiled) for one in SMALLEST),
     ],
 )
 def test_compiled(name):
-    owner = MODELS[name].options
-    mels = {"num_mels": owner.published.mels} if owner.published.mels else {}
-    torch.manual_seed(0)
-    net = SpeakerNet.named(name, embedding_dim=32, front_end_options=mels).train()
-    randomize_norms(net)
-    features = net.front_end(waves((16000, 16000, 16000, 16000)))
+    if name == "small":
+        net = make("ResNet", model_options={"channels": 8, "blocks": [1, 1], "gated": True}).train()
+    else:
+        mels = MODELS[name].options.published.mels
+        torch.manual_seed(0)
+        net = SpeakerNet.named(name, embedding_dim=32, front_end_options={"num_mels": mels} if mels else {}).train()
+        randomize_norms(net)
+    features = net.front_end(waves((16000,) * 4))
     eager = outputs_and_gradients(net, features)
     compiled = outputs_and_gradients(net, features, backend="inductor")
     # Statistics of so small a batch and every ReLU blow up what rounding leaves: gradients of torch's own compiled code
@@ -243,22 +218,16 @@ class FromFeatures(nn.Module):
         return self.net.from_features(features)
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", [one for one in SMALLEST if one != "XVector"])
 def test_gradient_checkpointing(name):
     gradients = []
     for is_checkpointed in (False, True):
         net = make(name).train()
-        try:
-            if is_checkpointed:
-                enable_gradient_checkpointing(net)
-        except ValueError as error:
-            assert "blocks" in str(error) and name in NO_BLOCKS
-            return
+        if is_checkpointed:
+            enable_gradient_checkpointing(net)
         net(waves((12000, 12000))).square().sum().backward()
         gradients.append({key: value.grad for key, value in net.named_parameters() if value.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for key, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][key], gradient, msg=key)
+    torch.testing.assert_close(*gradients)
 
 
 def test_spec_augment():
@@ -293,6 +262,7 @@ def named(name, pooling="auto", mels=None, **options):
         (named("ResNet", frame_strides=[1, 2]), r"frame_strides is \[1, 2\]"),
         (lambda: SpeakerNet.named("ResNetSE34L", front_end="raw"), "log_mel or fbank, found raw"),
         (lambda: SpeakerNet.named("RawNet3", front_end="log_mel"), "raw"),
+        (lambda: enable_gradient_checkpointing(make("XVector")), "blocks"),
         (lambda: embed(make("VGGVox"), waves((9000,))), "63 .* 57"),
         (named("VGGVox", mels=64), "40 .* 64"),
         (lambda: embed(make("RawNet3"), waves((390,))), "391 samples .* 390"),
@@ -366,10 +336,3 @@ def test_shortest_utterance(name):
 def test_other_waveforms(waveforms, lengths, rate, message):
     with pytest.raises(ValueError, match=message):
         make("ResNet").embed(waveforms, lengths, sample_rate=rate)
-
-
-def test_equal_lengths():
-    net = make("ResNet")
-    batch = waves((16000, 16000))
-    with torch.inference_mode():
-        assert torch.equal(embed(net, batch), net.eval()(batch))

@@ -36,20 +36,14 @@ def test_attention_by_hand():
     assert found.tolist()[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_floor():
-    pooling = AttentiveStatisticsPooling(2)
-    found = pooling(torch.full((1, 2, 5), 3.0))
-    assert found[0, 2:].tolist() == pytest.approx([math.sqrt(1e-5)] * 2, rel=0.2)
-
-
-def test_floor_of_tstp():
+def test_floors():
     still = torch.full((1, 2, 5), 3.0)
-    assert StatisticsPooling(StatisticsPoolingOptions(), 2)(still)[0, 2:].tolist() == pytest.approx(
-        [math.sqrt(1e-7)] * 2
-    )
-    assert StatisticsPooling(StatisticsPoolingOptions(variance_floor=1e-12), 2)(still)[0, 2:].tolist() == pytest.approx(
-        [1e-6] * 2
-    )
+    for pooling, floor in (
+        (AttentiveStatisticsPooling(2), math.sqrt(1e-5)),
+        (StatisticsPooling(StatisticsPoolingOptions(), 2), math.sqrt(1e-7)),
+        (StatisticsPooling(StatisticsPoolingOptions(variance_floor=1e-12), 2), 1e-6),
+    ):
+        assert pooling(still)[0, 2:].tolist() == pytest.approx([floor] * 2, rel=0.2)
 
 
 def test_queries_and_heads_by_hand():

@@ -85,18 +85,13 @@ def test_golden_embeddings(case):
     net, not_loaded = import_network(PUBLISHED[case["toolkit"]], case["model"], contents_of(case), "file.pt")
     assert all("twice" in one for one in not_loaded)
     assert sum(parameter.numel() for parameter in net.parameters()) == case["num_parameters"]
-    for frames, expected in zip(LENGTHS, case["embeddings"], strict=True):
+    first, second = (torch.tensor(values) for values in case["embeddings"])
+    assert (first - second).norm() / first.norm() > 0.05, "embeddings move with their input"
+    for frames, wanted in zip(LENGTHS, (first, second), strict=True):
         features = golden_features(frames, case["num_mels"])
         with torch.inference_mode():
             found = net.from_features(features.transpose(1, 2))[0]
-        wanted = torch.tensor(expected)
         assert (found - wanted).norm() / wanted.norm() < 1e-4
-
-
-def test_a_golden_embedding_moves_with_its_input():
-    for case in GOLDEN:
-        first, second = (torch.tensor(values) for values in case["embeddings"])
-        assert (first - second).norm() / first.norm() > 0.05, identity(case)
 
 
 def golden_waveforms() -> list[torch.Tensor]:
@@ -169,15 +164,6 @@ def test_our_own_names():
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"),
-    [("speechbrain", "ECAPA_TDNN"), ("wespeaker", "ECAPA_TDNN_1024"), ("wespeaker", "VGGVox")],
-)
-def test_another_toolkit_or_model(asked, name):
-    with pytest.raises(CheckpointError, match=rf"file.pt is not a {name} of {asked}"):
-        import_network(PUBLISHED[asked], name, foreign_state(case_of("wespeaker", "XVEC")), "file.pt")
-
-
-@pytest.mark.parametrize(
     ("toolkit", "model", "options"),
     [
         ("wespeaker", "XVEC", ["--from wespeaker --model XVEC"]),
@@ -200,6 +186,8 @@ XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
 @pytest.mark.parametrize(
     ("case", "model", "tensors", "words"),
     [
+        (XVEC, "ECAPA_TDNN_1024", {}, "file.pt is not a ECAPA_TDNN_1024 of wespeaker"),
+        (XVEC, "VGGVox", {}, "file.pt is not a VGGVox of wespeaker"),
         (XVEC, "XVEC", {"trunk.convs.0.weight": torch.zeros(2)}, "trunk.convs.0.weight"),
         (XVEC, "XVEC", {"frame_3.conv_1d.weight": None}, "missing trunk.convs.2.weight"),
         (XVEC, "XVEC", {"frame_level.weight": torch.zeros(1)}, "unknown frame_level.weight"),
@@ -207,12 +195,7 @@ XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
         (XVEC, "XVEC", {"frame_1.conv_1d.weight": torch.zeros(3)}, "unpack"),
         (XVEC, "ECAPA_TDNN_GLOB_512", {}, "'ECAPA_TDNN_GLOB_512'; did you mean"),
         (RESNET, "ResNet18", {"seg_1.weight": torch.zeros(5)}, "IndexError"),
-        (
-            ("wespeaker", "ResNet18", None),
-            "ResNet18",
-            {"layer4.0.shortcut.0.weight": torch.zeros(0, 2)},
-            "ZeroDivision",
-        ),
+        (RESNET, "ResNet18", {"layer4.0.shortcut.0.weight": torch.zeros(0, 2)}, "ZeroDivision"),
         (("wespeaker", "ECAPA_TDNN_GLOB_c512", None), "ECAPA_TDNN_GLOB_c1024", {}, "does not fit"),
     ],
 )
@@ -221,12 +204,6 @@ def test_other_tensors(case, model, tensors, words):
     state = {name: value for name, value in state.items() if value is not None}
     with pytest.raises(ValueError, match=words):
         import_network(PUBLISHED[case[0]], model, state, "file.pt")
-
-
-def test_a_training_head_is_not_loaded():
-    state = foreign_state(case_of(*XVEC)) | {"projection.weight": torch.zeros(7, 16)}
-    _, not_loaded = import_network(PUBLISHED["wespeaker"], "XVEC", state, "file.pt")
-    assert len(not_loaded) == 1 and "projection.weight" in not_loaded[0]
 
 
 @pytest.mark.parametrize(
@@ -277,16 +254,17 @@ def save(contents, folder):
 )
 def test_the_command(toolkit, model, window, scale, tmp_path, capsys):
     case = case_of(toolkit, model)
-    source, out = save(foreign_state(case), tmp_path), str(tmp_path / "model.pt")
+    state = foreign_state(case) | ({"projection.weight": torch.zeros(7, 16)} if toolkit == "wespeaker" else {})
+    source, out = save(state, tmp_path), str(tmp_path / "model.pt")
     base = ["import-weights", source, "--from", toolkit, "--model", model, "--out", out]
     assert main([*base, "--licence", "Apache-2.0", "--trained-on", "VoxCeleb2"]) == 0
+    assert ("not loaded: projection.weight" in capsys.readouterr().out) == (toolkit == "wespeaker")
     loaded = load_model_file(out)
     with torch.inference_mode():
         found = loaded.net.from_features(golden_features(LENGTHS[0], 80).transpose(1, 2))[0]
     torch.testing.assert_close(found, torch.tensor(case["embeddings"][0]), atol=1e-5, rtol=1e-4)
     options = loaded.contents["front_end"]["options"]
     assert (options["window"], options["scale"], options["num_mels"]) == (window, scale, 80)
-    capsys.readouterr()
     assert main(["info", out]) == 0
     facts = capsys.readouterr().out
     assert all(one in facts for one in ("Apache-2.0", "VoxCeleb2", toolkit, loaded.net.model_name))
@@ -295,12 +273,15 @@ def test_the_command(toolkit, model, window, scale, tmp_path, capsys):
 def test_refusals_of_the_command(tmp_path, capsys):
     source, out = save(foreign_state(case_of(*XVEC)), tmp_path), str(tmp_path / "model.pt")
     base = ["import-weights", source, "--model", "XVEC"]
+    (tmp_path / "resnet").mkdir()
+    resnet = save(foreign_state(case_of(*RESNET)), tmp_path / "resnet")
     for options, words in [
         ([*base, "--from", "wespeaker", "--out", out, "--pooling", "TAP"], "--pooling"),
         ([*base, "--out", out], "--from wespeaker --model XVEC"),
         ([*base, "--out", out, "--from", "wspeaker"], "'wespeaker'"),
         ([*base, "--out", source, "--from", "wespeaker"], source),
         (["import-weights", source, "--from", "wespeaker", "--model", "ResNet34", "--out", out], "ResNet34"),
+        (["import-weights", resnet, "--model", "ResNetSE34L", "--out", out], "--from wespeaker --model ResNet18"),
     ]:
         assert main(options) == 1
         assert words in capsys.readouterr().err
@@ -308,6 +289,3 @@ def test_refusals_of_the_command(tmp_path, capsys):
     assert main([*base, "--from", "wespeaker", "--out", out]) == 0
     again = ["import-weights", out, "--from", "wespeaker", "--model", "XVEC", "--out", str(tmp_path / "again.pt")]
     assert main(again) == 1 and not (tmp_path / "again.pt").exists()
-    resnet = save(foreign_state(case_of("wespeaker", "ResNet18")), tmp_path)
-    assert main(["import-weights", resnet, "--model", "ResNetSE34L", "--out", str(tmp_path / "third.pt")]) == 1
-    assert "--from wespeaker --model ResNet18" in capsys.readouterr().err
