@@ -1,7 +1,8 @@
 """Checks before the work: lists, audio, machine. Training runs `lists.quick_check`, `speakernet doctor` everything."""
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,14 +31,12 @@ class Finding:
     """The first few items concerned."""
 
     def __str__(self) -> str:
-        sentence = f"{self.check}: {self.message}"
-        if self.examples:
-            sentence += f" (first: {', '.join(self.examples)})"
-        return sentence + (f"; {self.advice}" if self.advice else "")
+        examples = f" (first: {', '.join(self.examples)})" if self.examples else ""
+        return f"{self.check}: {self.message}{examples}" + (f"; {self.advice}" if self.advice else "")
 
 
 def some(
-    level: Level, check: str, rows: np.ndarray | list[int], names: Callable[[int], str], noun: str, advice: str
+    level: Level, check: str, rows: np.ndarray | Sequence[int], names: Callable[[int], str], noun: str, advice: str
 ) -> list[Finding]:
     """One finding about so many rows of `noun`, with the names of the first few; none if there are none."""
     examples = tuple(names(int(row)) for row in rows[:MAX_NAMED])
@@ -59,9 +58,9 @@ def closing_line(findings: Iterable[Finding]) -> str:
     >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
     '1 warning: you can train'
     """
-    levels = [finding.level for finding in findings]
-    counts = [counted(levels.count(level), level) for level in ("error", "warning") if level in levels]
-    conclusion = "fix the errors before you train" if "error" in levels else "you can train"
+    levels = Counter(finding.level for finding in findings)
+    counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
+    conclusion = "fix the errors before you train" if levels["error"] else "you can train"
     return f"{', '.join(counts) or 'no problems'}: {conclusion}"
 
 
@@ -69,20 +68,13 @@ def table(findings: Iterable[Finding]) -> str:
     """The findings as text: level, check, what was found; examples and advice on lines of their own."""
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
-    lines = [f"{'level':<8} {'check':<{width}} found"]
-    indent = " " * (width + 10)
+    lines, indent = [f"{'level':<8} {'check':<{width}} found"], " " * (width + 10)
     for finding in findings:
-        head = f"{finding.level:<8} {finding.check:<{width}} "
-        texts = [(head, indent, finding.message), *((f"{indent}- ", f"{indent}  ", one) for one in finding.examples)]
-        if finding.advice:
-            texts.append((f"{indent}-> ", f"{indent}   ", finding.advice))
+        texts = [(f"{finding.level:<8} {finding.check:<{width}} ", indent, finding.message)]
+        texts += [(f"{indent}- ", f"{indent}  ", one) for one in finding.examples]
+        texts += [(f"{indent}-> ", f"{indent}   ", finding.advice)] if finding.advice else []
         for first, following, text in texts:
-            wrap = textwrap.TextWrapper(
-                TABLE_WIDTH,
-                initial_indent=first,
-                subsequent_indent=following,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            lines += wrap.wrap(text) or [first]
+            indents = {"initial_indent": first, "subsequent_indent": following}
+            whole = {"break_long_words": False, "break_on_hyphens": False}
+            lines += textwrap.wrap(text, TABLE_WIDTH, **indents, **whole) or [first]
     return "\n".join(lines)

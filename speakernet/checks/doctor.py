@@ -1,5 +1,6 @@
 """Everything that can be checked of lists, audio and machine before a run; `speakernet doctor` shows it."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TypeVar
 
@@ -49,16 +50,17 @@ ListType = TypeVar("ListType", TrainingList, TrialList)
 LEAST_FREE_BYTES = 5 << 30
 LEAST_SHARED_BYTES = 1 << 30
 """Docker's default is 64 MiB: eight batches of 64 crops of 2 s in float32."""
+ADVICE_ON_SHARED_MEMORY = (
+    "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
+)
 NUM_TIMED_FILES = 200
 SLOW_READS_PER_SECOND = 100
 """Files a second below which the disk, not the network, limits training."""
 SHORT_PASS_SECONDS = 60
 """If all files are read in less, the speed of the disk does not matter."""
 IMPORT_TIMEOUT_SECONDS = 120
-BAR_WIDTH = 50
 DURATION_EDGES = (0, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
 """Of the bins in seconds; the last bin is open."""
-PNG_BINS = 60
 
 
 @dataclass(frozen=True)
@@ -80,24 +82,20 @@ class CheckRequest:
     num_jobs: int = 1
 
 
-@dataclass
-class CheckResult:
-    """The findings, and the durations in seconds of every list whose audio was looked at."""
+def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
+    """Run every check that the request allows; defects of lists and files become findings, never an error.
 
-    findings: list[Finding] = field(default_factory=list)
-    durations: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-def full_check(request: CheckRequest) -> CheckResult:
-    """Run every check that the request allows; defects of lists and files become findings, never an error."""
-    result = CheckResult()
-    findings = result.findings
+    Returns:
+        The findings, and the durations in seconds of every list whose audio was looked at.
+    """
+    findings: list[Finding] = []
+    durations: dict[str, np.ndarray] = {}
+    read: dict[str, SampleFacts] = {}
     training = _read(request.train_list, read_training_list, "training list", findings)
     source = _open(request.train_root, request.sample_rate, "training audio", findings)
     trials: list[tuple[TrialList, AudioSource | None]] = []
     for path, root in request.trials:
-        one = _read(path, read_trials, "trial list", findings)
-        if one is not None:
+        if (one := _read(path, read_trials, "trial list", findings)) is not None:
             trials.append((one, _open(root, request.sample_rate, "trial audio", findings)))
     findings += quick_check(
         train_list=training,
@@ -107,137 +105,106 @@ def full_check(request: CheckRequest) -> CheckResult:
         max_bad_share=request.max_bad_share,
         min_seconds=request.min_seconds,
     )
-    read: dict[str, SampleFacts] = {}
-    if training is not None and source is not None:
-        _check_audio(result, request, training.paths, source, "training audio", read, training.labels)
-    for one, one_source in trials:
-        if one_source is not None:
-            check = f"trial audio ({Path(one.source).name})"
-            rows = _check_audio(result, request, one.names, one_source, check, read)
-            if check in read:
-                findings += trial_findings(one, rows, read[check], check)
+    listed: list[tuple[TrainingList | TrialList, AudioSource | None, str]] = []
+    listed += [(training, source, "training audio")] if training is not None else []
+    listed += [(one, of_trials, f"trial audio ({Path(one.source).name})") for one, of_trials in trials]
+    tables = [one.names if isinstance(one, TrialList) else one.paths for one, *_ in listed]
+    for names, (one, audio, check) in zip(tables, listed, strict=True):
+        if audio is None:
+            continue
+        # Headers wait for the disk: four reads a core keep it busy.
+        lookup = audio.lookup_table(names, num_threads=4 * request.num_jobs)
+        rows = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
+        if not len(rows):
+            continue
+        durations[check] = lookup.seconds[rows]
+        good = names.take(rows) if lookup.problems else names
+        findings.append(disk_finding(audio, good, f"{check}: disk"))
+        if request.is_fast:
+            continue
+        facts = read[check] = read_facts(audio, good, request.num_jobs, check)
+        findings += sample_findings(facts, check, one.labels[rows] if isinstance(one, TrainingList) else None)
+        findings += trial_findings(one, rows, facts, check) if isinstance(one, TrialList) else []
     for first, second in itertools.combinations(read, 2):
-        is_training = first == "training audio"
-        findings += shared_findings(read[first], read[second], (first, second), renamed=not is_training)
-    names = [*([training.paths] if training is not None else []), *(one.names for one, _ in trials)]
-    needs_ffmpeg = any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in names for name in table)
+        findings += shared_findings(read[first], read[second], (first, second), renamed=first != "training audio")
+    needs_ffmpeg = any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table)
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
-    return result
+    return findings, durations
 
 
 def _read(
     path: Path | None, read: Callable[[Path, list[str]], ListType], check: str, findings: list[Finding]
 ) -> ListType | None:
     """The list without its malformed rows, which are named all at once."""
-    if path is None:
-        return None
     malformed: list[str] = []
+    found = None
     try:
-        return read(path, malformed)
+        found = None if path is None else read(path, malformed)
     except ListError as error:
-        if not malformed:
-            findings.append(Finding("error", check, str(error)))
-        return None
-    finally:
-        if malformed:
-            message = f"{counted(len(malformed), 'malformed row')} in {path}"
-            findings.append(Finding("error", check, message, "correct or remove them", tuple(malformed[:MAX_NAMED])))
+        findings += [] if malformed else [Finding("error", check, str(error))]
+    if malformed:
+        message = f"{counted(len(malformed), 'malformed row')} in {path}"
+        findings.append(Finding("error", check, message, "correct or remove them", tuple(malformed[:MAX_NAMED])))
+    return found
 
 
 def _open(root: Path | None, sample_rate: int, check: str, findings: list[Finding]) -> AudioSource | None:
-    if root is None:
-        return None
     try:
-        return open_source(root, sample_rate, show_progress=True)
+        return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:
         advice = "give the folder (or packed corpus) that the list's paths start from"
         findings.append(Finding("error", check, str(error), advice))
         return None
 
 
-def _check_audio(
-    result: CheckResult,
-    request: CheckRequest,
-    names: StringTable,
-    source: AudioSource,
-    check: str,
-    read: dict[str, SampleFacts],
-    labels: np.ndarray | None = None,
-) -> np.ndarray:
-    """Read the files whose headers are good, and return their rows."""
-    # Headers wait for the disk: four reads a core keep it busy.
-    lookup = source.lookup_table(names, num_threads=4 * request.num_jobs)
-    is_good = np.ones(len(names), dtype=bool)
-    is_good[list(lookup.problems)] = False
-    rows = np.flatnonzero(is_good)
-    if not len(rows):
-        return rows
-    result.durations[check] = lookup.seconds[rows]
-    good = names if is_good.all() else names.take(rows)
-    result.findings.append(disk_finding(source, good, f"{check}: disk"))
-    if not request.is_fast:
-        read[check] = read_facts(source, good, request.num_jobs, check)
-        result.findings += sample_findings(read[check], check, None if labels is None else labels[rows])
-    return rows
-
-
 def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator[Finding]:
     """Everything about the machine; `needs_ffmpeg` if the lists name files that nothing else can decode."""
     yield Finding("ok", "limits", describe_limits())
     bf16 = native_bf16()
-    yield Finding(
-        "ok", "processor", f"{cpu_name()}; {f'computes bf16 natively ({bf16})' if bf16 else 'no native bf16'}"
-    )
+    computes = f"computes bf16 natively ({bf16})" if bf16 else "no native bf16"
+    yield Finding("ok", "processor", f"{cpu_name()}; {computes}")
     folder = next(one for one in (save_path.absolute(), *save_path.absolute().parents) if one.exists())
-    free = shutil.disk_usage(folder).free
-    is_full = free < LEAST_FREE_BYTES
-    advice = "checkpoints of a large model may not fit; free some space" if is_full else ""
-    if os.access(folder, os.W_OK):
-        message = f"{human_bytes(free)} free in {folder}"
-        yield Finding("warning" if is_full else "ok", "free space", message, advice)
-    else:
+    if not os.access(folder, os.W_OK):
         yield Finding("error", "save path", f"{folder} is not writable", "choose another --training.save_path")
-    if (shared := Path("/dev/shm")).is_dir():
-        usage = shutil.disk_usage(shared)
-        message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free for worker processes"
-        is_full = usage.free < LEAST_SHARED_BYTES
-        advice = "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
-        yield Finding("warning" if is_full else "ok", "shared memory", message, advice if is_full else "")
+    for name, place, least, advice in (
+        ("free space", folder, LEAST_FREE_BYTES, "checkpoints of a large model may not fit; free some space"),
+        ("shared memory", Path("/dev/shm"), LEAST_SHARED_BYTES, ADVICE_ON_SHARED_MEMORY),
+    ):
+        if place.is_dir():
+            usage = shutil.disk_usage(place)
+            message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {place}"
+            yield Finding("warning", name, message, advice) if usage.free < least else Finding("ok", name, message)
     try:
         path = find_ffmpeg()
         yield Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
     except FfmpegError as error:
-        if needs_ffmpeg:
-            yield Finding("warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode")
-        else:
-            yield Finding("ok", "ffmpeg", "not found, and nothing here needs it (it decodes m4a, as of VoxCeleb2)")
+        needed = Finding("warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode")
+        unneeded = "not found, and nothing here needs it (it decodes m4a, as of VoxCeleb2)"
+        yield needed if needs_ffmpeg else Finding("ok", "ffmpeg", unneeded)
     yield _torch_pair()
     if facts := gpu_facts():
         gpus = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"])
         yield Finding("ok", "GPU", f"{gpus}; CUDA {facts['cuda']}; driver {driver_version() or 'unknown'}")
-    else:
-        found, advice = unusable_gpu()
-        message = found or f"none; training runs on {counted(usable_cores(), 'CPU core')}"
-        yield Finding("warning" if found else "ok", "GPU", message, advice)
+        return
+    found, advice = unusable_gpu()
+    none = f"none; training runs on {counted(usable_cores(), 'CPU core')}"
+    yield Finding("warning" if found else "ok", "GPU", found or none, advice)
 
 
 def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
     """Time some whole-file reads by one reader, spread over the list so that few of them are in memory already."""
-    num_read = 0
-    started = time.perf_counter()
+    num_read, started = 0, time.perf_counter()
     for row in range(0, len(names), max(1, len(names) // NUM_TIMED_FILES)):
-        try:
+        with contextlib.suppress(AudioError):
             source.read(names[row])
             num_read += 1
-        except AudioError:
-            continue
     rate = num_read / max(time.perf_counter() - started, 1e-9)
     if not num_read:
         return Finding("warning", check, "no file could be read to time the disk")
     message = f"{rate:,.0f} files a second by one reader (files that were read before come from memory)"
-    if rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS:
-        return Finding("warning", check, message, "copy the data to a local SSD, or pack it: speakernet pack")
-    return Finding("ok", check, message)
+    is_slow = rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS
+    advice = "copy the data to a local SSD, or pack it: speakernet pack" if is_slow else ""
+    return Finding("warning" if is_slow else "ok", check, message, advice)
 
 
 @functools.cache
@@ -256,14 +223,13 @@ def _torch_pair() -> Finding:
 def duration_histogram(seconds: np.ndarray) -> str:
     """The durations as text, one bar a line."""
     counts, _ = np.histogram(seconds, bins=[*DURATION_EDGES, np.inf])
-    lines = []
+    ends = [*(f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]), "s and more"]
+    lines = [
+        f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * int(np.ceil(50 * count / max(1, counts.max())))}"
+        for first, end, count in zip(DURATION_EDGES, ends, counts, strict=True)
+    ]
     # Empty bars at the end say nothing.
-    for row in range(int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 1):
-        first, *rest = DURATION_EDGES[row : row + 2]
-        label = f"{first:>4g} to {rest[0]:<4g} s" if rest else f"{first:>4g} s and more"
-        bar = "#" * int(np.ceil(BAR_WIDTH * counts[row] / max(1, counts.max())))
-        lines.append(f"{label:<16} {counts[row]:>10,} {bar}")
-    return "\n".join(lines)
+    return "\n".join(lines[: int(np.flatnonzero(counts).max(initial=0)) + 1])
 
 
 def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> None:
@@ -274,13 +240,11 @@ def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> No
 
     figure = Figure(figsize=(8, 3 * max(1, len(durations))), layout="constrained")
     FigureCanvasAgg(figure)
-    for row, (title, seconds) in enumerate(durations.items()):
-        axes = figure.add_subplot(len(durations), 1, row + 1)
-        # One recording of an hour would press all others into the first bar.
-        upper = float(np.quantile(seconds, 0.995)) if len(seconds) else 1.0
-        axes.hist(np.minimum(seconds, upper), bins=PNG_BINS)
+    for row, (title, seconds) in enumerate(durations.items(), start=1):
+        label = "duration in seconds (the longest 0.5 % in the last bar)"
+        axes = figure.add_subplot(len(durations), 1, row, xlabel=label, ylabel="files")
         axes.set_title(f"{title}: {counted(len(seconds), 'file')}")
-        axes.set_xlabel("duration in seconds (the longest 0.5 % in the last bar)")
-        axes.set_ylabel("files")
+        # One recording of an hour would press all others into the first bar.
+        axes.hist(np.minimum(seconds, np.quantile(seconds, 0.995)), bins=60)
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format="png", dpi=100)

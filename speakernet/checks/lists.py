@@ -20,7 +20,6 @@ from speakernet.data.lists import (
     one_word,
     repeated_trials,
 )
-from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
 from speakernet.terminal import MAX_NAMED, counted
@@ -45,10 +44,11 @@ def quick_check(
     """
     findings: list[Finding] = []
     if train_list is not None:
-        if form := _wrong_form(train_list):
+        if _is_of_trials(train_list):
             # Neither its files nor its speakers are any: more findings would only hide this one.
             advice = "a training list has `speaker path` lines; name a list of trials as --test_list"
-            return [Finding("error", "training list", f"{train_list.source} has {form} lines", advice)]
+            found = f"{train_list.source} has lines of another kind"
+            return [Finding("error", "training list", found, advice)]
         findings += training_findings(train_list, min_utterances)
         findings += file_findings(train_list.paths, train_source, "training audio", max_bad_share, min_seconds)
     for one, source in trials:
@@ -62,20 +62,15 @@ def quick_check(
     return findings
 
 
-def _wrong_form(training: TrainingList) -> str:
-    """How the lines of a list look that was mistaken for a training list; empty if it is one."""
+def _is_of_trials(training: TrainingList) -> bool:
+    """Whether the lines are `1 enrol test`, `enrol test target` or begin with an audio file."""
     rows = range(min(LOOKED_AT, len(training)))
     paths = [training.paths[row].split() for row in rows]
-    firsts = [training.speakers[int(training.labels[row])] for row in rows]
-    if all(first in ("0", "1") and len(path) == 2 for first, path in zip(firsts, paths, strict=True)):
-        return "`1 enrol test`"
-    if all(len(path) == 2 and path[1] in ("target", "nontarget") for path in paths):
-        return "`enrol test target`"
+    firsts = {training.speakers[int(training.labels[row])] for row in rows}
+    are_pairs = all(len(path) == 2 for path in paths)
+    are_labelled = firsts <= {"0", "1"} or {path[-1] for path in paths} <= {"target", "nontarget"}
     # A speaker may have any name, but hardly that of an audio file.
-    if not {PurePosixPath(first).suffix.casefold() for first in firsts} <= AUDIO_SUFFIXES:
-        return ""
-    seconds = {PurePosixPath(training.paths[row]).suffix.casefold() for row in rows}
-    return "`enrol test`" if seconds & AUDIO_SUFFIXES else "`path speaker`"
+    return (are_pairs and are_labelled) or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES
 
 
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
@@ -104,7 +99,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
         advice = "is this one person? limit it with data.max_utterances_per_speaker"
         findings.append(Finding("warning", "balance", message, advice))
     advice = "the same recording counts twice, perhaps under two speakers; remove the rows"
-    repeated = repeated_rows(training.paths)
+    repeated = np.flatnonzero(NameIndex(training.paths).find(training.paths) != np.arange(len(training)))
     return findings + some("warning", "repeated rows", repeated, training.paths.__getitem__, "repeated path", advice)
 
 
@@ -123,7 +118,13 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     def pair(row: int) -> str:
         return f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
 
-    if _labels_are_swapped(trials):
+    folders = [name.split("/")[:-1] for name in trials.names]
+    levels = ([one[position] for one in folders] for position in range(min(map(len, folders))))
+    ids = (np.unique(level, return_inverse=True)[1] for level in levels)
+    is_same = [one[trials.enrol] == one[trials.test] for one in ids]
+    # A folder of the names is equal in all non-targets and different in all targets, and none the other way round.
+    agrees, differs = (any(np.array_equal(one, trials.labels == kind) for one in is_same) for kind in (1, 0))
+    if differs and not agrees:
         message = "every target pairs two folders, every non-target two files of one folder"
         findings.append(Finding("warning", "labels", message, "1 means same speaker, 0 different: are they swapped?"))
     if identity := identify_trials(trials):
@@ -134,19 +135,6 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     same = np.flatnonzero(trials.enrol == trials.test)
     advice = "an utterance against itself is always accepted and makes the error rate optimistic; remove them"
     return findings + some("warning", "self trials", same, pair, "self trial", advice)
-
-
-def _labels_are_swapped(trials: TrialList) -> bool:
-    """Whether a folder of the names is equal in all non-targets and different in all targets, and none vice versa."""
-    folders = [name.split("/")[:-1] for name in trials.names]
-    is_swapped = False
-    for position in range(min(map(len, folders))):
-        _, ids = np.unique([one[position] for one in folders], return_inverse=True)
-        is_same = ids[trials.enrol] == ids[trials.test]
-        if np.array_equal(is_same, trials.labels == 1):
-            return False
-        is_swapped |= np.array_equal(is_same, trials.labels == 0)
-    return is_swapped
 
 
 def file_findings(
@@ -172,42 +160,32 @@ def file_findings(
     level = "warning" if len(bad) <= tolerated_share * len(names) else "error"
     advice = "replace them, or take them off the list; --data.on_bad_audio skip leaves a few out"
     findings += some(level, f"{check}: headers", bad, lookup.problems.__getitem__, "unreadable file", advice)
-    is_good = np.ones(len(names), dtype=bool)
-    is_good[list(lookup.problems)] = False
-    if not is_good.any():
+    good = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
+    if not len(good):
         return findings
-    findings += _format_findings(lookup, is_good, check)
-    seconds = lookup.seconds
-    hours = seconds[is_good].sum() / 3600
-    total = f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
-    middle = np.median(seconds[is_good])
-    message = f"{total}; {seconds[is_good].min():.2f} to {seconds[is_good].max():.1f} s, median {middle:.1f} s"
-    findings.append(Finding("ok", f"{check}: length", message))
-    short = np.flatnonzero(is_good & (seconds < min_seconds))
-    advice = "they are repeated to fill a crop and teach little; data.min_seconds leaves them out"
-    if len(short):
-        message = f"{counted(len(short), 'file')} shorter than {min_seconds:g} s"
-        examples = tuple(f"{names[int(row)]} ({seconds[row]:.2f} s)" for row in short[:MAX_NAMED])
-        findings.append(Finding("warning", f"{check}: short", message, advice, examples))
-    return findings
-
-
-def _format_findings(lookup: LookupTable, is_good: np.ndarray, check: str) -> list[Finding]:
-    rates, rate_counts = np.unique(lookup.sample_rates[is_good], return_counts=True)
-    shown = ", ".join(f"{rate} Hz ({count:,})" for rate, count in zip(rates, rate_counts, strict=True))
+    rates, counts = np.unique(lookup.sample_rates[good], return_counts=True)
+    shown = ", ".join(f"{rate} Hz ({count:,})" for rate, count in zip(rates, counts, strict=True))
     advice = ""
     if (rates != lookup.sample_rate).any():
         advice = "they are resampled on every read, which is slow: convert or pack them once (speakernet pack)"
         # Telephone and studio differ above 4 kHz: a network takes the microphone for the voice.
-        if rates.min() < lookup.sample_rate:
-            advice += "; lower rates lack the upper band, and a network learns to tell speakers apart by that"
-    findings = [Finding("warning" if advice else "ok", f"{check}: rate", shown, advice)]
-    num_wide = int(np.count_nonzero(lookup.num_channels[is_good] > 1))
-    if num_wide:
-        message = f"{counted(num_wide, 'file')} with up to {lookup.num_channels[is_good].max()} channels, mixed down"
+        lower = "; lower rates lack the upper band, and a network learns to tell speakers apart by that"
+        advice += lower if rates.min() < lookup.sample_rate else ""
+    findings.append(Finding("warning" if advice else "ok", f"{check}: rate", shown, advice))
+    if num_wide := int(np.count_nonzero(lookup.num_channels[good] > 1)):
+        message = f"{counted(num_wide, 'file')} with up to {lookup.num_channels[good].max()} channels, mixed down"
         # A conversation may have a speaker on each side, whose mixture is neither.
         advice = "fine if the channels are copies; if each holds another speaker, split them first"
         findings.append(Finding("warning", f"{check}: channels", message, advice))
+    seconds = lookup.seconds[good]
+    total = f"{seconds.sum() / 3600:,.2f} hours; {seconds.min():.2f} to {seconds.max():.1f} s"
+    findings.append(Finding("ok", f"{check}: length", f"{total}, median {np.median(seconds):.1f} s"))
+    short = np.flatnonzero(seconds < min_seconds)
+    if len(short):
+        message = f"{counted(len(short), 'file')} shorter than {min_seconds:g} s"
+        advice = "they are repeated to fill a crop and teach little; data.min_seconds leaves them out"
+        examples = tuple(f"{names[int(good[row])]} ({seconds[row]:.2f} s)" for row in short[:MAX_NAMED])
+        findings.append(Finding("warning", f"{check}: short", message, advice, examples))
     return findings
 
 
@@ -217,20 +195,18 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
     A trial list names no speakers; they are taken from the folder that holds the speaker's name in the training paths,
     counted from the front and from the end of the path.
     """
-    depths, noun = speaker_depths(training), "speaker"
-    if depths:
-        known = set(training.speakers)
-        shared = sorted(
-            {
-                speaker
-                for steps in (name.split("/") for name in trials.names)
-                for depth in depths
-                if -len(steps) <= depth < len(steps) and (speaker := one_word(steps[depth])) in known
-            }
-        )
-    else:
-        noun = "file"
-        rows = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0)
+    places = []
+    for row in np.unique(np.linspace(0, len(training) - 1, min(LOOKED_AT, len(training))).astype(np.int64)).tolist():
+        steps = training.paths[row].split("/")
+        speaker = training.speakers[int(training.labels[row])]
+        found = {place for place, step in enumerate(steps[:-1]) if one_word(step) == speaker}
+        places.append(found | {place - len(steps) for place in found})
+    depths = set.intersection(*places)
+    folders = (name.split("/") for name in trials.names)
+    parts = {one_word(steps[depth]) for steps in folders for depth in depths if -len(steps) <= depth < len(steps)}
+    shared, noun = sorted(parts & set(training.speakers)), "speaker"
+    if not depths:
+        rows, noun = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0), "file"
         shared = [trials.names[int(row)] for row in rows]
     if shared:
         advice = "the error rate is not that of unknown speakers; make disjoint lists: " + own_command("prepare folder")
@@ -238,23 +214,3 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         return [Finding("warning", "overlap", message, advice, tuple(shared[:MAX_NAMED]))]
     known_by = "" if depths else "; the paths do not name the speakers, so only files were compared"
     return [Finding("ok", "overlap", f"no {noun} of {trials.source} is in training{known_by}")]
-
-
-def speaker_depths(training: TrainingList) -> list[int]:
-    """Positions (from the front, and negative from the end) at which all training paths name the speaker."""
-    rows = np.unique(np.linspace(0, len(training) - 1, min(LOOKED_AT, len(training))).astype(np.int64)).tolist()
-    agreed: set[int] | None = None
-    for row in rows:
-        steps = training.paths[row].split("/")
-        speaker = training.speakers[int(training.labels[row])]
-        places = [place for place, step in enumerate(steps[:-1]) if one_word(step) == speaker]
-        found = {*places, *(place - len(steps) for place in places)}
-        agreed = found if agreed is None else agreed & found
-        if not agreed:
-            break
-    return sorted(agreed or ())
-
-
-def repeated_rows(names: StringTable) -> np.ndarray:
-    """Rows whose name is in an earlier row, int64, ascending."""
-    return np.flatnonzero(NameIndex(names).find(names) != np.arange(len(names)))

@@ -1,6 +1,7 @@
 """Read every file of a list once: damaged, silent, clipped, truncated and duplicate audio."""
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,11 +38,6 @@ class SampleFacts:
     hashes: np.ndarray
     cut_off: np.ndarray
     problems: dict[int, str]
-
-    @property
-    def has_sound(self) -> np.ndarray:
-        """Rows that were read and are not silent, bool: silence is the same as any other silence."""
-        return self.rms >= SILENT_RMS
 
 
 def read_facts(source: AudioSource, names: StringTable, num_jobs: int, description: str = "") -> SampleFacts:
@@ -81,47 +77,35 @@ def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = 
     advice = "make them again from their source, or take them off the list"
     damaged = sorted(facts.problems)
     findings = some("error", f"{check}: damaged", damaged, facts.problems.__getitem__, "undecodable file", advice)
-    is_read = np.ones(len(facts.names), dtype=bool)
-    is_read[damaged] = False
+    is_read = ~np.isin(np.arange(len(facts.names)), damaged)
     for kind, is_bad, advice in (
-        ("silent", ~facts.has_sound, "a silent file has no speaker; take them off the list"),
+        ("silent", facts.rms < SILENT_RMS, "a silent file has no speaker; take them off the list"),
         ("clipped", facts.clipped > CLIPPED_SHARE, "recorded too loud; fine for training, but listen to a few"),
         ("truncated", facts.cut_off, "copy or convert them again: their end is missing"),
     ):
         findings += some("warning", f"{check}: {kind}", np.flatnonzero(is_read & is_bad), names, f"{kind} file", advice)
-    findings += _duplicates(facts, check, labels)
-    if not findings:
-        message = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
-        findings.append(Finding("ok", f"{check}: samples", message))
-    return findings
-
-
-def _duplicates(facts: SampleFacts, check: str, labels: np.ndarray | None) -> list[Finding]:
-    rows = np.flatnonzero(facts.has_sound)
+    # Silence is the same as any other silence.
+    rows = np.flatnonzero(facts.rms >= SILENT_RMS)
     rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
-    same = np.flatnonzero(facts.hashes[rows][1:] == facts.hashes[rows][:-1])
-    groups: dict[tuple[int, int], list[str]] = {}
-    twice, num_crossed = [], 0
-    for first, second in zip(rows[same].tolist(), rows[same + 1].tolist(), strict=True):
-        pair = f"{facts.names[first]} = {facts.names[second]}"
-        if labels is None or labels[first] == labels[second]:
-            twice.append(pair)
-            continue
-        num_crossed += 1
-        # A person in two folders is one line, not one for each recording.
-        speakers = sorted((int(labels[first]), int(labels[second])))
-        groups.setdefault((speakers[0], speakers[1]), []).append(pair)
-    findings = []
-    if groups:
-        shown = [f"{one[0]}{f', and {len(one) - 1} more of these two' if one[1:] else ''}" for one in groups.values()]
-        message = f"{counted(num_crossed, 'recording')} under two speakers"
+    same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
+    pairs = zip(rows[:-1][same].tolist(), rows[1:][same].tolist(), strict=True)
+    # A person in two folders is one line, not one for each recording.
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for pair in pairs:
+        speakers = tuple(sorted({int(labels[row]) for row in pair})) if labels is not None else ()
+        groups.setdefault(speakers, []).append(" = ".join(map(names, pair)))
+    crossed = [one for speakers, one in groups.items() if len(speakers) > 1]
+    if crossed:
+        shown = (f"{one[0]}{f', and {len(one) - 1} more of these two' if one[1:] else ''}" for one in crossed)
+        message = f"{counted(sum(map(len, crossed)), 'recording')} under two speakers"
         advice = "one person in two folders, or a wrong label: put them together, or remove the rows"
-        findings.append(Finding("error", f"{check}: two speakers", message, advice, tuple(shown[:MAX_NAMED])))
-    if twice:
-        advice = "they count twice; target trials of such a pair are trivially right"
-        message = counted(len(twice), "duplicate file")
-        findings.append(Finding("warning", f"{check}: duplicates", message, advice, tuple(twice[:MAX_NAMED])))
-    return findings
+        examples = tuple(itertools.islice(shown, MAX_NAMED))
+        findings.append(Finding("error", f"{check}: two speakers", message, advice, examples))
+    twice = [pair for speakers, one in groups.items() if len(speakers) < 2 for pair in one]
+    advice = "they count twice; target trials of such a pair are trivially right"
+    findings += some("warning", f"{check}: duplicates", range(len(twice)), twice.__getitem__, "duplicate file", advice)
+    whole = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
+    return findings or [Finding("ok", f"{check}: samples", whole)]
 
 
 def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, check: str) -> list[Finding]:
@@ -129,7 +113,7 @@ def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, chec
     if trials.labels is None:
         return []
     hashes, has_sound = np.zeros(len(trials.names), np.uint64), np.zeros(len(trials.names), dtype=bool)
-    hashes[rows], has_sound[rows] = facts.hashes, facts.has_sound
+    hashes[rows], has_sound[rows] = facts.hashes, facts.rms >= SILENT_RMS
     enrol, test = trials.enrol, trials.test
     wrong = np.flatnonzero((trials.labels == 0) & (hashes[enrol] == hashes[test]) & has_sound[enrol] & has_sound[test])
 
@@ -142,16 +126,15 @@ def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, chec
 
 def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, str], *, renamed: bool) -> list[Finding]:
     """Recordings of one list that another has too; of two trial lists only those under another name."""
-    rows_of = {int(known.hashes[row]): int(row) for row in np.flatnonzero(known.has_sound)}
+    rows_of = {int(known.hashes[row]): int(row) for row in np.flatnonzero(known.rms >= SILENT_RMS)}
     shared = [
-        (facts.names[row], known.names[rows_of[value]])
-        for row in np.flatnonzero(facts.has_sound).tolist()
-        if (value := int(facts.hashes[row])) in rows_of
+        f"{facts.names[row]} = {known.names[other]}"
+        for row in np.flatnonzero(facts.rms >= SILENT_RMS).tolist()
+        if (other := rows_of.get(int(facts.hashes[row]))) is not None
+        and not (renamed and facts.names[row] == known.names[other])
     ]
-    shared = [(one, other) for one, other in shared if not renamed or one != other]
     if not shared:
         return []
     message = f"{counted(len(shared), 'recording')} also in {checks[0]}" + " under another name" * renamed
     advice = "one person in two folders? the error rate is not that of unknown speakers"
-    examples = tuple(f"{one} = {other}" for one, other in shared[:MAX_NAMED])
-    return [Finding("warning", f"{checks[1]}: overlap", message, advice, examples)]
+    return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

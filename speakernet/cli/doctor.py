@@ -44,22 +44,21 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, the histograms and the conclusion."""
     config = load_configuration(arguments.config_arguments).config if arguments.config_arguments else None
-    result = full_check(_request(arguments, config))
-    findings = result.findings
+    findings, durations = full_check(_request(arguments, config))
     if config is not None:
         # Late: torch takes two seconds, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
 
         findings += _corpus_to_come(config)
         findings += check_options(config)
-    if has_picture := arguments.png is not None and bool(result.durations):
-        write_duration_png(arguments.png, result.durations)
+    if has_picture := arguments.png is not None and bool(durations):
+        write_duration_png(arguments.png, durations)
     level = worst(findings)
     if arguments.json:
         shown = [dataclasses.asdict(finding) for finding in findings]
         lines = [json.dumps({"level": level, "findings": shown, "machine": system_info()}, indent=2)]
     else:
-        histograms = [f"\n{title}, durations\n{duration_histogram(one)}" for title, one in result.durations.items()]
+        histograms = [f"\n{title}, durations\n{duration_histogram(one)}" for title, one in durations.items()]
         picture = [f"\nhistograms: {arguments.png}"] if has_picture else []
         lines = [table(findings), *histograms, *picture, f"\n{closing_line(findings)}"]
     sys.stdout.write("\n".join([*lines, ""]))

@@ -9,9 +9,10 @@ import csv
 import itertools
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -163,8 +164,6 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
         if len(found) == 1:
             again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
             found += [f"not each pair as often, first {_entry(theirs, int(row))}" for row in again[:1]]
-        if np.array_equal(wanted[order], np.sort(np.where(there >= 0, test * len(row_of) + enrol, -1))):
-            found.append("the same pairs with enrol and test exchanged")
         raise ListError("; ".join(found) + "; expected the scores of this very list")
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
@@ -172,8 +171,9 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
 
 
 def _entry(trials: TrialList, row: int) -> str:
-    names, line = trials.names, _line_of(trials.source, row)
-    return f"line {line}: '{names[int(trials.enrol[row])]} {names[int(trials.test[row])]}'"
+    names = trials.names
+    pair = f"{names[int(trials.enrol[row])]} {names[int(trials.test[row])]}"
+    return f"line {_line_of(trials.source, row)}: '{pair}'"
 
 
 def _line_of(path: str | Path, row: int) -> int:
@@ -266,15 +266,8 @@ def described(threshold: Mapping[str, Any]) -> str:
 def read_llrs(path: Path) -> np.ndarray | None:
     """The log-likelihood ratios that `Decisions.write` wrote, (trials,); None if the file has none."""
     with reading(path, "decisions; score the list again"), open_text(path) as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        if LLR_COLUMN not in header:
-            return None
-        column = header.index(LLR_COLUMN)
-        try:
-            return np.array([float(row[column]) for row in reader])
-        except (IndexError, ValueError) as error:
-            raise FileError(f"{path}, line {reader.line_num}: no log-likelihood ratio; score the list again") from error
+        rows = list(csv.DictReader(file))
+        return np.array([float(row[LLR_COLUMN]) for row in rows]) if rows and LLR_COLUMN in rows[0] else None
 
 
 @dataclass(frozen=True)
@@ -326,9 +319,10 @@ class RunData:
     @property
     def decisions(self) -> Decisions | None:
         """Decisions on each trial of a list without an error rate."""
-        if self.results is None or self.results.eer_percent is not None or self.trials is None or self.scores is None:
+        results, trials, scores = self.results, self.trials, self.scores
+        if results is None or results.eer_percent is not None or trials is None or scores is None:
             return None
-        return Decisions(self.trials, self.scores, self.arrays.get("llrs"), self.results.thresholds or ())
+        return Decisions(trials, scores, self.arrays.get("llrs"), results.thresholds or ())
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -437,19 +431,14 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
     # The sign of an axis is arbitrary: fixed, so that the same run gives the same picture.
     points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
     shown = []
-    for number, one in enumerate(rows):
+    for number, one in enumerate(rows, start=1):
         # The last folder that all utterances of the speaker share, else a number.
-        folders = zip(*(names[row].replace("\\", "/").split("/")[:-1] for row in one), strict=False)
-        shared = [level[0] for level in itertools.takewhile(_is_one, folders)]
-        shown.append(shared[-1] if shared else f"speaker {number + 1}")
+        folders = [PurePosixPath(names[row].replace("\\", "/").lstrip("/")).parent for row in one]
+        shown.append(PurePosixPath(os.path.commonpath(folders)).name or f"speaker {number}")
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
     labels = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
     found = {"map_speakers": labels, "map_names": np.array(shown, dtype=np.str_), "map_shares": shares[:2]}
     return {"map_points": points, **found}
-
-
-def _is_one(names: Sequence[str]) -> bool:
-    return len(set(names)) == 1
 
 
 def list_in_common(paths: Sequence[Path]) -> TrialList:

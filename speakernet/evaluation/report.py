@@ -269,23 +269,12 @@ def _result(run: RunData) -> Section:
         for name, one in figures.items()
         if name in shown
     ]
-    tiles[0] |= {"name": "Equal error rate", "caveats": caveats, "range": _range(results)}
+    tiles[0] |= {"name": "Equal error rate", "caveats": caveats}
     rows = [[one.name, one.text, one.interval_text] for one in figures.values()]
     more = [(name, getattr(results, key), form) for name, key, form in MORE_FIGURES]
     rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
     table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
     return {"is_in_halves": True, "tiles": tiles, "cards": [{"heading": "All figures", "table": table}, of_list]}
-
-
-def _range(results: Results) -> dict[str, Any] | None:
-    """The interval of the EER on a line from zero to a round number above it, in percent of the line."""
-    if results.eer_interval_percent is None or results.eer_percent is None:
-        return None
-    # From zero: the eye compares the interval with the whole rate.
-    end = next((one for one in (0.5, 1, 2, 5, 10, 20, 30, 50) if one > 1.1 * results.eer_interval_percent[1]), 100)
-    given = (*results.eer_interval_percent, results.eer_percent)
-    low, high, middle = (round(100 * min(1.0, one / end), 2) for one in given)
-    return {"low": low, "width": round(high - low, 2), "middle": middle, "end": f"{end:g} %"}
 
 
 def _list_sentence(run: RunData) -> str:

@@ -278,8 +278,7 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
     # float64 sums: a speaker may have thousands of utterances.
     np.add.at(sums, speakers, embeddings)
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    return (sums / np.maximum(norms, 1e-12)).astype(np.float32)[norms[:, 0] > 0]
+    return unit_rows(sums[sums.any(axis=1)]).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import speakernet
 from speakernet import terminal
 from speakernet.checks import Finding, doctor, worst
-from speakernet.checks.doctor import CheckRequest, CheckResult, full_check, machine_findings
+from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
 from speakernet.checks.samples import read_facts
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
@@ -33,7 +33,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def look(corpus: Path, *, is_fast: bool = False) -> CheckResult:
+def look(corpus: Path, *, is_fast: bool = False) -> tuple[list[Finding], dict[str, np.ndarray]]:
     trials = ((corpus / "trials.txt", corpus),)
     return full_check(CheckRequest(corpus / "train.txt", corpus, trials, corpus / "exps", is_fast=is_fast, num_jobs=2))
 
@@ -42,11 +42,11 @@ def look_at_trials(corpus: Path, **lists: str) -> list[Finding]:
     """The findings about lists of trials alone."""
     for name, text in lists.items():
         (corpus / f"{name}.txt").write_text(text)
-    return full_check(CheckRequest(None, None, tuple((corpus / f"{name}.txt", corpus) for name in lists))).findings
+    return full_check(CheckRequest(None, None, tuple((corpus / f"{name}.txt", corpus) for name in lists)))[0]
 
 
-def found(result: CheckResult, check: str) -> Finding:
-    (finding,) = [one for one in result.findings if one.check == check]
+def found(result: tuple[list[Finding], dict[str, np.ndarray]], check: str) -> Finding:
+    (finding,) = [one for one in result[0] if one.check == check]
     return finding
 
 
@@ -57,9 +57,9 @@ def put(corpus: Path, source: str, target: str) -> None:
 
 def test_a_good_corpus(corpus: Path) -> None:
     result = look(corpus)
-    assert worst(one for one in result.findings if "audio" in one.check) == "ok"
+    assert worst(one for one in result[0] if "audio" in one.check) == "ok"
     assert "all 4 decode" in found(result, "training audio: samples").message
-    assert set(result.durations) == {"training audio", "trial audio (trials.txt)"}
+    assert set(result[1]) == {"training audio", "trial audio (trials.txt)"}
 
 
 def test_defects_of_audio(corpus: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_same_audio_twice(corpus: Path) -> None:
     result = look(corpus)
     finding = found(result, "training audio: two speakers")
     assert (finding.level, finding.examples) == ("error", ("a/1.wav = b/2.wav",))
-    assert not [one for one in result.findings if one.check.endswith("duplicates")]
+    assert not [one for one in result[0] if one.check.endswith("duplicates")]
     put(corpus, "a/2.wav", "b/1.wav")
     (line,) = found(look(corpus), "training audio: two speakers").examples
     assert line.endswith(", and 1 more of these two")
@@ -126,7 +126,7 @@ def test_two_trial_lists_with_the_same_audio(corpus: Path, name: str, is_found: 
 def test_training_audio_among_trials(corpus: Path, name: str, is_found: bool) -> None:
     put(corpus, "a/1.wav", "c/1.wav")
     (corpus / "trials.txt").write_text(f"1 {name} c/2.wav\n0 c/2.wav d/1.wav\n")
-    findings = [one for one in look(corpus).findings if one.check == "trial audio (trials.txt): overlap"]
+    findings = [one for one in look(corpus)[0] if one.check == "trial audio (trials.txt): overlap"]
     assert [(one.level, one.examples) for one in findings] == [("warning", ("c/1.wav = a/1.wav",))] * is_found
 
 
@@ -150,7 +150,7 @@ def test_rows_of_trials(text: bytes, bad_lines: list, tmp_path: Path) -> None:
     """The doctor and the reader that training uses judge a row alike."""
     path = tmp_path / "trials.txt"
     path.write_bytes(text)
-    findings = full_check(CheckRequest(trials=((path, None),), is_fast=True)).findings
+    findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))[0]
     malformed = [example for one in findings if one.check == "trial list" for example in one.examples]
     assert [example.split(":")[0] for example in malformed] == [f"line {line}" for line in bad_lines]
     if bad_lines:
@@ -160,7 +160,7 @@ def test_rows_of_trials(text: bytes, bad_lines: list, tmp_path: Path) -> None:
 
 def test_lists_and_roots_that_are_missing(corpus: Path) -> None:
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
-    findings = full_check(CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True)).findings
+    findings = full_check(CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True))[0]
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 

@@ -122,12 +122,6 @@ def test_overlap(tmp_path: Path, train: str, trials: str, shared: tuple) -> None
     assert (finding.level, finding.examples) == ("warning" if shared else "ok", shared)
 
 
-def test_depths_and_repeated_rows(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("a x/a/1.wav\nb x/b/1.wav\nb x/b/1.wav\n")
-    training = read_training_list(tmp_path / "train.txt")
-    assert checks.speaker_depths(training) == [-2, 1] and checks.repeated_rows(training.paths).tolist() == [2]
-
-
 @pytest.mark.parametrize(
     ("name", "identity"),
     [("veri_test.txt", "VoxCeleb1-O, original"), ("veri_test2.txt", "VoxCeleb1-O, cleaned")],
