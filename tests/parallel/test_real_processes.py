@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
-EVALUATED = 6000
+EVALUATED = 4000
 """Utterances of a list whose evaluation takes some seconds."""
 
 
@@ -43,14 +43,6 @@ def in_steps(recipe: Path, *options: str, command: list[str] | None = None) -> I
         yield started
 
 
-def test_a_signal_to_one_process_stops_all_after_the_same_step(recipe: Path) -> None:
-    with in_steps(recipe) as started:
-        started.ranks()[1].send_signal(signal.SIGTERM)
-        assert started.end()
-        step = saved_step(recipe.parent / "run")
-        assert f"stopped by SIGTERM after step {step}; the same command resumes" in started.said
-
-
 def test_torchrun_starts_again_what_was_asked_to_stop(recipe: Path) -> None:
     """Under `--max-restarts` only a signal to torchrun itself ends the run."""
     run = recipe.parent / "run"
@@ -62,12 +54,12 @@ def test_torchrun_starts_again_what_was_asked_to_stop(recipe: Path) -> None:
         )
         started.process.send_signal(signal.SIGTERM)
         assert started.end()
+        # All ranks after the same step.
         assert started.said.count("stopped by SIGTERM after step") == 2
         assert f"stopped by SIGTERM after step {saved_step(run)};" in started.said
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, tmp_path: Path, killed: int) -> None:
+def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, tmp_path: Path) -> None:
     """As under srun, which starts tasks that know of each other by SLURM's variables alone."""
     run, port = recipe.parent / "run", free_port()
     before = steps_of(run)
@@ -90,13 +82,12 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, 
     with tasks[0], tasks[1]:
         for task in tasks:
             task.until(lambda: steps_of(run) >= before + 5, "its fifth step")
-        lost, other = tasks[killed], tasks[1 - killed]
+        # The first holds what they have met at.
+        lost, other = tasks
         lost.process.kill()
         assert other.end(60) == 75, other.said[-3000:]
         assert lost.end(lingering=30) == -signal.SIGKILL
-        # The first holds what they have met at.
-        names = ("rank 0, or the launcher, is gone", f"rank 1 (process {lost.process.pid} on ")
-        assert names[killed] in other.said and "the same command resumes" in other.said
+        assert "rank 0, or the launcher, is gone" in other.said and "the same command resumes" in other.said
         assert "Traceback" not in other.said
 
 
@@ -109,7 +100,7 @@ def test_without_its_loader_worker_a_process_ends_all(recipe: Path) -> None:
 
 
 def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
-    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "10") as started:
+    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
         last = started.ranks()[1]
         last.suspend()
         started.until(lambda: "no heartbeat" in started.said, "naming the process that is stopped")
@@ -119,7 +110,7 @@ def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
 
 
 def test_a_process_that_waits_for_its_data_is_named(recipe: Path) -> None:
-    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "10") as started:
+    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
         last = started.ranks()[1]
         (worker,) = last.children()
         worker.suspend()
@@ -137,7 +128,7 @@ def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe: Path) -> N
         assert f"stopped by SIGTERM after step {saved_step(run)}" in started.said
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGKILL, 75)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, 75)])
 def test_what_distributed_starts_ends_as_one_process_does(recipe: Path, number: signal.Signals, status: int) -> None:
     """`--distributed` with two GPUs, were there any: a signal to the command, and a process that is killed."""
     start = "import sys; from speakernet.parallel.group import launch; sys.exit(launch(2, {}, sys.argv[1:]))"

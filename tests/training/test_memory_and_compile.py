@@ -68,26 +68,6 @@ def test_checkpointing_changes_nothing_but_memory(dropout: float):
         assert torch.equal(one, other)
 
 
-def test_checkpointing_keeps_fewer_tensors():
-    """What autograd keeps, counted through its own hooks."""
-
-    def kept_bytes(net: Net) -> int:
-        total = 0
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal total
-            total += tensor.numel() * tensor.element_size()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            net.train()(torch.randn(8, 3, 500))
-        return total
-
-    plain, saving = Net(), Net()
-    enable_gradient_checkpointing(saving)
-    assert kept_bytes(saving) < 0.5 * kept_bytes(plain)
-
-
 def test_checkpointing_is_refused_with_the_reason():
     net = Net()
     net.last.supports_gradient_checkpointing = False
@@ -159,12 +139,11 @@ def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scope", ["whole", "regional"])
-def test_compiled_equals_eager(scope: str):
+def test_compiled_equals_eager():
     torch.manual_seed(0)
     plain, compiled = Net(), Net()
     compiled.load_state_dict(plain.state_dict())
-    compiler_of(compiled, "on", scope)
+    compiler_of(compiled, "on", "regional")
     for one, other in zip(run(plain), run(compiled), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert not any("_orig_mod" in key for key in compiled.state_dict())

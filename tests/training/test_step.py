@@ -13,24 +13,23 @@ from training_fakes import (
     FakeNet,
     make_step,
     optimizer_options,
+    tensors,
 )
 
-from speakernet.training.optimizers import OptimizerState, create_optimizer
-from speakernet.training.options import RuntimeOptions, SgdOptions
-from speakernet.training.precision import Precision
-from speakernet.training.step import BufferGuard, TrainingStep
+from speakernet.training.optimizers import BufferGuard, OptimizerState, create_optimizer
+from speakernet.training.options import SgdOptions
+from speakernet.training.step import TrainingStep
 
 
-def sgd_step(net: nn.Module, loss: nn.Module, precision: str = "no", **options) -> TrainingStep:
+def sgd_step(net: nn.Module, loss: nn.Module, **options) -> TrainingStep:
     optimizer = create_optimizer(SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], CPU)
-    return make_step(net, loss, optimizer, Precision(RuntimeOptions(), precision, CPU), **options)
+    return make_step(net, loss, optimizer, **options)
 
 
 def fresh(metric: bool = False, frozen_norm: bool = True, dropout: float = 0.0) -> tuple[FakeNet, nn.Module]:
     torch.manual_seed(1)
     net = FakeNet(dropout=dropout, frozen_norm=frozen_norm)
-    loss = FakeMetricLoss() if metric else FakeLoss()
-    return net.train(), loss
+    return net.train(), FakeMetricLoss() if metric else FakeLoss()
 
 
 def split(batch: FakeBatch, sizes: list[int]) -> list[FakeBatch]:
@@ -38,72 +37,54 @@ def split(batch: FakeBatch, sizes: list[int]) -> list[FakeBatch]:
     return [FakeBatch(*part) for part in parts]
 
 
-def whole_batch(size: int = 12) -> FakeBatch:
-    return FakeLoader(num_batches=2, batch_size=size).batch(0)
+def whole_batch() -> FakeBatch:
+    return FakeLoader(num_batches=2, batch_size=12).batch(0)
 
 
-@pytest.mark.parametrize("sizes", [[12], [4, 4, 4], [5, 5, 2], [2, 10]])
-def test_accumulation_equals_one_batch(sizes: list[int]):
-    """Micro-batches of any sizes, the smaller last one too, give the step of the whole batch (frozen batch norm)."""
-    batch = whole_batch()
-    net, loss = fresh()
-    reference = [p.detach().clone() for p in [*net.parameters(), *loss.parameters()]]
-    value, _ = loss(net(batch.waveforms), batch.labels)
-    gradients = torch.autograd.grad(value, [*net.parameters(), *loss.parameters()], allow_unused=True)
-    step = sgd_step(net, loss, max_grad_norm=0.0)
+def metric_batch() -> FakeBatch:
+    """Two utterances of each of six speakers."""
+    generator = torch.Generator().manual_seed(3)
+    return FakeBatch(
+        torch.randn(12, SAMPLES, generator=generator), torch.arange(6).repeat_interleave(2), torch.arange(12)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_metric", "clip"),
+    [
+        ([12], False, 0.0),
+        ([4, 4, 4], False, 0.0),
+        ([5, 5, 2], False, 0.0),
+        ([4, 8], False, 0.01),
+        ([4, 4, 4], True, 0.0),
+    ],
+)
+def test_micro_batches_equal_one_batch(sizes: list[int], is_metric: bool, clip: float) -> None:
+    """Of any sizes (frozen batch norm); with the gradient cache all negatives of a metric loss are kept."""
+    batch = metric_batch() if is_metric else whole_batch()
+    net, loss = fresh(is_metric)
+    parameters = [*net.parameters(), *loss.parameters()]
+    before = [p.detach().clone() for p in parameters]
+    embeddings = net(batch.waveforms)
+    inputs = (embeddings.reshape(6, 2, -1), batch.labels[::2]) if is_metric else (embeddings, batch.labels)
+    value, _ = loss(*inputs)
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    norm = torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt()
+    how = {"utterances_per_speaker": 2, "gradient_cache": True} if is_metric else {}
+    step = sgd_step(net, loss, max_grad_norm=clip, **how)
     for part in split(batch, sizes):
         step.add(part)
     outcome = step.finish(learning_rate=0.1)
-    assert outcome.loss.item() == pytest.approx(value.item(), rel=1e-5)
-    assert outcome.num_utterances == 12
-    for before, gradient, after in zip(reference, gradients, [*net.parameters(), *loss.parameters()], strict=True):
-        expected = before if gradient is None else before - 0.1 * gradient
-        torch.testing.assert_close(after.detach(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_clipping_scales_to_the_norm_and_reports_the_true_one():
-    batch = whole_batch()
-    net, loss = fresh()
-    parameters = [*net.parameters(), *loss.parameters()]
-    before = [p.detach().clone() for p in parameters]
-    value, _ = loss(net(batch.waveforms), batch.labels)
-    found = torch.autograd.grad(value, parameters, allow_unused=True)
-    norm = torch.sqrt(sum((g.square().sum() for g in found if g is not None), torch.zeros(())))
-    step = sgd_step(net, loss, max_grad_norm=0.01)
-    step.add(batch)
-    outcome = step.finish(learning_rate=1.0)
+    assert outcome.loss.item() == pytest.approx(value.item(), rel=1e-5) and outcome.num_utterances == 12
     assert outcome.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
-    moved = torch.sqrt(sum(((b - a.detach()).square().sum() for b, a in zip(before, parameters, strict=True)),
-                           torch.zeros(())))  # fmt: skip
-    assert moved.item() == pytest.approx(0.01, rel=1e-3)
-
-
-def metric_batch(speakers: int = 6) -> FakeBatch:
-    labels = torch.arange(speakers).repeat_interleave(2)
-    generator = torch.Generator().manual_seed(3)
-    return FakeBatch(torch.randn(2 * speakers, SAMPLES, generator=generator), labels, torch.arange(2 * speakers))
-
-
-def test_gradient_cache_equals_the_whole_batch():
-    """Three micro-batches of two speakers give the gradient of one batch of six: all negatives are kept."""
-    batch = metric_batch()
-    net, loss = fresh(metric=True)
-    value, _ = loss(net(batch.waveforms).reshape(6, 2, -1), batch.labels[::2])
-    gradients = torch.autograd.grad(value, [p for p in net.parameters() if p.requires_grad], allow_unused=True)
-    before = [p.detach().clone() for p in net.parameters()]
-    step = sgd_step(net, loss, max_grad_norm=0.0, utterances_per_speaker=2, gradient_cache=True)
-    for part in split(batch, [4, 4, 4]):
-        step.add(part)
-    outcome = step.finish(learning_rate=0.1)
-    assert outcome.loss.item() == pytest.approx(value.item(), rel=1e-5)
-    for old, gradient, new in zip(before, gradients, net.parameters(), strict=True):
-        expected = old if gradient is None else old - 0.1 * gradient
+    rate = 0.1 * clip / norm if clip else 0.1
+    for old, gradient, new in zip(before, gradients, parameters, strict=True):
+        expected = old if gradient is None else old - rate * gradient
         torch.testing.assert_close(new.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_cache_moves_statistics_once_and_repeats_dropout():
-    batch = metric_batch()
-    parts = split(batch, [4, 4, 4])
+def test_gradient_cache_moves_statistics_once_and_repeats_dropout() -> None:
+    parts = split(metric_batch(), [4, 4, 4])
     net, loss = fresh(metric=True, frozen_norm=False, dropout=0.5)
     twin, _ = fresh(metric=True, frozen_norm=False, dropout=0.5)
     torch.manual_seed(7)
@@ -116,29 +97,16 @@ def test_gradient_cache_moves_statistics_once_and_repeats_dropout():
         step.add(part)
     step.finish(learning_rate=0.0)
     torch.testing.assert_close(net.norm.running_mean, twin.norm.running_mean)
-    assert net.norm.num_batches_tracked.item() == 3
-    assert torch.equal(torch.rand(1), drawn_after)
+    assert net.norm.num_batches_tracked.item() == 3 and torch.equal(torch.rand(1), drawn_after)
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_precisions_give_finite_results_of_equal_shape(precision: str):
-    net, loss = fresh()
-    step = sgd_step(net, loss, precision)
-    step.add(whole_batch())
-    outcome = step.finish(learning_rate=0.01)
-    assert not outcome.is_bad
-    assert torch.isfinite(outcome.loss) and outcome.loss.dtype == torch.float32
-    assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in net.parameters())
-
-
-def test_loss_scale_leaves_the_step_alone():
+def test_loss_scale_leaves_the_step_alone() -> None:
     """fp16's scaling (here over float32 arithmetic) changes neither the update nor the reported norm."""
     results = []
-    for scales in (False, True):
+    for scale in (1.0, 1024.0):
         net, loss = fresh()
         step = sgd_step(net, loss, max_grad_norm=0.5)
-        if scales:
-            step.precision.scales, step.precision.scale = True, torch.tensor(1024.0)
+        step.precision.scales, step.precision.scale = scale != 1.0, torch.tensor(scale)
         for part in split(whole_batch(), [8, 4]):
             step.add(part)
         outcome = step.finish(learning_rate=0.1)
@@ -147,48 +115,29 @@ def test_loss_scale_leaves_the_step_alone():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("bad_epoch", [True, False])
-def test_bad_gradient_with_finite_loss_is_undone(bad_epoch: bool):
+@pytest.mark.parametrize("is_bad", [True, False])
+def test_bad_gradient_with_finite_loss_is_undone(is_bad: bool) -> None:
     net, loss = fresh(frozen_norm=False)
-    step = sgd_step(net, loss)
-    before = [value.clone() for value in net.state_dict().values()]
-    if bad_epoch:
+    step, before = sgd_step(net, loss), tensors(net)
+    if is_bad:
         net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
     step.add(whole_batch())
     outcome = step.finish(learning_rate=0.1)
-    assert bool(outcome.is_bad) is bad_epoch and not outcome.loss_is_bad
-    same = [torch.equal(one, other) for one, other in zip(before, net.state_dict().values(), strict=True)]
-    assert all(same) is bad_epoch
+    assert bool(outcome.is_bad) is is_bad and not outcome.loss_is_bad
+    assert all(torch.equal(before[key], value) for key, value in tensors(net).items()) is is_bad
     assert all(p.grad is None for p in net.parameters())
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_fused_optimizers_skip_where_found_inf_says_so(name: str):
-    """What the step relies on for GPUs: torch's fused kernels leave weights and moments alone."""
-    weight = nn.Parameter(torch.ones(3))
-    holder = nn.ParameterList([weight])
-    optimizer = create_optimizer(optimizer_options(name, learning_rate=0.1, fused="on"), [holder], CPU)
-    weight.grad = torch.full((3,), float("nan"))
-    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
-    optimizer.step()
-    assert torch.equal(weight, torch.ones(3))
-    weight.grad = torch.ones(3)
-    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
-    optimizer.step()
-    assert not torch.equal(weight, torch.ones(3)) and torch.isfinite(weight).all()
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypatch: pytest.MonkeyPatch):
-    """A GPU's fused SGD makes its momentum from raw memory in the first step and leaves it raw where it skips."""
+def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's fused SGD makes its momentum from raw memory in the first step and leaves it raw if it skips."""
     raw = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda *args, **options: raw(*args, **options).fill_(float("nan")))
     results = []
     for skips in (True, False):
         net, loss = fresh()
         options = optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
-        moves = create_optimizer(options, [net, loss], CPU)
-        step = make_step(net, loss, moves, Precision(RuntimeOptions(), "no", CPU))
+        step = make_step(net, loss, create_optimizer(options, [net, loss], CPU))
         step._skips_on_device = True
         batches = [FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number) for number in range(3)]
         for batch in batches if skips else batches[1:]:
@@ -199,7 +148,7 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
         assert torch.isfinite(one).all() and torch.equal(one, other)
 
 
-def test_momentum_that_was_not_saved_begins_at_zero():
+def test_momentum_that_was_not_saved_begins_at_zero() -> None:
     """A checkpoint from before the first good step has none."""
     weight = nn.Parameter(torch.ones(2))
     moves = create_optimizer(SgdOptions(learning_rate=0.1, fused="on"), [nn.ParameterList([weight])], CPU)
@@ -209,16 +158,16 @@ def test_momentum_that_was_not_saved_begins_at_zero():
 
 
 @pytest.mark.parametrize("is_bad", [True, False])
-def test_statistics_are_put_back_where_a_step_was_bad(is_bad: bool) -> None:
+def test_statistics_are_put_back_after_a_bad_step(is_bad: bool) -> None:
     """Without asking the device which: all tensors of a type at once, NaN among them."""
     net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2))
     guard = BufferGuard([net])
     guard.remember()
-    before = {key: value.clone() for key, value in net.state_dict().items()}
+    before = tensors(net)
     for norm in net:
         norm.running_mean.fill_(float("nan"))
         norm.num_batches_tracked += 1
-    moved = {key: value.clone() for key, value in net.state_dict().items()}
+    moved = tensors(net)
     guard.restore_where(torch.tensor(is_bad))
     for key, value in net.state_dict().items():
         torch.testing.assert_close(value, (before if is_bad else moved)[key], equal_nan=True, atol=0, rtol=0)

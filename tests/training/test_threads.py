@@ -67,12 +67,6 @@ def test_a_disturbed_run_goes_down_within_its_first_steps_and_says_so_once(caplo
     assert run.set == [1, 2]
 
 
-def test_from_many_threads_it_goes_down_as_long_as_that_is_faster() -> None:
-    run = Run(16, lambda threads: ({16: 5.0, 8: 10.0, 4: 40.0, 2: 41.0, 1: 30.0}[threads], BUSY))
-    run.go(150)
-    assert run.used[-1] == 4 and run.set[:4] == [8, 4, 2, 4]
-
-
 def test_a_trial_that_gains_nothing_is_taken_back_and_seldom_repeated(caplog: pytest.LogCaptureFixture) -> None:
     run = Run(2, lambda threads: (100.0 * threads, BUSY))
     run.go(2000)

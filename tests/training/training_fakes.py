@@ -1,22 +1,27 @@
 """A tiny network, loss and loader for the tests of the trainer: everything a real one has, at no cost."""
 
 import dataclasses
+import json
 import math
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, OptimizerOptions, RuntimeOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.precision import Precision
-from speakernet.training.progress import WHOLE_RUN, Progress, Stage
+from speakernet.training.progress import WHOLE_RUN, Interrupted, Progress, Stage
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import TrainingStep
 from speakernet.training.threads import ThreadWatch
@@ -52,8 +57,6 @@ class FakeLoss(nn.Module):
     """Softmax with a margin that is subtracted from the target's logit."""
 
     is_metric = False
-    min_utterances = 1
-    normalize_embeddings = True
 
     def __init__(self, margin: float = 0.2) -> None:
         super().__init__()
@@ -71,8 +74,6 @@ class FakeMetricLoss(nn.Module):
     """Prototypes against the first utterance of each speaker: every other speaker of the batch is a negative."""
 
     is_metric = True
-    min_utterances = 2
-    normalize_embeddings = True
 
     def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # (speakers, utterances, dim)
@@ -100,19 +101,21 @@ class FakeBatch:
 
 
 class FakeLoader:
-    """Batches keyed by (epoch, position); `poisoned` steps carry a NaN."""
+    """Batches keyed by (epoch, position); `poisoned` ones carry a NaN, and `stop_at` one this process gets Ctrl-C."""
 
     utterances_per_speaker = 1
 
     def __init__(
-        self, num_batches: int = 7, batch_size: int = 6, last_size: int = 3, poisoned: frozenset[int] = frozenset()
+        self,
+        num_batches: int = 7,
+        batch_size: int = 6,
+        last_size: int = 3,
+        poisoned: frozenset[int] = frozenset(),
+        stop_at: int = -1,
     ) -> None:
-        self.num_batches = num_batches
-        self.batch_size = batch_size
-        self.last_size = last_size
-        self.poisoned = poisoned
-        self.epoch = 0
-        self.position = 0
+        self.num_batches, self.batch_size, self.last_size = num_batches, batch_size, last_size
+        self.poisoned, self.stop_at = poisoned, stop_at
+        self.epoch = self.position = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch, self.position = epoch, 0
@@ -133,6 +136,8 @@ class FakeLoader:
         number = self.epoch * self.num_batches + position
         if number in self.poisoned:
             waveforms[0, 0] = math.nan
+        if number == self.stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
         return FakeBatch(waveforms, labels, torch.arange(size) + 100 * number)
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,24 +222,48 @@ def make_step(
     net: nn.Module,
     loss: nn.Module,
     optimizer: torch.optim.Optimizer,
-    precision: Precision,
+    precision: Precision | None = None,
     *,
     utterances_per_speaker: int = 1,
     gradient_cache: bool = False,
     compiler: Compiler | None = None,
     **options: Any,
 ) -> TrainingStep:
-    """A step that profiles nothing; `options` are those of training."""
-    return TrainingStep(
-        net,
-        loss,
-        optimizer,
-        precision,
-        TrainingOptions(**options),
-        utterances_per_speaker=utterances_per_speaker,
-        gradient_cache=gradient_cache,
-        compiler=compiler,
-    )
+    """`options` are those of training."""
+    how = {"utterances_per_speaker": utterances_per_speaker, "gradient_cache": gradient_cache}
+    precision = precision or Precision(RuntimeOptions(), "no", CPU)
+    return TrainingStep(net, loss, optimizer, precision, TrainingOptions(**options), compiler=compiler, **how)
+
+
+def trained(folder: Path, **options: Any) -> Trainer:
+    """A trainer that has trained."""
+    trainer = make_trainer(folder, **options)
+    trainer.train()
+    return trainer
+
+
+def interrupted(folder: Path, stop_at: int, loader: Any = None, **options: Any) -> None:
+    """A run that got Ctrl-C with the batch of that number."""
+    loader = loader or FakeLoader()
+    loader.stop_at = stop_at
+    with pytest.raises(Interrupted):
+        make_trainer(folder, loader=loader, **options).train()
+
+
+def records(folder: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The records of a run, of one kind or of all."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if kind in ("", row["kind"])]
+
+
+def step_of(folder: Path) -> dict[str, Any]:
+    """The training state of last.pt."""
+    return read_own_checkpoint(folder / "last.pt")["training"]["state"]
+
+
+def tensors(net: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of a network's weights and statistics."""
+    return {name: value.clone() for name, value in net.state_dict().items()}
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:
