@@ -6,6 +6,7 @@ Nothing here opens audio. The end of the file recognises published trial lists.
 """
 
 import functools
+import hashlib
 import itertools
 import re
 import zlib
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.sharing import Shareable
-from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading, sha256_of
+from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
 
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -40,6 +41,7 @@ class ListFile:
 
     def __init__(self, path: str | Path, malformed: list[str] | None = None) -> None:
         self.path, self._malformed = path, malformed
+        self.digest = hashlib.sha256()  # of what was read so far
 
     def refuse(self, number: int, problem: str) -> None:
         """Report a malformed line."""
@@ -57,22 +59,37 @@ class ListFile:
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
-            for number, line in enumerate(iter(functools.partial(file.readline, LONGEST_LINE_BYTES + 1), b""), 1):
-                if len(line) > LONGEST_LINE_BYTES:
-                    raise ListError(
-                        f"{self.path}, line {number}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a "
-                        "line for each utterance or trial"
-                    )
-                text = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
-                try:
-                    text.decode("utf-8")
-                except UnicodeDecodeError:
-                    self.refuse(number, "not UTF-8 text; save the list as UTF-8")
-                    continue
-                if b"\0" in text:
-                    self.refuse(number, "not text but binary data")
-                elif text:
-                    yield number, text
+            number, rest = 1, b""
+            while data := file.read(LONGEST_LINE_BYTES):
+                self.digest.update(data)
+                *lines, rest = (rest + data.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")).split(b"\n")
+                yield from self._text_of(number, lines)
+                number += len(lines)
+                if len(rest) > LONGEST_LINE_BYTES:
+                    break
+            yield from self._text_of(number, [rest])
+
+    def _text_of(self, number: int, lines: list[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Stripped lines with their numbers, of which the first is given, without blank and unreadable ones."""
+        is_fine = _is_text(b"\n".join(lines))
+        for place, line in enumerate(map(bytes.strip, lines), number):
+            if len(line) > LONGEST_LINE_BYTES:
+                raise ListError(
+                    f"{self.path}, line {place}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a line "
+                    "for each utterance or trial"
+                )
+            if not is_fine and not _is_text(line):
+                self.refuse(place, "not text; save the list as UTF-8")
+            elif line:
+                yield place, line
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
 
 
 def split_row(line: bytes) -> list[bytes]:
@@ -261,7 +278,7 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
     new_label[[known[name] for name in by_name]] = np.arange(len(known))
     speakers = StringTable.from_bytes(by_name)
     return TrainingList(
-        StringTable.from_bytes(paths), new_label[np.array(labels)], speakers, str(path), sha256_of(file.path)
+        StringTable.from_bytes(paths), new_label[np.array(labels)], speakers, str(path), file.digest.hexdigest()
     )
 
 
@@ -313,13 +330,15 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     known, sides, labels, forms = numbers(), array("i"), array("b"), FORMS
     for number, line in file:
         row = split_row(line)
-        fitting = [one for one in forms if len(row) == one[1] and all(row) and (not one[3] or row[one[2]] in one[3])]
-        if not fitting:
+        for form in forms:
+            _, num_fields, place, meaning = form
+            if len(row) == num_fields and all(row) and (not meaning or row[place] in meaning):
+                break
+        else:
             file.expected(number, ", or ".join(one[0] for one in forms), line)
             continue
         # A file has the form of the first line that has any.
-        forms = (fitting[0],)
-        _, _, place, meaning = fitting[0]
+        forms = (form,)
         if meaning:
             labels.append(meaning[row.pop(place)])
         sides.append(known[row[0]])
@@ -329,7 +348,7 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     enrol, test = np.array(sides).reshape(-1, 2).T.copy()
     # A dictionary keeps the order in which it grew, so position n of it is row n.
     names = StringTable.from_bytes(known)
-    return TrialList(names, enrol, test, np.array(labels) if labels else None, str(path), sha256_of(path))
+    return TrialList(names, enrol, test, np.array(labels) if labels else None, str(path), file.digest.hexdigest())
 
 
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
