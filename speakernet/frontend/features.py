@@ -57,10 +57,8 @@ class FrontEnd(nn.Module):
     min_samples: int
     """Samples of the shortest utterance that has a frame."""
 
-    @property
-    def span_samples(self) -> int:
-        """Samples that a window of `spectrum` covers."""
-        return self.window_samples
+    span_samples: int
+    """Samples that a window of `spectrum` covers."""
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames of that many samples; takes integers too."""
@@ -108,7 +106,7 @@ class RawWaveform(FrontEnd):
     """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
 
     num_features = 1
-    window_samples = hop_samples = min_samples = 1
+    window_samples = hop_samples = min_samples = span_samples = 1
 
     def __init__(self, options: FrontendOptions) -> None:
         super().__init__()
@@ -132,9 +130,17 @@ class MelFrontEnd(FrontEnd):
         self.options = options.resolved({})
         self.sample_rate = sample_rate
         self.num_features = options.num_mels
-        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.window_samples = self.span_samples = self.min_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
+        # The least power of two that holds a window.
+        self.fft_samples = 1 << (self.window_samples - 1).bit_length()
         self.tracts: VocalTracts | None = None
+        # Not in state_dict: it follows from the options.
+        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """One frame every hop, the first and last centred on the ends of the utterance."""
+        return num_samples // self.hop_samples + 1
 
     def make_bank(self, finer: int) -> Tensor:
         """The mel matrix as a function of frequency, at `finer` points a bin: ((bins - 1) x finer + 1, mels).
@@ -166,17 +172,11 @@ class LogMel(MelFrontEnd):
 
     def __init__(self, options: LogMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
-        options = self.options
-        self.log_input = options.log_input
-        self.preemphasis = float(options.preemphasis)
-        self.normalize = options.normalize
-        self.fft_samples = next_power_of_two(self.window_samples)
+        self.span_samples = self.fft_samples
         # Mirrored ends need one sample more than is mirrored.
         self.min_samples = self.fft_samples // 2 + 1
-        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.window]
-        # Not in state_dict: they follow from the options.
+        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[self.options.window]
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
-        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
         """HTK's triangles."""
@@ -187,27 +187,20 @@ class LogMel(MelFrontEnd):
             bank = melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
         return bank.to(torch.get_default_device())
 
-    def num_frames(self, num_samples: Tensor) -> Tensor:
-        """One frame every hop, the first and last centred on the ends of the utterance."""
-        return num_samples // self.hop_samples + 1
-
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
-        if self.options.normalize_waveform:
+        options = self.options
+        if options.normalize_waveform:
             waveforms = normalize_waveforms(waveforms, lengths)
-        if self.preemphasis:
-            waveforms = preemphasize(waveforms, self.preemphasis)
+        if options.preemphasis:
+            waveforms = preemphasize(waveforms, float(options.preemphasis))
         power = self.power(reflect_ends(waveforms, self.fft_samples // 2, lengths))
         features = torch.matmul(self.bands(power).mT, power) + LOG_OFFSET  # (batch, mels, frames)
-        if self.log_input:
+        if options.log_input:
             features = features.log()
-        frame_lengths = None if lengths is None else self.num_frames(lengths)
-        return normalize_features(features, self.normalize, frame_lengths)
-
-    @property
-    def span_samples(self) -> int:
-        """As many as the FFT has."""
-        return self.fft_samples
+        return normalize_features(
+            features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
+        )
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Windows of as many samples as the FFT has."""
@@ -233,19 +226,11 @@ class KaldiFbank(MelFrontEnd):
 
     def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
         super().__init__(options, sample_rate)
-        options = self.options
-        self.min_samples = self.window_samples
-        self.scale = options.scale
-        self.dither = options.dither
-        self.normalize = options.normalize
-        self.fft_samples = next_power_of_two(self.window_samples)
         self.noise = KeyedDraws(seed)
-        if options.window == "hamming":
-            shape = torch.hamming_window(self.window_samples, periodic=False)
-        else:
-            # Kaldi's own `povey` window.
-            shape = torch.hann_window(self.window_samples, periodic=False) ** 0.85
-        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+        # A Hann window to this power is Kaldi's own `povey` window.
+        is_povey = self.options.window == "povey"
+        shape = (torch.hann_window if is_povey else torch.hamming_window)(self.window_samples, periodic=False)
+        shape = shape**0.85 if is_povey else shape
         self.register_buffer("window", shape, persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
@@ -262,14 +247,15 @@ class KaldiFbank(MelFrontEnd):
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Scale, dither; each frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
-        waveforms = waveforms * self.scale
-        if self.training and self.dither:
-            waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
+        waveforms = waveforms * self.options.scale
+        if self.training and self.options.dither:
+            waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
         energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
         # Kaldi's own floor, so that digital silence stays finite.
         features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
-        frame_lengths = None if lengths is None else self.num_frames(lengths)
-        return normalize_features(features, self.normalize, frame_lengths)
+        return normalize_features(
+            features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
+        )
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Each window: mean removed, pre-emphasis 0.97, the window's shape, transform."""
@@ -413,12 +399,3 @@ def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:
             [ True,  True,  True]])
     """
     return torch.arange(num_frames, device=lengths.device).unsqueeze(0) < lengths.unsqueeze(1)
-
-
-def next_power_of_two(number: int) -> int:
-    """The least power of two that is not below the number.
-
-    >>> next_power_of_two(400)
-    512
-    """
-    return 1 << (number - 1).bit_length()

@@ -8,7 +8,7 @@ perturbation (VTLP) improves speech recognition", section 2.
 
 import types
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -79,11 +79,8 @@ class KeyedDraws(nn.Module):
         self.count = int(state)
 
 
-class Stretches(NamedTuple):
-    """Hidden stretches along one axis: first position and width, both (batch, masks)."""
-
-    start: Tensor
-    width: Tensor
+# Hidden stretches along one axis: first position and width, both (batch, masks).
+Stretches: TypeAlias = tuple[Tensor, Tensor]
 
 
 class SpecAugment(nn.Module):
@@ -113,22 +110,21 @@ def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int,
     uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
     width = (uniform[:, :count] * (widest + 1)).long()
     start = (uniform[:, count:] * (size - width + 1)).long()
-    return Stretches(start, width)
+    return start, width
 
 
 def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
     """Zero the stretches of (batch, mels, frames).
 
-    >>> mels, frames = (Stretches(torch.tensor([[start]]), torch.tensor([[1]])) for start in (0, 1))
+    >>> mels, frames = ((torch.tensor([[start]]), torch.tensor([[1]])) for start in (0, 1))
     >>> masked(torch.ones(1, 2, 3), mels, frames)
     tensor([[[0., 0., 0.],
              [1., 0., 1.]]])
     """
     hidden = []
-    for stretches, size in zip((mels, frames), features.shape[1:], strict=True):
-        position = torch.arange(size).view(1, 1, -1)
-        start, width = stretches.start.unsqueeze(-1), stretches.width.unsqueeze(-1)
-        inside = ((position >= start) & (position < start + width)).any(dim=1)
+    for (start, width), size in zip((mels, frames), features.shape[1:], strict=True):
+        position = torch.arange(size) - start.unsqueeze(-1)
+        inside = ((position >= 0) & (position < width.unsqueeze(-1))).any(dim=1)
         hidden.append(inside.to(features.device, non_blocking=True))
     return features.masked_fill(hidden[0].unsqueeze(2) | hidden[1].unsqueeze(1), 0.0)
 
@@ -173,17 +169,15 @@ def warped_banks(
     last = len(plain) - 1
     fine = make_bank(FINER)
     hertz = torch.linspace(0, sample_rate / 2, last + 1, dtype=torch.float64)
-    banks = []
-    for factor in factors:
-        if factor == 1:
-            banks.append(plain)
-            continue
-        # The filters stay, the spectrum moves below them.
+
+    def moved(factor: float) -> Tensor:
+        """The filters stay, the spectrum moves below them."""
         places = warped(hertz, factor, sample_rate) * (last * FINER / (sample_rate / 2))
         below = places.floor().long().clamp(0, last * FINER - 1)
         share = (places - below).unsqueeze(1).float()
-        banks.append((1 - share) * fine[below] + share * fine[below + 1])
-    return banks
+        return (1 - share) * fine[below] + share * fine[below + 1]
+
+    return [plain if factor == 1 else moved(factor) for factor in factors]
 
 
 def warped(hertz: Tensor, factor: float, sample_rate: int) -> Tensor:

@@ -30,15 +30,10 @@ class SpeechBrainFbank(MelFrontEnd):
         self.min_samples = 1
         # Periodic, torch's default, as in SpeechBrain; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
-        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
         """SpeechBrain's triangles."""
         return triangles(self.options.num_mels, self.window_samples // 2 * finer + 1, self.sample_rate)
-
-    def num_frames(self, num_samples: Tensor) -> Tensor:
-        """One frame every hop, the first and last centred on the ends of the utterance."""
-        return num_samples // self.hop_samples + 1
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""

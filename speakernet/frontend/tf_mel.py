@@ -15,7 +15,6 @@ from torch.nn import functional
 from speakernet.frontend.features import (
     MelFrontEnd,
     band_edges,
-    next_power_of_two,
     normalize_features,
     normalize_waveforms,
     preemphasize,
@@ -39,10 +38,7 @@ class TfMel(MelFrontEnd):
     def __init__(self, options: TfMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
         self.min_samples = self.window_samples - 2 * (self.hop_samples // 2)
-        self.fft_samples = next_power_of_two(self.window_samples)
-        window = torch.hamming_window(self.window_samples, periodic=False)
-        self.register_buffer("window", window, persistent=False)
-        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+        self.register_buffer("window", torch.hamming_window(self.window_samples, periodic=False), persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
         """Triangles over mels, without what does not change within a frame."""
@@ -87,8 +83,8 @@ def triangles_over_mels(num_mels: int, num_bins: int, low_hz: float, high_hz: fl
             [0.0000]])
     """
     edges = torch.linspace(_mels(low_hz), _mels(high_hz), num_mels + 2, dtype=torch.float64)
-    bins = 2595.0 * torch.log10(1.0 + torch.linspace(0, sample_rate // 2, num_bins, dtype=torch.float64) / 700.0)
-    bins = bins.unsqueeze(1)
+    hertz = torch.linspace(0, sample_rate // 2, num_bins, dtype=torch.float64).unsqueeze(1)
+    bins = 2595.0 * torch.log10(1.0 + hertz / 700.0)
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     bank = torch.minimum(rising, falling).clamp(min=0.0)

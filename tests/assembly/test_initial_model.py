@@ -197,4 +197,4 @@ def test_noise_of_training_alone_may_differ(given: Path, recipe: Path) -> None:
     config = load_configuration(["--config", str(recipe), "--initial_model", str(given), *options]).config
     net = build_model(config)
     refuse_other_network(config, net)
-    assert net.front_end.dither == 1.0 and net.spec_augment is not None
+    assert net.front_end.options.dither == 1.0 and net.spec_augment is not None

@@ -52,9 +52,9 @@ def test_front_end_options_arrive():
     ]
     front_end = build_model(config_of("--model.name", "ResNet", *options)).front_end
     assert isinstance(front_end, KaldiFbank)
-    assert (front_end.dither, front_end.scale, front_end.normalize) == (1.0, 1.0, "mean")
+    assert (front_end.options.dither, front_end.options.scale, front_end.options.normalize) == (1.0, 1.0, "mean")
     plain = build_model(config_of("--frontend.preemphasis", "0.5", "--frontend.normalize", "mean")).front_end
-    assert isinstance(plain, LogMel) and (plain.preemphasis, plain.normalize) == (0.5, "mean")
+    assert isinstance(plain, LogMel) and (plain.options.preemphasis, plain.options.normalize) == (0.5, "mean")
 
 
 def test_spec_augment_arrives_and_follows_the_seed():

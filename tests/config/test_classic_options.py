@@ -208,5 +208,5 @@ def test_front_end_follows_the_model(model, extra, preemphasis, window, tmp_path
     import torch
 
     front_end = build_model(loaded(f"model: {model}\nlog_input: True\n{extra}", tmp_path).config).front_end
-    assert front_end.preemphasis == preemphasis
+    assert front_end.options.preemphasis == preemphasis
     assert torch.equal(front_end.window, getattr(torch, f"{window}_window")(400))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from speakernet.frontend.options import FEATURES, SpecAugmentOptions
 from speakernet.frontend.perturbation import (
     SpecAugment,
-    Stretches,
     draw_stretches,
     keep_draws_eager,
     masked,
@@ -62,8 +61,8 @@ def test_verify_does_not_load_the_compiler():
 
 def test_masks_by_hand():
     features = torch.ones(2, 3, 4)
-    mels = Stretches(torch.tensor([[0], [2]]), torch.tensor([[1], [0]]))
-    frames = Stretches(torch.tensor([[1, 3], [0, 0]]), torch.tensor([[2, 1], [1, 0]]))
+    mels = (torch.tensor([[0], [2]]), torch.tensor([[1], [0]]))
+    frames = (torch.tensor([[1, 3], [0, 0]]), torch.tensor([[2, 1], [1, 0]]))
     found = masked(features, mels, frames)
     assert found[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
     assert found[1].tolist() == [[0, 1, 1, 1]] * 3
@@ -72,17 +71,17 @@ def test_masks_by_hand():
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 90), st.integers(0, 120), st.integers(0, 3), st.integers(0, 1000))
 def test_stretches_fit(size, max_width, count, seed):
-    drawn = draw_stretches(random_of(8, seed), 0, count, max_width, size)
-    assert drawn.start.shape == drawn.width.shape == (8, count)
+    start, width = draw_stretches(random_of(8, seed), 0, count, max_width, size)
+    assert start.shape == width.shape == (8, count)
     if count:
-        assert drawn.width.max() <= min(max_width, size - 1)
-        assert drawn.start.min() >= 0 and (drawn.start + drawn.width).max() <= size
+        assert width.max() <= min(max_width, size - 1)
+        assert start.min() >= 0 and (start + width).max() <= size
 
 
 def test_all_widths_and_both_ends_occur():
-    drawn = draw_stretches(random_of(4000), 0, 1, 3, 6)
-    assert set(drawn.width.unique().tolist()) == {0, 1, 2, 3}
-    assert int((drawn.start + drawn.width).max()) == 6 and int(drawn.start.min()) == 0
+    start, width = draw_stretches(random_of(4000), 0, 1, 3, 6)
+    assert set(width.unique().tolist()) == {0, 1, 2, 3}
+    assert int((start + width).max()) == 6 and int(start.min()) == 0
 
 
 def test_every_utterance_has_its_own_masks_in_training_only():

@@ -72,7 +72,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
 CONSTANTS: dict[str, Callable[[Any], Tensor]] = {
     ".spectrogram.window": lambda net: net.front_end.window,
     ".mel_scale.fb": lambda net: net.front_end.mel_bank,
-    "torchfb.0.flipped_filter": lambda net: torch.tensor([[[-net.front_end.preemphasis, 1.0]]]),
+    "torchfb.0.flipped_filter": lambda net: torch.tensor([[[-net.front_end.options.preemphasis, 1.0]]]),
     "preprocess.0.flipped_filter": lambda net: torch.tensor([[[-PREEMPHASIS, 1.0]]]),
     "filterbank.window_": lambda net: net.trunk.filterbank.window,
     "filterbank.n_": lambda net: net.trunk.filterbank.axis,
