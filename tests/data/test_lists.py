@@ -39,7 +39,7 @@ def test_training_list_by_hand(tmp_path: Path) -> None:
         ("a 1.wav\nb\nc 2.wav\n", r"line 2: expected 'speaker path', found 'b'"),
         ("", "the list is empty"),
         ("\n \n", "the list is empty"),
-        (b"a 1.wav\nb \xff.wav\n", "line 2: not UTF-8"),
+        (b"a 1.wav\nb \xff.wav\n", "line 2: not text"),
         (b"a 1.wav\nb \x00.wav\n", "line 2: not text"),
         ("x" * 300 + " a.wav\n", "speaker name of 300 bytes"),
     ],
