@@ -30,6 +30,13 @@ def wav(samples: np.ndarray, rate: int = RATE, kind: str = "WAV") -> bytes:
     return file.getvalue()
 
 
+def refused(answer, status: int, code: str) -> str:
+    """The message of a refusal of this kind."""
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], set(error)) == (status, code, {"code", "message"}), answer.text
+    return error["message"]
+
+
 @contextmanager
 def serving(model, store_path=None, limits=None, token="", host="127.0.0.1"):
     """The address of a running server, and its service."""

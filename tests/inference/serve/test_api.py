@@ -14,20 +14,13 @@ import speakernet
 from speakernet.data.audio import read_audio_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, sentence, serving, wav
+from serve_helpers import RATE, refused, sentence, serving, wav
 
 ANNA, AERZTE = "Anna", "Ärzte/⁂ ' \" <b>"
 
 
 def files(**clips):
     return [(name, (f"{name}.wav", wav(clip))) for name, clip in clips.items()]
-
-
-def refused(answer, status, code):
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert error["code"] == code and set(error) == {"code", "message"}, error
-    return error["message"]
 
 
 def test_verify_answers_as_python(server, models, voices):

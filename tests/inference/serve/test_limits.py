@@ -18,7 +18,7 @@ import pytest
 
 import speakernet
 from speakernet.files import FileError
-from speakernet.inference.serve import server as serving_module
+from speakernet.inference.serve import server as module
 from speakernet.inference.serve.server import (
     MOST_TOGETHER,
     TOKEN_VARIABLE,
@@ -31,18 +31,10 @@ from speakernet.inference.serve.server import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, serving, wav
+from serve_helpers import RATE, refused, serving, wav
 
-PAGE = Path(serving_module.__file__).parent / "page"
 TOKEN = "a-token-of-some-length"
 CLIENTS = 200
-
-
-def refused(answer, status, code):
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
-    return answer.json()["error"]["message"]
-
-
 FOREIGN = [
     {"origin": "https://evil.example"},
     {"origin": "null"},
@@ -64,11 +56,8 @@ def test_our_own_page_and_a_link_to_it(server, voices):
     own = {"origin": str(server.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
     assert server.post("/embed", files={"audio": wav(voices[0][0])}, headers=own).status_code == 200
     assert server.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
-
-
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "", "192.168.0.1"])
-def test_foreign_names_of_this_machine(server, host):
-    assert server.get("/people", headers={"host": host}).status_code == 400
+    for host in ("evil.example", "127.0.0.1.evil.example:80", "", "192.168.0.1"):
+        assert server.get("/people", headers={"host": host}).status_code == 400
     assert server.get("/health", headers={"host": "localhost:1234"}).status_code == 200
 
 
@@ -79,7 +68,6 @@ def test_any_loopback_address(models):
 
 
 def test_the_page_loads_nothing_from_elsewhere(server):
-    assert {path.name for path in PAGE.iterdir()} == {"page.html", "page.css", "page.js", "recorder.js"}
     for path in ("/", "/page.css", "/page.js", "/recorder.js"):
         answer = server.get(path)
         assert answer.status_code == 200 and not re.search(r"(https?:)?//[\w.-]+\.\w", answer.text), path
@@ -101,34 +89,27 @@ def test_a_token_protects_all_but_the_page(models, tmp_path):
 
 def test_tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    everywhere = Address("0.0.0.0", 0)
+    everywhere, file = Address("0.0.0.0", 0), tmp_path / "token"
     assert [read_token(Address(host, 0), None) for host in ("127.0.0.1", "127.0.0.2", "::1")] == ["", "", ""]
     first, second = (read_token(everywhere, None) for _ in range(2))
     assert len(first) >= 24 and first != second
-    file = tmp_path / "token"
     file.write_text("0123456789abcdef\n")
     assert read_token(everywhere, file) == "0123456789abcdef"
     for content in (b"short", b"\xff" * 20, b"\n", b"x" * 5000):
         file.write_bytes(content)
-        with pytest.raises((ServeError, FileError), match=str(len(content.strip())) if len(content) < 5000 else "4097"):
+        with pytest.raises((ServeError, FileError), match="bytes"):
             read_token(everywhere, file)
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(FileError, match=path.name):
-            read_token(everywhere, path)
     monkeypatch.setenv(TOKEN_VARIABLE, os.fsdecode(b"\xff" * 20))
     with pytest.raises(ServeError, match="20"):
         read_token(Address("localhost", 0), None)
 
 
 def test_addresses():
-    taken = Address("127.0.0.1", 0).listen()
-    for address in (Address("127.0.0.1", taken.getsockname()[1]), Address("no.such.host.invalid", 0)):
-        with pytest.raises(ServeError, match=address.host):
-            address.listen()
-    taken.close()
-    with pytest.raises(ServeError, match="70000"):
-        Address("127.0.0.1", 70000).listen()
+    with Address("127.0.0.1", 0).listen() as taken:
+        bad = Address("127.0.0.1", taken.getsockname()[1]), Address("no.such.host.invalid", 0), Address("::1", 70000)
+        for address in bad:
+            with pytest.raises(ServeError, match=f"{address.host} port {address.port}"):
+                address.listen()
 
 
 def test_large_uploads_and_long_clips(models, voices):
@@ -143,6 +124,8 @@ def test_large_uploads_and_long_clips(models, voices):
         assert client.post("/streams", files=clip, data=form).status_code == 200
         refused(client.post("/streams", files=clip, data=form), 503, "busy")
         assert client.get("/health").json()["status"] == "ok" and len(service.streams) == 1
+        service.limits = Limits(stream_idle_seconds=0.0)
+        assert client.post("/streams", files=clip, data=form).status_code == 200 and len(service.streams) == 1
 
 
 def test_decoded_audio_is_bounded_over_all_requests(models, voices):
@@ -161,38 +144,30 @@ def test_decoded_audio_is_bounded_over_all_requests(models, voices):
 def test_a_slow_upload_is_ended(models):
     def slowly():
         yield b"--x\r\n"
-        time.sleep(1.5)
+        time.sleep(1.0)
         yield b"--x--\r\n"
 
     with serving(models[0], limits=Limits(receive_seconds=0.3)) as (address, _):
         kind = {"content-type": "multipart/form-data; boundary=x"}
-        try:
-            answer = httpx.post(f"{address}/embed", content=slowly(), headers=kind)
-        except httpx.TransportError:
-            return
-        refused(answer, 408, "too_slow")
+        with contextlib.suppress(httpx.TransportError):
+            refused(httpx.post(f"{address}/embed", content=slowly(), headers=kind), 408, "too_slow")
 
 
 def test_unfinished_headers_are_closed(models, monkeypatch):
-    monkeypatch.setattr(serving_module, "HEADER_SECONDS", 1.0)
-    monkeypatch.setattr(serving_module, "MOST_WITHOUT_HEADERS", 20)
+    monkeypatch.setattr(module, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(module, "MOST_WITHOUT_HEADERS", 20)
     with serving(models[0]) as (address, _):
         port = int(address.rpartition(":")[2])
-        halves = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        halves = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(60)]
         for one in halves:
             one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
         assert len(TimedProtocol.waiting) <= 21
-        deadline = time.monotonic() + 10
         for one in halves:
-            one.settimeout(10)
-            with contextlib.suppress(ConnectionResetError):
+            with one, contextlib.suppress(ConnectionResetError):
                 assert one.recv(10) == b""
-            one.close()
-        assert time.monotonic() < deadline
         # A connection that is kept open must send its next headers in time as well.
-        with socket.create_connection(("127.0.0.1", port)) as kept:
-            kept.settimeout(10)
+        with socket.create_connection(("127.0.0.1", port), 10) as kept:
             kept.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             received = b""
             while not received.endswith(b"}"):
@@ -203,34 +178,32 @@ def test_unfinished_headers_are_closed(models, monkeypatch):
 
 
 def test_the_same_message_is_logged_once():
-    records = [serving_module.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
-    assert [serving_module.is_new(record) for record in records] == [True, False, True]
+    records = [module.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
+    assert [module.is_new(record) for record in records] == [True, False, True]
 
 
-async def ask_together(address, requests):
-    """Answers to requests that are sent at once, each over its own connection."""
+async def ask_together(address, clips):
+    """Answers of /embed to requests that are sent at once, each over its own connection."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
-        return await asyncio.gather(*[client.post(path, files=files) for path, files in requests])
+        return await asyncio.gather(*[client.post("/embed", files={"audio": clip}) for clip in clips])
 
 
 def test_two_hundred_clients(models, voices):
     clips = [wav(voices[speaker][0][:12000]) for speaker in range(6)]
-    requests = [("/embed", {"audio": (f"{row}.wav", clips[row % 6])}) for row in range(CLIENTS)]
     with serving(models[0]) as (address, service):
-        answers = asyncio.run(ask_together(address, requests))
+        answers = asyncio.run(ask_together(address, [clips[row % 6] for row in range(CLIENTS)]))
         assert [answer.status_code for answer in answers] == [200] * CLIENTS
         alone = [httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"] for clip in clips]
         for row, answer in enumerate(answers):
             np.testing.assert_allclose(answer.json()["embedding"], alone[row % 6], atol=1e-4)
-        assert service.batcher.num_clips == CLIENTS + 6
-        assert service.batcher.num_batches < CLIENTS / 2
+        assert service.batcher.num_clips == CLIENTS + 6 and service.batcher.num_batches < CLIENTS / 2
 
 
 def test_more_requests_than_allowed(models, voices):
     clip = wav(voices[0][0])
     with serving(models[0], limits=Limits(requests=5)) as (address, _):
-        answers = asyncio.run(ask_together(address, [("/embed", {"audio": clip})] * 60))
+        answers = asyncio.run(ask_together(address, [clip] * 60))
         assert {answer.status_code for answer in answers} == {200, 503}
         assert httpx.post(f"{address}/embed", files={"audio": clip}).status_code == 200
 
@@ -281,64 +254,54 @@ def test_work_ends_soon_after_its_time(models, voices):
         assert len(computed) < 7
 
 
-def start(models, *options, **variables):
+@contextlib.contextmanager
+def started(models, *options, **variables):
+    """A server in a process of its own, and the address that it prints."""
     command = [sys.executable, "-m", "speakernet", "serve", "--model", str(models[0]), "--port", "0", *options]
-    # If the tests run in the background of a shell, Ctrl-C is ignored, which a child would inherit.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **variables},
+        # If the tests run in the background of a shell, Ctrl-C is ignored, which a child would inherit.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("ready: "), process.stderr.read()
+        yield process, line.removeprefix("ready: ").strip()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow
 def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
     pytest.importorskip("cryptography")
-    began, store = time.monotonic(), tmp_path / "people.db"
-    process = start(models, "--store", str(store), SPEAKERNET_STORE_KEY="a key")
-    try:
-        line = process.stdout.readline()
-        assert line.startswith("ready: http://127.0.0.1:"), process.stderr.read()
-        assert time.monotonic() - began < 20
-        address = line.removeprefix("ready: ").strip()
-        answers = []
-        long = wav(np.tile(voices[0][0], 40))
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{address}embed", files={"audio": long}, timeout=30))
-        )
+    store, answers = tmp_path / "people.db", []
+    with started(models, "--store", str(store), SPEAKERNET_STORE_KEY="a key") as (process, address):
+        long = {"audio": wav(np.tile(voices[0][0], 40))}
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{address}embed", files=long, timeout=30)))
         asking.start()
         while not httpx.get(f"{address}health").json()["clips"] and not answers:
             time.sleep(0.01)
-        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0 and time.monotonic() - began < 10
+        assert process.wait(10) == 0
         asking.join(10)
         assert answers[0].status_code == 200
-        assert process.stderr.read().endswith("INFO stopped\n")
-        assert not list(tmp_path.glob("*.wav"))
-        verifier = speakernet.load(models[0], device="cpu")
-        with pytest.raises(ValueError, match="encrypted"):
-            verifier.people(store)
-        verifier.people(store, b"a key")
-    finally:
-        process.kill()
-        process.communicate()
+        assert process.stderr.read().endswith("INFO stopped\n") and not list(tmp_path.glob("*.wav"))
+    verifier = speakernet.load(models[0], device="cpu")
+    with pytest.raises(ValueError, match="encrypted"):
+        verifier.people(store)
+    verifier.people(store, b"a key")
 
 
 @pytest.mark.slow
 def test_other_machines_need_the_printed_token(models):
-    process = start(models, "--host", "0.0.0.0")
-    try:
-        address, _, token = process.stdout.readline().removeprefix("ready: ").strip().partition("#token=")
-        assert len(token) > 20
-        address = address.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{address}people").status_code == 401
+    with started(models, "--host", "0.0.0.0") as (process, page):
+        address, _, token = page.replace("0.0.0.0", "127.0.0.1").partition("#token=")
+        assert len(token) > 20 and httpx.get(f"{address}people").status_code == 401
         assert httpx.get(f"{address}people", headers={"authorization": f"Bearer {token}"}).status_code == 404
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
-    finally:
-        process.kill()
-        process.communicate()
