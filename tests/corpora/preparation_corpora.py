@@ -2,7 +2,9 @@
 
 import hashlib
 import io
+import os
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -19,6 +21,12 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 def run_data_prep(name: str, *arguments: object) -> int:
     """Run a part of `speakernet prepare`, as its script in data_prep/ does, with these arguments; its exit code."""
     return main(["prepare", name, *map(str, arguments)])
+
+
+def run_in_own_session(*arguments: str) -> None:
+    """The same as a process that can be killed together with the ffmpeg that it started."""
+    os.setsid()
+    sys.exit(run_data_prep(*arguments))
 
 
 def voice(speaker: int, utterance: int, seconds: float = 1.0) -> np.ndarray:

@@ -126,20 +126,19 @@ def link_tree(root: Path, source: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_ten_thousand_files(tmp_path, ffmpeg):
+def test_memory_stays_flat_over_many_files(tmp_path, ffmpeg):
+    """Six times as many files as fill every batch in flight take no more memory."""
     write_audio(tmp_path / "a.wav", voice(1, 1, 0.3), 16000)
     to_m4a(ffmpeg, tmp_path / "a.wav", tmp_path / "a.m4a")
     growth = []
-    for count, counts in ((500, [500, 0, 0]), (10_000, [10_000, 0, 0]), (10_000, [0, 10_000, 0])):
-        source = tmp_path / str(count)
-        if not source.exists():
-            link_tree(source, tmp_path / "a.m4a", count)
-        command = [sys.executable, "-c", CONVERT, str(source), str(tmp_path / f"wav{count}")]
+    for count in (200, 1_200):
+        link_tree(tmp_path / str(count), tmp_path / "a.m4a", count)
+        command = [sys.executable, "-c", CONVERT, str(tmp_path / str(count)), str(tmp_path / f"wav{count}")]
         outcome = subprocess.run(command, capture_output=True, text=True, check=True)
         *found, peak = map(int, outcome.stdout.split())
-        assert found == counts
+        assert found == [count, 0, 0]
         growth.append(peak)
-    assert growth[1] <= growth[0] + 10, f"the peak grew by {growth} MiB"
+    assert growth[1] <= growth[0] + 5, f"the peak grew by {growth} MiB"
 
 
 def test_walks_are_sorted_lazy_and_end(tmp_path):

@@ -1,20 +1,17 @@
-"""SIGKILL at random moments in download, join, extract, convert and split: the next run ends as an undisturbed one."""
+"""SIGKILL at random moments of every step of a preparation: the next run ends as an undisturbed one."""
 
-import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from preparation_corpora import (
-    SCRIPTS,
     catalogue_entry,
     parts_of,
+    run_in_own_session,
     tar_tree,
     to_m4a,
     write_catalogue,
@@ -23,68 +20,56 @@ from preparation_corpora import (
 )
 from preparation_server import played_source
 
-from speakernet.files import RUNNING_NAME
-
-NUM_KILLS = 20
-# A new folder after so many, so that early and late steps are hit alike.
-KILLS_PER_FOLDER = 5
-START_SECONDS = 120
+# What a step leaves first: download, unpack, cut, join, unpack, convert, link.
+SIGNS = ("musan.tar.gz.part", "musan", "musan_split", "rirs_noises.zip", "vox1_dev_wav_partaa", "vox1_dev_wav.zip",
+         "voxceleb1/dev", "voxceleb2/dev/wav", "voxceleb1/wav")  # fmt: skip
+RANDOM = np.random.default_rng(20260101)
+TRIALS = b"1 a/b/c.wav a/b/d.wav\n0 a/b/c.wav e/f/g.wav\n"
 pytestmark = pytest.mark.slow
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Everything that is kept, by name; notes, locks and summaries of the last run aside."""
-    kept = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not name.startswith(".prep") and "/.prep" not in name and path.name != "summary.txt":
-            kept[name] = path.read_bytes()
-    return kept
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if ".prep" not in name and name != "summary.txt"}
 
 
-def start(folder: Path, table: Path, lists: Path) -> subprocess.Popen[bytes]:
+def run_until(folder: Path, table: Path, lists: Path, sign: str = "") -> bool:
+    """Run in a process that is killed once `sign` is in the folder, after a random moment; whether it was killed."""
     options = ["--all", "--augment", "--save_path", folder, "--catalogue", table, "--lists_from", lists, "--jobs", 2]
-    command = [sys.executable, SCRIPTS / "voxceleb.py", *map(str, options)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with (folder.parent / "stderr.txt").open("wb") as log:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
-
-
-def phase(folder: Path) -> str:
-    """How far a run came: the folders and files that its steps have begun to leave."""
-    return " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
-
-
-def wait_until_running(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until the folder is held: a kill during the imports would test nothing."""
-    begin, end = time.time(), time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < end:
-        # One that a killed run left has an older time.
-        with contextlib.suppress(FileNotFoundError):
-            if (folder / RUNNING_NAME).stat().st_mtime > begin:
-                return
-        time.sleep(0.01)
+    context = multiprocessing.get_context("forkserver")
+    # So that a process begins at once.
+    context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])
+    process = context.Process(target=run_in_own_session, args=("voxceleb", *map(str, options)))
+    process.start()
+    while sign and process.is_alive() and not (folder / sign).exists():
+        time.sleep(0.001)
+    process.join(RANDOM.uniform(0, 0.05) if sign else 300)
+    was_killed = process.is_alive()
+    if was_killed:
+        # Its ffmpeg too, which would write on for a moment.
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+    assert was_killed or process.exitcode == 0
+    return was_killed
 
 
 def publish(root: Path, ffmpeg: str) -> tuple[dict[str, bytes], dict[str, dict]]:
-    write_voices(root / "vox1_dev", 4, 40, "wav/id1000{speaker}/video0/000{utterance:02}.wav", 0.5)
+    write_voices(root / "vox1_dev", 4, 20, "wav/id1000{speaker}/video0/000{utterance:02}.wav", 0.5)
     write_voices(root / "vox1_test", 1, 10, "wav/id1004{speaker}/video0/0000{utterance}.wav", 0.5)
-    names = write_voices(root / "plain", 4, 3, "id0000{speaker}/video0/0000{utterance}.wav", 0.5)
-    for name in names:
+    for name in write_voices(root / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav", 0.5):
         target = root / "vox2_dev/dev/aac" / name.replace(".wav", ".m4a")
         to_m4a(ffmpeg, root / "plain" / name, target)
-        for copy in range(20):
+        for copy in range(12):
             target.with_name(f"1{copy:02}{target.name}").write_bytes(target.read_bytes())
         short = root / "vox2_test/aac" / name.replace(".wav", ".m4a")
         short.parent.mkdir(parents=True, exist_ok=True)
         short.write_bytes(target.read_bytes())
-    write_voices(root / "musan_made", 3, 2, "musan/noise/free{speaker}/{utterance}.wav", 60.0)
+    write_voices(root / "musan_made", 2, 2, "musan/noise/free{speaker}/{utterance}.wav", 30.0)
     write_voices(root / "rirs_made", 2, 20, "RIRS_NOISES/simulated_rirs/room{speaker}/{utterance}.wav", 0.3)
     whole = {kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")}
-    vox1, vox2 = (
-        parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4),
-        parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8),
-    )
+    vox1 = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
+    vox2 = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
     archives = {**vox1, **vox2, "vox1_test_wav.zip": whole["vox1_test"], "vox2_test_aac.zip": whole["vox2_test"]}
     joined = {
         "vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]),
@@ -93,50 +78,29 @@ def publish(root: Path, ffmpeg: str) -> tuple[dict[str, bytes], dict[str, dict]]
     musan, rirs = {"musan.tar.gz": tar_tree(root / "musan_made")}, {"rirs_noises.zip": zip_tree(root / "rirs_made")}
     corpora = {
         "voxceleb": catalogue_entry(archives, joined),
-        "voxceleb_trials": catalogue_entry({"veri_test2.txt": b"1 a/b/c.wav a/b/d.wav\n0 a/b/c.wav e/f/g.wav\n"}),
+        "voxceleb_trials": catalogue_entry({"veri_test2.txt": TRIALS}),
         "musan": catalogue_entry(musan),
         "rirs": catalogue_entry(rirs),
     }
     return archives | musan | rirs, corpora
 
 
-def test_twenty_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpeg):
+def test_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpeg):
     files, corpora = publish(tmp_path / "made", ffmpeg)
     (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "veri_test2.txt").write_text("1 a/b/c.wav a/b/d.wav\n0 a/b/c.wav e/f/g.wav\n")
-    random = np.random.default_rng(20260101)
-    kills, runs, rounds = 0, 0, 0
-    phases: Counter[str] = Counter()
+    (tmp_path / "lists" / "veri_test2.txt").write_bytes(TRIALS)
     with played_source(files, behaviour="steady") as source:
         table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
-        process = start(tmp_path / "straight", table, tmp_path / "lists")
-        wait_until_running(process, tmp_path / "straight")
-        began = time.monotonic()
-        assert process.wait(300) == 0
-        seconds = time.monotonic() - began
+        assert not run_until(tmp_path / "straight", table, tmp_path / "lists")
         expected = tree(tmp_path / "straight")
-        assert sum(name.endswith(".wav") for name in expected) > 500
-        while kills < NUM_KILLS:
-            rounds += 1
-            folder = tmp_path / f"killed{rounds}"
-            while True:
-                process = start(folder, table, tmp_path / "lists")
-                runs += 1
-                wait_until_running(process, folder)
-                if kills < rounds * KILLS_PER_FOLDER:
-                    time.sleep(random.uniform(0, 0.8 * seconds))
-                    if process.poll() is None:
-                        process.send_signal(signal.SIGKILL)
-                        process.wait()
-                        kills += 1
-                        phases[phase(folder)] += 1
-                        check_finished_files(folder, expected)
-                        continue
-                assert process.wait(300) == 0
-                break
-            assert tree(folder) == expected
-    print(f"{kills} kills in {runs} runs over {rounds} folders: {dict(phases)}; undisturbed: {seconds:.1f} s")
-    assert len(phases) >= 3, f"the kills fell into too few steps: {phases}"
+        assert sum(name.endswith(".wav") for name in expected) > 200
+        kills = 0
+        for sign in SIGNS:
+            kills += run_until(tmp_path / "killed", table, tmp_path / "lists", sign)
+            check_finished_files(tmp_path / "killed", expected)
+        assert kills >= len(SIGNS) - 2
+        assert not run_until(tmp_path / "killed", table, tmp_path / "lists")
+        assert tree(tmp_path / "killed") == expected
 
 
 def check_finished_files(folder: Path, expected: dict[str, bytes]) -> None:
