@@ -22,24 +22,35 @@ def batch(num_classes=7, dim=5, size=6, seed=0):
     return embeddings, torch.randint(0, num_classes, (size,), generator=generator)
 
 
-def loop_loss(embeddings, labels, weight, own_logit, scale):
+def cosines_of(loss, embeddings):
+    """Of each embedding and speaker, one by one."""
+    for embedding in embeddings.double().tolist():
+        yield [
+            sum(a * b for a, b in zip(embedding, vector, strict=True)) / (math.hypot(*embedding) * math.hypot(*vector))
+            for vector in loss.weight.detach().double().tolist()
+        ]
+
+
+def loop_loss(loss, embeddings, labels, own_logit, scale):
     """Mean cross entropy with plain Python; `own_logit` maps a cosine to the label's."""
     total = 0.0
-    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
-        logits = []
-        for row, vector in enumerate(weight.double().tolist()):
-            norm = math.hypot(*embedding) * math.hypot(*vector)
-            cosine = sum(a * b for a, b in zip(embedding, vector, strict=True)) / norm
-            logits.append(scale * (own_logit(cosine) if row == label else cosine))
-        total += math.log(sum(math.exp(value) for value in logits)) - logits[label]
+    for cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
+        logits = [scale * (own_logit(one) if row == label else one) for row, one in enumerate(cosines)]
+        total += math.log(sum(map(math.exp, logits))) - logits[label]
     return total / len(labels)
+
+
+def widened(cosine, margin):
+    """The cosine of an angle wider by the margin, with the common continuation."""
+    angle = math.acos(cosine)
+    return math.cos(angle + margin) if angle < math.pi - margin else cosine - math.sin(margin) * margin
 
 
 @pytest.mark.parametrize(("margin", "scale"), [(0.0, 1.0), (0.1, 30.0), (0.3, 15.0)])
 def test_amsoftmax_against_a_loop(margin, scale):
     embeddings, labels = batch()
     loss = AMSoftmax(AMSoftmaxOptions(margin=margin, scale=scale), 5, 7)
-    expected = loop_loss(embeddings, labels, loss.weight.detach(), lambda cosine: cosine - margin, scale)
+    expected = loop_loss(loss, embeddings, labels, lambda cosine: cosine - margin, scale)
     assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -50,14 +61,11 @@ def test_aamsoftmax_against_a_loop(margin, scale, easy_margin):
     loss = AAMSoftmax(AAMSoftmaxOptions(margin=margin, scale=scale, easy_margin=easy_margin), 5, 7)
 
     def own(cosine):
-        angle = math.acos(cosine)
         if easy_margin:
-            return math.cos(angle + margin) if cosine > 0 else cosine
-        if angle < math.pi - margin:
-            return math.cos(angle + margin)
-        return cosine - math.sin(margin) * margin
+            return math.cos(math.acos(cosine) + margin) if cosine > 0 else cosine
+        return widened(cosine, margin)
 
-    expected = loop_loss(embeddings, labels, loss.weight.detach(), own, scale)
+    expected = loop_loss(loss, embeddings, labels, own, scale)
     assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -90,12 +98,18 @@ def test_float32_inside_autocast(name):
     torch.testing.assert_close(inside, loss(embeddings.bfloat16().float(), labels)[0], rtol=0, atol=0)
 
 
-def test_finite_gradients_on_and_opposite_to_the_own_vector():
-    loss = AAMSoftmax(AAMSoftmaxOptions(), 3, 2)
-    with torch.no_grad():
-        loss.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-    embeddings = torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]], requires_grad=True)
-    loss(embeddings, torch.tensor([0, 0]))[0].backward()
+@pytest.mark.parametrize(
+    ("loss", "weight", "embeddings"),
+    [
+        (AAMSoftmax(AAMSoftmaxOptions(), 3, 2), [[1.0, 0, 0], [0, 1, 0]], [[2.0, 0, 0], [-2, 0, 0]]),
+        (HAMSoftmax(HAMSoftmaxOptions(), 3, 2), [[0.5, 0, 0], [0, 2, 0]], [[0.0, 0, 0], [0.5, 0, 0], [0, 1e6, 0]]),
+    ],
+    ids=["on and opposite to the own vector", "at the origin, on a centre, far out"],
+)
+def test_finite_gradients(loss, weight, embeddings):
+    loss.weight.data.copy_(torch.tensor(weight))
+    embeddings = torch.tensor(embeddings, requires_grad=True)
+    loss(embeddings, torch.zeros(len(embeddings), dtype=torch.long))[0].backward()
     assert torch.isfinite(embeddings.grad).all() and torch.isfinite(loss.weight.grad).all()
 
 
@@ -105,24 +119,12 @@ def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
     embeddings, labels = batch(size=20)
     options = AAMSoftmaxOptions(margin=margin, scale=20.0, sub_centers=centers, inter_top_k=2, inter_top_k_penalty=0.1)
     loss = AAMSoftmax(options, 5, 7)
-    weight = loss.weight.detach().double().tolist()
     total = 0.0
-    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
-        cosines = []
-        for speaker in range(7):
-            vectors = weight[speaker * centers : (speaker + 1) * centers]
-            dots = [sum(a * b for a, b in zip(embedding, one, strict=True)) / math.hypot(*one) for one in vectors]
-            cosines.append(max(dots) / math.hypot(*embedding))
+    for all_cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
+        cosines = [max(all_cosines[speaker * centers : (speaker + 1) * centers]) for speaker in range(7)]
         nearest = sorted((row for row in range(7) if row != label), key=lambda row: -cosines[row])[:2]
-        logits = []
-        for row, cosine in enumerate(cosines):
-            angle = math.acos(cosine)
-            if row == label:
-                logits.append(
-                    math.cos(angle + margin) if angle < math.pi - margin else cosine - math.sin(margin) * margin
-                )
-            else:
-                logits.append(math.cos(angle - 0.1) if row in nearest else cosine)
+        logits = [math.cos(math.acos(one) - 0.1) if row in nearest else one for row, one in enumerate(cosines)]
+        logits[label] = widened(cosines[label], margin)
         total += math.log(sum(math.exp(20 * one) for one in logits)) - 20 * logits[label]
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
 
@@ -136,9 +138,7 @@ def test_the_penalty_of_neighbours_grows_with_the_margin():
     assert torch.allclose(plain.logits(embeddings, labels), pushed.logits(embeddings, labels), atol=1e-4)
     pushed.margin = plain.margin = 0.2
     assert (pushed.logits(embeddings, labels) - plain.logits(embeddings, labels) > 0.1).sum() == 3 * len(labels)
-
-
-def test_more_neighbours_than_speakers_are_all_others():
+    # More neighbours than speakers are all others.
     loss = AAMSoftmax(AAMSoftmaxOptions(inter_top_k=50), 5, 3)
     assert torch.isfinite(loss(*batch(num_classes=3))[0])
 
@@ -163,14 +163,10 @@ def test_sphereface2_against_a_loop(margin_type, margin, exponent):
         return 8 * spread(math.cos(angle + sign * margin)) - 0.5
 
     total = 0.0
-    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
-        for row, vector in enumerate(loss.weight.detach().double().tolist()):
-            norm = math.hypot(*embedding) * math.hypot(*vector)
-            cosine = sum(a * b for a, b in zip(embedding, vector, strict=True)) / norm
-            if row == label:
-                total += 0.7 * math.log(1 + math.exp(-answer(cosine, 1)))
-            else:
-                total += 0.3 * math.log(1 + math.exp(answer(cosine, -1)))
+    for cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
+        for row, cosine in enumerate(cosines):
+            sign, weight = (1, 0.7) if row == label else (-1, 0.3)
+            total += weight * math.log(1 + math.exp(-sign * answer(cosine, sign)))
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
 
 
@@ -196,12 +192,3 @@ def test_hamsoftmax_against_a_loop(curvature, margin):
             logits.append(-5.0 * (math.acosh(cosh) + (margin if row == label else 0.0)))
         total += math.log(sum(map(math.exp, logits))) - logits[label]
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-4)
-
-
-def test_finite_gradients_of_hamsoftmax():
-    loss = HAMSoftmax(HAMSoftmaxOptions(), 3, 2)
-    with torch.no_grad():
-        loss.weight.copy_(torch.tensor([[0.5, 0.0, 0.0], [0.0, 2.0, 0.0]]))
-    embeddings = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.0, 1e6, 0.0]], requires_grad=True)
-    loss(embeddings, torch.tensor([0, 0, 0]))[0].backward()
-    assert torch.isfinite(embeddings.grad).all() and torch.isfinite(loss.weight.grad).all()

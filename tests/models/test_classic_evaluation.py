@@ -50,15 +50,3 @@ def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus,
         first, second = read_audio(tiny_corpus / enrol), read_audio(tiny_corpus / test)
         expected = distance_by_loop(net, first, second, normalize)
         assert float(score) == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_pickle_is_not_run(tmp_path, monkeypatch, capsys):
-    class Harmful:
-        def __reduce__(self):
-            return Path.touch, (tmp_path / "executed",)
-
-    monkeypatch.chdir(tmp_path)
-    torch.save({"model_state_dict": Harmful()}, "their.model")
-    assert main(["train", "--eval", "--initial_model", "their.model", "--test_list", "list.txt"]) == 1
-    assert "their.model" in capsys.readouterr().err
-    assert not (tmp_path / "executed").exists()
