@@ -32,6 +32,7 @@ def test_scalars_and_gradients(name):
     assert embeddings.grad.abs().sum() > 0
     for parameter_name, parameter in loss.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
+    assert LOSSES[name].options().name == name and loss.options.min_utterances == (2 if loss.is_metric else 1)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -40,14 +41,6 @@ def test_state_dictionary_round_trip(name):
     embeddings, labels = embeddings_for(first)
     second.load_state_dict(first.state_dict())
     assert torch.equal(first(embeddings, labels)[0], second(embeddings, labels)[0])
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_declared_facts(name):
-    loss = LOSSES[name].options()
-    assert loss.name == name
-    assert loss.min_utterances == (2 if loss.is_metric else 1)
-    assert isinstance(loss.normalize_embeddings, bool)
 
 
 @pytest.mark.parametrize("name", LOSSES)

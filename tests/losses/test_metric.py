@@ -27,35 +27,24 @@ def cosine(left, right):
     return sum(a * b for a, b in zip(left, right, strict=True)) / (math.hypot(*left) * math.hypot(*right))
 
 
-def diagonal_cross_entropy(logits):
-    rows = [math.log(sum(map(math.exp, row))) - row[index] for index, row in enumerate(logits)]
-    return sum(rows) / len(rows)
-
-
-def queries_and_prototypes(embeddings):
+@pytest.mark.parametrize("utterances", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("loss", "score"),
+    [
+        (PROTOTYPICAL[0], lambda query, other: -(math.dist(query, other) ** 2)),
+        (PROTOTYPICAL[1], lambda query, other: 10 * cosine(query, other) - 5),
+    ],
+    ids=["prototypical", "angular"],
+)
+def test_prototypical_against_a_loop(loss, score, utterances):
+    embeddings, labels = batch(utterances=utterances)
     queries, prototypes = [], []
     for speaker in embeddings.double().tolist():
         queries.append(speaker[0])
         prototypes.append([sum(column) / len(column) for column in zip(*speaker[1:], strict=True)])
-    return queries, prototypes
-
-
-@pytest.mark.parametrize("utterances", [2, 3, 5])
-def test_prototypical_against_a_loop(utterances):
-    embeddings, labels = batch(utterances=utterances)
-    queries, prototypes = queries_and_prototypes(embeddings)
-    expected = diagonal_cross_entropy([[-(math.dist(query, other) ** 2) for other in prototypes] for query in queries])
-    assert Prototypical(PrototypicalOptions())(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("utterances", [2, 4])
-def test_angular_prototypical_against_a_loop(utterances):
-    embeddings, labels = batch(utterances=utterances)
-    queries, prototypes = queries_and_prototypes(embeddings)
-    expected = diagonal_cross_entropy([[10 * cosine(query, other) - 5 for other in prototypes] for query in queries])
-    loss = AngularPrototypical(ANGULAR)
-    assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(loss.scale.detach(), torch.tensor(10.0))
+    logits = [[score(query, other) for other in prototypes] for query in queries]
+    rows = [math.log(sum(map(math.exp, row))) - row[index] for index, row in enumerate(logits)]
+    assert loss(embeddings, labels)[0].item() == pytest.approx(sum(rows) / len(rows), rel=1e-5)
 
 
 def test_accuracy_by_hand():
@@ -64,12 +53,17 @@ def test_accuracy_by_hand():
     assert Prototypical(PrototypicalOptions())(embeddings, torch.arange(2))[1].item() == 50.0
 
 
-@pytest.mark.parametrize("loss", PROTOTYPICAL)
-def test_one_utterance_a_speaker_is_refused(loss):
-    with pytest.raises(ValueError, match="at least 2"):
-        loss(torch.randn(4, 1, 8), torch.arange(4))
-    with pytest.raises(ValueError, match="at least 2"):
-        loss(torch.randn(4, 8), torch.arange(4))
+@pytest.mark.parametrize(
+    ("loss", "shape", "words"),
+    [
+        (PROTOTYPICAL[0], (4, 1, 8), "at least 2"),
+        (PROTOTYPICAL[1], (4, 8), "at least 2"),
+        (Triplet(TripletOptions()), (4, 3, 8), "3 of 4"),
+    ],
+)
+def test_other_numbers_of_utterances(loss, shape, words):
+    with pytest.raises(ValueError, match=words):
+        loss(torch.randn(shape), torch.arange(4))
 
 
 def test_distances_far_from_the_origin():
@@ -121,11 +115,9 @@ def unit_distances(embeddings):
 
 def test_triplet_with_the_hardest_negatives_against_a_loop():
     embeddings, labels = batch(speakers=6, utterances=2)
-    distances = unit_distances(embeddings)
     total = 0.0
-    for index, row in enumerate(distances):
-        nearest = min(value for other, value in enumerate(row) if other != index)
-        total += max(0.0, row[index] - nearest + 0.3)
+    for index, row in enumerate(unit_distances(embeddings)):
+        total += max(0.0, row[index] - min(row[:index] + row[index + 1 :]) + 0.3)
     loss = Triplet(TripletOptions(margin=0.3, hard_probability=1.0, hard_rank=0))
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 6, rel=1e-5)
 
@@ -138,13 +130,9 @@ def test_mined_negatives_are_those_allowed(rank, probability):
     drawn = torch.stack([loss.mine(distances) for _ in range(400)])
     for index, row in enumerate(distances.tolist()):
         others = sorted((value, other) for other, value in enumerate(row) if other != index)
+        allowed = {other for _, other in others[: rank + 1 if rank >= 0 and probability == 1.0 else None]}
         if rank < 0:
-            semi = {other for value, other in others if row[index] < value < row[index] + 0.5}
-            allowed = semi or {other for _, other in others}
-        elif probability == 1.0:
-            allowed = {other for _, other in others[: rank + 1]}
-        else:
-            allowed = {other for _, other in others}
+            allowed = {other for value, other in others if row[index] < value < row[index] + 0.5} or allowed
         assert set(drawn[:, index].tolist()) == allowed
 
 
@@ -164,8 +152,3 @@ def test_triplet_draws_go_on_after_a_resume():
     resumed = Triplet(TripletOptions(), seed=9)
     resumed.load_state_dict(stopped.state_dict())
     assert torch.equal(resumed.mine(distances), straight.mine(distances))
-
-
-def test_triplet_wants_exactly_two():
-    with pytest.raises(ValueError, match="3 of 4"):
-        Triplet(TripletOptions())(torch.randn(4, 3, 8), torch.arange(4))

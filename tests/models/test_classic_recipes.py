@@ -18,9 +18,6 @@ max_frames: 300
 batch_size: 32
 eval_frames: 400
 trainfunc: aamsoftmax
-lr_decay: 0.75
-weight_decay: 5e-05
-max_seg_per_spk: 500
 augment: True
 save_path: exps/RawNet3_AAM
 """

@@ -82,18 +82,16 @@ def test_a_gate_does_not_overflow_in_float16(value: float, num_mels: int, gradie
 
 
 def test_reflected_ends() -> None:
-    features = torch.arange(12.0).reshape(2, 1, 6)
-    found = reflect_frames(features, torch.tensor([6, 4]), 2)
+    found = reflect_frames(torch.arange(12.0).reshape(2, 1, 6), torch.tensor([6, 4]), 2)
     assert found[0, 0].tolist() == [2, 1, 0, 1, 2, 3, 4, 5, 4, 3]
     assert found[1, 0, :8].tolist() == [8, 7, 6, 7, 8, 9, 8, 7]
 
 
 def test_similarity_attention_by_hand() -> None:
     # Mean 2 and squared distances 1, 1, 1, 1: a variance of 4/3 over three degrees of freedom.
-    features = torch.tensor([[[[1.0, 3.0], [1.0, 3.0]]]])
     gate = 1 / (1 + math.exp(-(1 / (4 * (4 / 3 + 1e-4)) + 0.5)))
-    expected = torch.tensor([[[[gate, 3 * gate], [gate, 3 * gate]]]])
-    torch.testing.assert_close(SimilarityAttention()(features), expected)
+    found = SimilarityAttention()(torch.tensor([[[[1.0, 3.0], [1.0, 3.0]]]]))
+    torch.testing.assert_close(found, torch.tensor([[[[gate, 3 * gate], [gate, 3 * gate]]]]))
 
 
 def test_group_norm_of_valid_frames() -> None:

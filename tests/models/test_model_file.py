@@ -15,15 +15,11 @@ import torch
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
-from speakernet.models.model_file import (
-    laid_out,
-    load_initial_weights,
-    load_model_file,
-    model_file_contents,
-)
+from speakernet.models.model_file import laid_out, load_initial_weights, load_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 
+BACKEND = {"score": "cosine"}
 SMALL = {"channels": 8, "blocks": [1, 1]}
 KEYS = {
     *("format_version", "model", "front_end", "sample_rate", "weights", "loss_normalizes", "embedding_mean"),
@@ -31,20 +27,27 @@ KEYS = {
 }
 
 
-def small_net(**options):
+def small_net():
     torch.manual_seed(0)
-    return SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 16}, **options)
+    return SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 16})
 
 
-def contents_of(net=None, **options):
-    return model_file_contents(net or small_net(), loss_normalizes=True, **options)
+def whole() -> dict[str, Any]:
+    fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": BACKEND}
+    return model_file_contents(
+        small_net(),
+        loss_normalizes=True,
+        embedding_mean=torch.ones(8),
+        calibration={"fits": [fit]},
+        thresholds=[{"name": "eer", "threshold": math.inf, "backend": BACKEND}],
+        training_summary={"epoch": 3},
+    )
 
 
 @pytest.fixture()
 def model_path(tmp_path):
-    path = tmp_path / "best.pt"
-    write_checkpoint(path, contents_of(embedding_mean=torch.ones(8), training_summary={"epochs": 3}))
-    return path
+    write_checkpoint(tmp_path / "best.pt", whole())
+    return tmp_path / "best.pt"
 
 
 def test_round_trip(model_path):
@@ -52,43 +55,25 @@ def test_round_trip(model_path):
     loaded = load_model_file(model_path)
     lengths = torch.tensor([8000, 8000])
     found, expected = (net.embed(waves, lengths, sample_rate=16000) for net in (loaded.net, small_net()))
-    assert torch.equal(found, expected)
-    assert not loaded.net.training
-    assert set(loaded.contents) == KEYS
-    assert loaded.contents["format_version"] == 1
-    assert loaded.contents["training_summary"] == {"epochs": 3}
+    assert torch.equal(found, expected) and not loaded.net.training
+    assert set(loaded.contents) == KEYS and loaded.contents["format_version"] == 1
+    for name in ("calibration", "thresholds", "training_summary"):
+        assert loaded.contents[name] == whole()[name]
     assert torch.equal(loaded.contents["embedding_mean"], torch.ones(8))
 
 
-def test_only_plain_values_and_tensors(model_path):
-    contents = torch.load(model_path, weights_only=True)
-
-    def walk(value):
-        if isinstance(value, dict):
-            assert all(type(key) is str for key in value)
-            return all(walk(one) for one in value.values())
-        if isinstance(value, list):
-            return all(walk(one) for one in value)
-        return value is None or isinstance(value, torch.Tensor) or type(value) in (bool, int, float, str)
-
-    assert walk(contents)
-    assert not [name for name in contents["weights"] if "_orig_mod" in name or "module." in name]
-
-
 def test_initial_weights_and_head(model_path, tmp_path):
-    loss = AAMSoftmax(AAMSoftmaxOptions(), 8, 5)
-    contents = contents_of() | {"training": {"loss": dict(loss.state_dict())}}
-    write_checkpoint(tmp_path / "last.pt", contents)
-    same, other = AAMSoftmax(AAMSoftmaxOptions(), 8, 5), AAMSoftmax(AAMSoftmaxOptions(), 8, 6)
-    assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"
+    loss, same, other = (AAMSoftmax(AAMSoftmaxOptions(), 8, speakers) for speakers in (5, 5, 6))
+    path, contents = tmp_path / "last.pt", whole()
+    write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict())}})
+    assert load_initial_weights(small_net(), same, path).head == "loaded"
     assert torch.equal(same.weight, loss.weight)
-    assert load_initial_weights(small_net(), other, tmp_path / "last.pt").head == "new"
+    assert load_initial_weights(small_net(), other, path).head == "new"
     # As many speakers, but others.
-    write_checkpoint(tmp_path / "last.pt", contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
-    assert load_initial_weights(small_net(), same, tmp_path / "last.pt", speakers=7).head == "loaded"
-    assert load_initial_weights(small_net(), same, tmp_path / "last.pt", speakers=8).head == "new"
-    report = load_initial_weights(small_net(), other, model_path)
-    assert report.head == "new"
+    write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
+    assert load_initial_weights(small_net(), same, path, speakers=7).head == "loaded"
+    assert load_initial_weights(small_net(), same, path, speakers=8).head == "new"
+    assert load_initial_weights(small_net(), other, model_path).head == "new"
 
 
 def test_another_network(model_path, caplog):
@@ -100,25 +85,21 @@ def test_another_network(model_path, caplog):
     assert "front_end" in caplog.text and "24" in caplog.text
 
 
-class Evil:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.system, (f"touch {self.path}",))
-
-
-@pytest.mark.parametrize("as_plain_pickle", [False, True])
 @pytest.mark.parametrize("read", [load_model_file, lambda path: load_initial_weights(small_net(), None, path)])
-def test_a_pickle_is_not_run(tmp_path, as_plain_pickle, read):
-    path, trace = tmp_path / "model.pt", tmp_path / "it_ran"
-    if as_plain_pickle:
-        path.write_bytes(pickle.dumps(Evil(trace)))
-    else:
-        torch.save({"model": Evil(trace)}, path)
-    with pytest.raises(CheckpointError, match=r"model\.pt"):
-        read(path)
-    assert not trace.exists()
+def test_a_pickle_is_not_run(tmp_path, read):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "it_ran"),)
+
+    path = tmp_path / "model.pt"
+    for content in (pickle.dumps(Evil()), None):
+        if content is None:
+            torch.save({"model": Evil()}, path)
+        else:
+            path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"model\.pt"):
+            read(path)
+    assert not (tmp_path / "it_ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -140,22 +121,6 @@ def test_something_else_in_place_of_the_file(tmp_path, content, words):
             torch.save(content, path)
         with pytest.raises(CheckpointError, match=rf"model\.(pt|safetensors).*{words}"):
             load_model_file(path)
-
-
-BACKEND = {"score": "cosine"}
-
-
-def whole() -> dict[str, Any]:
-    fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": BACKEND}
-    threshold = {"name": "eer", "threshold": math.inf, "backend": BACKEND}
-    return model_file_contents(
-        small_net(),
-        loss_normalizes=True,
-        embedding_mean=torch.ones(8),
-        calibration={"fits": [fit]},
-        thresholds=[threshold],
-        training_summary={"epoch": 3},
-    )
 
 
 def set_option(part: str, **options: Any) -> Callable[[dict], Any]:
@@ -240,11 +205,6 @@ def test_hostile_content(kind: str, tmp_path) -> None:
         load_initial_weights(small_net(), None, tmp_path / "my.pt")
 
 
-def test_valid_content(tmp_path) -> None:
-    write_checkpoint(tmp_path / "my.pt", whole())
-    assert load_model_file(tmp_path / "my.pt").contents["thresholds"] == whole()["thresholds"]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_network_fits_its_own_weights(name: str) -> None:
     with torch.device("meta"):
@@ -274,16 +234,12 @@ def test_flipped_bytes(compress: bool, tmp_path) -> None:
     assert found > len(content) // 7 // 2
 
 
-def test_an_archive_without_its_end(tmp_path) -> None:
+def test_an_archive_without_its_end_and_a_pipe(tmp_path) -> None:
     # torch would open such a file.
     write_checkpoint(tmp_path / "my.pt", whole(), compress=True)
     with (tmp_path / "my.pt").open("ab") as file:
         file.write(b"PK" + b"x" * 70_000)
-    with pytest.raises(CheckpointError, match=r"my\.pt"):
-        load_model_file(tmp_path / "my.pt")
-
-
-def test_a_pipe(tmp_path) -> None:
-    os.mkfifo(tmp_path / "my.pt")
-    with pytest.raises(CheckpointError, match=r"my\.pt"):
-        read_checkpoint(tmp_path / "my.pt")
+    os.mkfifo(tmp_path / "pipe.pt")
+    for name in ("my.pt", "pipe.pt"):
+        with pytest.raises(CheckpointError, match=name):
+            read_checkpoint(tmp_path / name)

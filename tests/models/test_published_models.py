@@ -121,17 +121,11 @@ def test_golden_embeddings_of_waveforms(golden, tmp_path, capsys):
         assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
-@pytest.fixture
-def reference(shared_data):
-    """A real checkpoint with what its own toolkit makes of it."""
-    folder = shared_data.parent / "reference"
-    if not (folder / "campplus_3dspeaker_192.pt").is_file():
-        pytest.skip("the real CAM++ of ../shared/reference is not here")
-    return folder
-
-
-def test_a_real_checkpoint(reference, shared_data, tmp_path):
+def test_a_real_checkpoint(shared_data, tmp_path):
+    reference = shared_data.parent / "reference"
     source, out = str(reference / "campplus_3dspeaker_192.pt"), str(tmp_path / "model.pt")
+    if not Path(source).is_file():
+        pytest.skip("the real CAM++ of ../shared/reference is not here")
     assert main(["import-weights", source, "--from", "3dspeaker", "--model", "CAMPPlus", "--out", out]) == 0
     verifier = speakernet.load(out, device="cpu")
     outputs = np.load(reference / "campplus_3dspeaker_outputs.npz")
@@ -151,16 +145,19 @@ def case_of(toolkit, model, note=None):
     )
 
 
-def test_our_own_names():
-    state = foreign_state(case_of("wespeaker", "XVEC"))
-    assert import_network(PUBLISHED["wespeaker"], "XVector", state, "file.pt")[0].model_name == "XVector"
-    for theirs, pooling in (("ECAPA_TDNN_c512", "ASTP"), ("ECAPA_TDNN_GLOB_c512", "GlobalASTP")):
-        state = foreign_state(case_of("wespeaker", theirs))
-        net, _ = import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN", state, "file.pt")
-        assert net.spec()["model"]["options"]["pooling"] == pooling
-    for size, note in (("ECAPA_TDNN", "512"), ("ECAPA_TDNN_1024", "1024")):
-        state = foreign_state(case_of("speechbrain", "ECAPA_TDNN", note))
-        assert import_network(PUBLISHED["speechbrain"], size, state, "file.pt")[0].model_name == size
+@pytest.mark.parametrize(
+    ("toolkit", "theirs", "note", "ours", "pooling"),
+    [
+        ("wespeaker", "XVEC", None, "XVector", "TSTP"),
+        ("wespeaker", "ECAPA_TDNN_c512", None, "ECAPA_TDNN", "ASTP"),
+        ("wespeaker", "ECAPA_TDNN_GLOB_c512", None, "ECAPA_TDNN", "GlobalASTP"),
+        ("speechbrain", "ECAPA_TDNN", "512", "ECAPA_TDNN", "NormASTP"),
+        ("speechbrain", "ECAPA_TDNN", "1024", "ECAPA_TDNN_1024", "NormASTP"),
+    ],
+)
+def test_our_own_names(toolkit, theirs, note, ours, pooling):
+    net, _ = import_network(PUBLISHED[toolkit], ours, foreign_state(case_of(toolkit, theirs, note)), "file.pt")
+    assert (net.model_name, net.spec()["model"]["options"]["pooling"]) == (ours, pooling)
 
 
 @pytest.mark.parametrize(

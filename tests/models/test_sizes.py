@@ -23,9 +23,8 @@ def counted(name: str) -> tuple[int, int]:
     front_end, options = ("raw", {}) if is_raw else ("fbank", {"num_mels": trunk.published.mels})
     # There is no autocast on the meta device.
     with torch.device("meta"), mock.patch("torch.autocast", lambda *_, **__: contextlib.nullcontext()):
-        net = SpeakerNet.named(
-            name, embedding_dim=trunk.published.dim, front_end=front_end, front_end_options=options
-        ).eval()
+        dim = trunk.published.dim
+        net = SpeakerNet.named(name, embedding_dim=dim, front_end=front_end, front_end_options=options).eval()
         features = torch.empty(1, 1, SAMPLES) if is_raw else torch.empty(1, trunk.published.mels, FRAMES)
         with FlopCounterMode(display=False) as counter, torch.inference_mode():
             net.from_features(features)
