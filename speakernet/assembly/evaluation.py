@@ -351,4 +351,4 @@ def _build_sweep(config: Config) -> dict[str, list[Step]]:
     wants_rirs = "reverb" in kinds and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
-    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
+    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed) if kinds else {}

@@ -71,12 +71,9 @@ def evaluate(
         timings_seconds={name: round(value, 3) for name, value in seconds.items()},
         seconds=time.perf_counter() - begin,
     )
-    return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, _durations(trials, source))
-
-
-def _durations(trials: TrialList, source: AudioSource) -> np.ndarray:
-    """Seconds of each utterance of a list, (utterances,), from headers."""
-    return np.asarray(source.lookup_table(trials.names).num_samples) / source.sample_rate
+    # From headers.
+    durations = np.asarray(source.lookup_table(trials.names).num_samples) / source.sample_rate
+    return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
 
 def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource) -> Scored:
@@ -100,7 +97,7 @@ def calibration_inputs(inputs: tuple[str, ...], scored: Scored, trials: TrialLis
     columns = {"score": np.asarray(scored.scores, dtype=np.float64)}
     for name in inputs:
         if name == "duration":
-            values = np.log(np.maximum(_durations(trials, source), 1 / source.sample_rate))
+            values = np.log(np.maximum(source.lookup_table(trials.names).num_samples, 1) / source.sample_rate)
         elif name == "magnitude":
             first = next(iter(scored.embeddings.values()))
             values = np.log(np.maximum(np.linalg.norm(first, axis=2).mean(axis=1), 1e-12))

@@ -10,7 +10,7 @@ Source: Poh and Bengio, Estimating the confidence interval of expected performan
 using joint bootstrap, 2007 (drawing users); percentile intervals.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,7 +68,9 @@ def figures(
         return found
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, labels)
-    points = operating_points([*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], options.c_miss, options.c_fa)
+    priors, costs = [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], (options.c_miss, options.c_fa)
+    # By name: the prior, as it is written in `results.json`.
+    points = {f"{prior:g}": (float(prior), *costs) for prior in priors}
     equal = metrics.equal_error_point(rates)
     found = replace(
         found,
@@ -85,23 +87,16 @@ def figures(
     )
     if llrs is not None:
         llr_rates, cllr = metrics.error_rates(llrs, labels), metrics.cllr(llrs, labels)
-        costs = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
-        found = replace(found, cllr=cllr, act_dcf=costs, calibration_loss=cllr - (found.min_cllr or 0.0))
+        actual = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
+        found = replace(found, cllr=cllr, act_dcf=actual, calibration_loss=cllr - (found.min_cllr or 0.0))
     if options.bootstrap_samples == 0:
         return found
     # With fewer false accepts than one in all the list gives no rate.
     false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
-    prepared = SpeakerBootstrap(scores, labels, *speakers.sides(trials), points, false_accepts)
+    prepared = SpeakerBootstrap(scores, labels, *sides_of(trials, speakers), points, false_accepts)
     drawn = prepared.measure(options.bootstrap_samples, seed)
     names = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
     return replace(found, **{name: getattr(drawn, name) for name in names})
-
-
-def operating_points(
-    priors: Iterable[float], c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
-) -> dict[str, tuple[float, float, float]]:
-    """Operating points by name: the prior, as it is written in `results.json`."""
-    return {f"{prior:g}": (float(prior), c_miss, c_fa) for prior in priors}
 
 
 def why_no_error_rate(trials: TrialList) -> str:
@@ -140,6 +135,11 @@ def cautions(results: Results) -> list[str]:
             "accept costs as much there as accepting nobody"
         )
     return found
+
+
+def sides_of(trials: TrialList, speakers: Speakers) -> tuple[np.ndarray, np.ndarray]:
+    """Speakers of the two sides of each trial, two of (trials,)."""
+    return speakers.ids[trials.enrol], speakers.ids[trials.test]
 
 
 class SpeakerBootstrap:
@@ -340,7 +340,7 @@ def compare_scores(
     """
     if trials.labels is None:
         raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
-    points, sides = operating_points(priors), speakers.sides(trials)
+    sides, points = sides_of(trials, speakers), {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in priors}
     first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
     measured = [one.measure(0, seed) for one in (first, *others)]
     return Comparison(measured, [mean_differences([first], [other], num_draws, seed) for other in others])

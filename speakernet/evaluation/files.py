@@ -369,8 +369,16 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         results = replace(results, training=trained.training if trained else None)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     if evaluation is not None:
-        scores = np.asarray(evaluation.scores, dtype=np.float64)
-        return replace(run, trials=evaluation.trials, scores=scores, arrays=_arrays_of(evaluation))
+        trials, scores = evaluation.trials, np.asarray(evaluation.scores, dtype=np.float64)
+        speakers, units = evaluation.speakers, evaluation.units
+        found = {"labels": trials.labels, "llrs": evaluation.llrs, "durations": evaluation.durations}
+        if speakers is not None:
+            found |= {"speakers": speakers.ids, "speaker_names": np.array(speakers.names, dtype=np.str_)}
+            # Without labels, speakers are a guess.
+            if units is not None and trials.labels is not None:
+                found |= embedding_map(units, speakers.ids, list(trials.names))
+        known = {name: array for name, array in found.items() if array is not None}
+        return replace(run, trials=trials, scores=scores, arrays=known)
     run = replace(run, arrays=_read_kept(folder / ARRAYS_NAME))
     if (folder / DECISIONS).is_file() and (llrs := read_llrs(folder / DECISIONS)) is not None:
         run.arrays["llrs"] = llrs
@@ -384,17 +392,6 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         if results is None or not results.why_no_eer or results.num_targets is not None:
             logger.warning("%s: no labels are kept: the report has no curves of errors", folder)
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
-
-
-def _arrays_of(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    trials, speakers, units = evaluation.trials, evaluation.speakers, evaluation.units
-    found = {"labels": trials.labels, "llrs": evaluation.llrs, "durations": evaluation.durations}
-    if speakers is not None:
-        found |= {"speakers": speakers.ids, "speaker_names": np.array(speakers.names, dtype=np.str_)}
-        # Without labels, speakers are a guess.
-        if units is not None and trials.labels is not None:
-            found |= embedding_map(units, speakers.ids, list(trials.names))
-    return {name: array for name, array in found.items() if array is not None}
 
 
 def keep_arrays(run: RunData) -> None:
@@ -495,15 +492,11 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 logger.warning("%s, line %d: cut off, skipped", path, number)
                 continue
             if isinstance(record, dict):
-                records.append({key: value for key, value in record.items() if _is_usable(key, value)})
+                # What is drawn; the kind and the interval are no numbers.
+                kinds = {"kind": str, "eer_interval_percent": list, "second_stage_from": ()}
+                usable = (key for key, one in record.items() if isinstance(one, kinds.get(key, int | float)))
+                records.append({key: record[key] for key in usable if key in kinds or is_number(record[key])})
     return records
-
-
-def _is_usable(key: str, value: Any) -> bool:
-    if key in ("kind", "eer_interval_percent"):
-        return isinstance(value, str if key == "kind" else list)
-    # That one is ours.
-    return is_number(value) and key != "second_stage_from"
 
 
 def _read_kept(path: Path) -> dict[str, np.ndarray]:

@@ -42,16 +42,10 @@ class ErrorRates:
     """Non-targets at or above each threshold, (points,)."""
     num_targets: float
     num_nontargets: float
-
-    @cached_property
-    def miss_rates(self) -> np.ndarray:
-        """Share of targets missed at each threshold."""
-        return self.misses / self.num_targets
-
-    @cached_property
-    def false_accept_rates(self) -> np.ndarray:
-        """Share of non-targets accepted at each threshold."""
-        return self.false_accepts / self.num_nontargets
+    miss_rates: np.ndarray
+    """Share of targets missed at each threshold."""
+    false_accept_rates: np.ndarray
+    """Share of non-targets accepted at each threshold."""
 
     @cached_property
     def hull(self) -> np.ndarray:
@@ -122,7 +116,8 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     ends = np.append(starts, len(scores))
     misses = np.concatenate([[0], np.cumsum(is_target)])[ends]
     false_accepts = len(nontargets) - (ends - misses)
-    return ErrorRates(np.append(ascending[starts], np.inf), misses, false_accepts, len(targets), len(nontargets))
+    thresholds, rates = np.append(ascending[starts], np.inf), (misses / len(targets), false_accepts / len(nontargets))
+    return ErrorRates(thresholds, misses, false_accepts, len(targets), len(nontargets), *rates)
 
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:
@@ -215,7 +210,8 @@ def min_dcf_point(
     costs = detection_cost(rates.miss_rates, rates.false_accept_rates, target_prior, c_miss, c_fa)
     best = int(np.argmin(costs))
     cost = float(costs[best] / default_cost(target_prior, c_miss, c_fa))
-    return cost, point_at_threshold(rates, float(rates.thresholds[best]))
+    miss, false_accept = float(rates.miss_rates[best]), float(rates.false_accept_rates[best])
+    return cost, OperatingPoint(float(rates.thresholds[best]), miss, false_accept)
 
 
 def detection_cost(

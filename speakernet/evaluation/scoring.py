@@ -69,13 +69,9 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
             centred = np.ldexp(centred, -np.frexp(np.abs(centred).max(axis=2, keepdims=True))[1])
             lengths = np.linalg.norm(centred, axis=2, keepdims=True)
         average = (centred / np.maximum(lengths, EPSILON)).mean(axis=1)
-        result[start : start + rows_at_once] = unit_rows(average)
+        lengths = np.linalg.norm(average, axis=1, keepdims=True)
+        result[start : start + rows_at_once] = average / np.maximum(lengths, EPSILON)
     return result
-
-
-def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows scaled to length 1."""
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
 
 
 def cosine_scores(
@@ -278,7 +274,8 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
     # float64 sums: a speaker may have thousands of utterances.
     np.add.at(sums, speakers, embeddings)
-    return unit_rows(sums[sums.any(axis=1)]).astype(np.float32)
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    return (sums / np.maximum(norms, EPSILON)).astype(np.float32)[norms[:, 0] > 0]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import checked_lengths
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap, group_result, operating_points
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap, group_result, sides_of
 from speakernet.evaluation.metrics import missing_kind
-from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers, check_known, read_csv
 from speakernet.files import parallel_map
@@ -151,7 +151,10 @@ def slice_results(
 ) -> SliceResult:
     """Evaluate every group of labelled trials as a list of its own."""
     assert trials.labels is not None, "only labelled trials are sliced"
-    is_target, points = trials.labels == 1, operating_points(ALWAYS_SHOWN_PRIORS)
+    is_target, points = (
+        trials.labels == 1,
+        {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in ALWAYS_SHOWN_PRIORS},
+    )
     rows, notes = [], [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
@@ -164,7 +167,9 @@ def slice_results(
         if missing := missing_kind(labels):
             rows.append(GroupResult(label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets))
             continue
-        prepared = SpeakerBootstrap(scores[chosen], labels, *(one[chosen] for one in speakers.sides(trials)), points)
+        prepared = SpeakerBootstrap(
+            scores[chosen], labels, *(one[chosen] for one in sides_of(trials, speakers)), points
+        )
         rows.append(group_result(label, prepared, num_targets, num_draws, seed))
     return SliceResult(slicing.by, " ".join(notes), rows)
 

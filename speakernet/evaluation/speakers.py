@@ -30,10 +30,6 @@ class Speakers:
     names: Sequence[str] = ()
     """Of the speakers by number; empty if the rule gives none."""
 
-    def sides(self, trials: TrialList) -> tuple[np.ndarray, np.ndarray]:
-        """Speakers of the two sides of each trial, two of (trials,)."""
-        return self.ids[trials.enrol], self.ids[trials.test]
-
 
 def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
     """Columns and rows of a CSV file with a line of headings; FileError if it lacks a column or a row does not fit."""
@@ -78,7 +74,7 @@ def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Sp
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
         rule = f"{ordinal} part of the name (equal in all target trials, different in all others)"
         found = _numbered([one[position] for one in folders], rule)
-        if np.array_equal(np.equal(*found.sides(trials)), trials.labels == 1):
+        if np.array_equal(found.ids[trials.enrol] == found.ids[trials.test], trials.labels == 1):
             return found
     # Connected components of the target trials; an utterance without one is a speaker of its own.
     is_target = trials.labels == 1
