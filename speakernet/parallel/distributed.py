@@ -98,13 +98,10 @@ def from_main(make: Callable[[], T]) -> T:
     """What rank 0 makes, on every rank (the other machines may not see its files); its ValueError or OSError too."""
     made: Any = None
     error: Exception | None = None
-    if is_main():
-        try:
-            made = make()
-        except (ValueError, OSError) as found:
-            if not is_distributed():
-                raise
-            error = found
+    try:
+        made = make() if is_main() else None
+    except (ValueError, OSError) as found:
+        error = found
     made, error = broadcast_object((made, error))
     if error is not None:
         raise error

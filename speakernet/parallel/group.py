@@ -65,11 +65,9 @@ class Heartbeat:
         self.place, self.timeout_seconds = place, timeout_seconds
         # A connection of its own: the group's may be waiting at any moment.
         self._store = PrefixStore(name, _connect(place, STORE_SECONDS))
-        self._lock = threading.Lock()
-        self._is_lost = False
-        self._number = 0
+        self._lock, self._is_over = threading.Lock(), threading.Event()
+        self._is_lost, self._number = False, 0
         self._beat()
-        self._is_over = threading.Event()
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
@@ -172,8 +170,6 @@ def joined(options: MachineOptions) -> Iterator[None]:
     global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:
-        if options.backend == "nccl":
-            _choose_backend(options, torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu"))
         yield
         return
     # Tensors that the group holds in cycles go while there is an interpreter: gloo's threads free them, for which they
@@ -233,8 +229,7 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode
-        name = signal.Signals(-failure.exitcode).name
-        logger.error("rank %d (process %d) was ended by %s", rank, failure.pid, name)
+        logger.error("rank %d (process %d) was ended by %s", rank, failure.pid, signal.Signals(-failure.exitcode).name)
         return LOST
     except SignalException as error:
         return 128 + error.sigval
@@ -313,8 +308,7 @@ def _choose_backend(options: MachineOptions, device: torch.device) -> str:
         raise ValueError(
             "runtime.backend: nccl, which joins GPUs, but this run is on the CPU; take gloo, or leave it at auto"
         )
-    is_gloo = options.backend == "gloo" or device.type != "cuda"
-    return "gloo" if is_gloo else "cpu:gloo,cuda:nccl"
+    return "gloo" if options.backend == "gloo" or device.type != "cuda" else "cpu:gloo,cuda:nccl"
 
 
 def _end_badly(heartbeat: Heartbeat, error: BaseException) -> None:

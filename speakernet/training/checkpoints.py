@@ -56,9 +56,9 @@ class CheckpointStore:
 
     def __init__(self, folder: str | Path, options: TrainingOptions) -> None:
         self.folder = Path(folder)
-        self.last_path, self.best_path = self.folder / LAST, self.folder / BEST
-        self.previous_path = self.folder / PREVIOUS
-        self.average_path = self.folder / CHECKPOINTS / AVERAGE
+        self.last_path, self.previous_path, self.best_path, self.average_path = (
+            self.folder / name for name in (LAST, PREVIOUS, BEST, f"{CHECKPOINTS}/{AVERAGE}")
+        )
         # What is averaged at the end has to be there then.
         self.keep = max(options.keep_checkpoints, options.average_checkpoints)
         self.compress = options.compress_checkpoints
@@ -84,11 +84,6 @@ class CheckpointStore:
         if self.keep > 0:
             self.save(epoch_path(self.folder, epoch), contents)
 
-    def find(self) -> tuple[Path, dict[str, Any]] | None:
-        """As `find_checkpoint`, once everything handed over has reached the disk."""
-        self.wait()
-        return find_checkpoint(self.folder)
-
     def replace_damaged(self) -> None:
         """Put the one before in the place of a damaged last.pt, which keeps another name."""
         place(self.last_path, free_name(self.last_path, "damaged"))
@@ -96,7 +91,6 @@ class CheckpointStore:
 
     def best_summary(self) -> dict[str, Any] | None:
         """The `training_summary` of best.pt; None without one, or if it is damaged or of something else."""
-        self.wait()
         if not self.best_path.exists():
             return None
         try:

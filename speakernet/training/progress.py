@@ -93,8 +93,6 @@ class TrainingState:
     best_stage: str = ""
     """The stage that best.pt comes from."""
     evaluations_without_gain: int = 0
-    evaluated_epoch: int = 0
-    """The epoch of the last evaluation."""
     bad_steps: int = 0
     """Steps undone because of non-finite numbers."""
     bad_streak: int = 0
@@ -231,9 +229,7 @@ class RecentSteps:
                 state.overflows += 1
             else:
                 self._count_bad(state, step, outcome, loss, norm)
-        self._latest["bad_steps"] = state.bad_steps
-        if precision.scales:
-            self._latest["loss_scale"] = loss_scale
+        self._latest |= {"bad_steps": state.bad_steps, **({"loss_scale": loss_scale} if precision.scales else {})}
 
     def means(self) -> dict[str, float]:
         """Means over the good steps fetched since `take` (else the last ones), and counts."""

@@ -30,6 +30,7 @@ from speakernet.training.checkpoints import (
     CheckpointStore,
     average_checkpoints,
     changed_options,
+    find_checkpoint,
     log_changes,
     refuse_other_speakers,
     to_cpu,
@@ -110,11 +111,9 @@ class Trainer:
         self.precision, self.loader, self.validate = step.precision, loader, validate
         self.learning_rate, self.margin = learning_rate, margin
         self.freezing, self.average = Freezing(self.net, options), WeightAverage(self.net, options.ema_decay)
-        self.threads = threads
-        self.options, self.stage = options, stage
-        self.stop = stop or StopRequest()
+        self.options, self.stage, self.stop = options, stage, stop or StopRequest()
         step.ranks.requests = self._requests
-        self.store, self.progress = store, progress
+        self.store, self.progress, self.threads = store, progress, threads
         self.model_contents, self.origin = model_contents, origin
         self.on_start, self.advise = on_start, advise
         self.state = TrainingState()
@@ -252,8 +251,12 @@ class Trainer:
         self.tracker.update(seconds, outcome.num_utterances, outcome.seconds)
         self.progress.advance(count)
         if self.threads.most > 1:
-            busy, is_compiled = outcome.seconds["processor"], self.step.compiler.is_compiled
-            self.threads.step(seconds - outcome.seconds["data"], busy, outcome.num_utterances, is_compiled=is_compiled)
+            self.threads.step(
+                seconds - outcome.seconds["data"],
+                outcome.seconds["processor"],
+                outcome.num_utterances,
+                is_compiled=self.step.compiler.is_compiled,
+            )
         self._report_step(position)
         stops, saves = outcome.requests
         if stops or saves or (options.save_steps and state.step % options.save_steps == 0):
@@ -315,7 +318,6 @@ class Trainer:
                 self.store.save(self.store.best_path, self._model())
             elif not note:
                 state.evaluations_without_gain += 1
-        state.evaluated_epoch = state.epoch
         state.seconds += time.perf_counter() - start
         self._log_evaluation(metrics, seconds, note)
         return eer
@@ -389,19 +391,17 @@ class Trainer:
     def _resume(self) -> None:
         """Continue from what the folder holds, or prepare it for a new run."""
         state, options, store = self.state, self.options, self.store
-        if distributed.is_main():
-            store.remove_leftovers()
-        found = distributed.from_main(store.find)
+        distributed.from_main(store.remove_leftovers)
+        found = distributed.from_main(functools.partial(find_checkpoint, store.folder))
         if found is None:
-            if distributed.is_main():
-                store.set_aside_earlier_run()
-                self.on_start()
+            distributed.from_main(store.set_aside_earlier_run)
+            distributed.from_main(self.on_start)
             return
         source, contents = found
         self._restore(contents, source)
-        if distributed.is_main() and source == store.previous_path:
+        if source == store.previous_path:
             # Only now: a start that was refused has changed nothing.
-            store.replace_damaged()
+            distributed.from_main(store.replace_damaged)
         best = distributed.from_main(store.best_summary)
         if best is None:
             state.forget_best()
@@ -413,8 +413,7 @@ class Trainer:
         wanted = max(options.max_epochs, state.epoch)
         logger.info("resumed from %s: %d of %d epochs, step %d", source, state.epoch, wanted, state.step)
         if not state.is_finished(options):
-            if distributed.is_main():
-                self.on_start()
+            distributed.from_main(self.on_start)
         elif best is None:
             self.evaluate("best.pt was missing")
             self.save_last()

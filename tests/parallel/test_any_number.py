@@ -169,7 +169,8 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
     assert "the command is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["command"]
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
     state = read_own_checkpoint(tmp_path / "bad" / "last.pt")["training"]["state"]
-    assert (state["step"], state["bad_steps"]) == (LAST_STEP, LAST_STEP // 3)
+    # Its evaluation was left at once: a process had been asked to stop before.
+    assert (state["step"], state["bad_steps"]) == (STEPS_OF_EPOCH, STEPS_OF_EPOCH // 3)
     assert all("Start all of them with the same" in one for one in first.values())
     assert not (tmp_path / "refused").exists()
     for one in of_three:
