@@ -276,10 +276,10 @@ def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
 
 def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
     """What is wrong with a decoded length, or None. Too short is cut audio, too long a damaged header."""
-    expected = decoded.source_seconds
+    expected, is_guess = decoded
     if found_seconds <= 0:
         return "no audio came out"
-    share = ESTIMATE_SHARE if decoded.is_estimate else TOLERANCE_SHARE
+    share = ESTIMATE_SHARE if is_guess else TOLERANCE_SHARE
     if expected is not None and abs(found_seconds - expected) > max(TOLERANCE_SECONDS, share * expected):
         return f"{found_seconds:.2f} s came out of {expected:.2f} s; the source is damaged"
     return None

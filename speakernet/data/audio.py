@@ -428,13 +428,14 @@ def _decode_kept(path: str, _size: int, _modified_ns: int, container: str) -> by
 def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> bytes:
     """A WAV file of what ffmpeg decodes."""
     try:
-        raw, facts = decode_to_bytes(find_ffmpeg(), source, SAMPLE_RATE, container)
+        raw, (promised_seconds, is_guess) = decode_to_bytes(find_ffmpeg(), source, SAMPLE_RATE, container)
     except FfmpegError as error:
         advice = ""
         if isinstance(source, bytes) and container == "mov":
             advice = "; m4a and mp4 may need a file to seek in: give it as a file, or convert it to WAV or FLAC"
         raise AudioError(f"{name}: {error}{advice}") from error
-    seconds, promised_seconds = len(raw) / 2 / SAMPLE_RATE, None if facts.is_estimate else facts.source_seconds
+    seconds = len(raw) / 2 / SAMPLE_RATE
+    promised_seconds = None if is_guess else promised_seconds
     if promised_seconds and seconds < promised_seconds - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised_seconds):
         raise AudioError(f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is cut short")
     buffer = io.BytesIO()

@@ -52,29 +52,22 @@ def choose_num_workers(
         return Choice(0, "one core for this process: a worker would only take turns with training")
     if num_batches < MIN_BATCHES_FOR_WORKERS:
         return Choice(0, f"an epoch of {num_batches} batches is over before a worker is warm")
-    speed_milliseconds = changed_share * SPEED_MILLISECONDS
-    if is_reading_free and not augments_in_workers and speed_milliseconds <= HANDOVER_MILLISECONDS:
+    speed_milliseconds, is_copy = changed_share * SPEED_MILLISECONDS, is_reading_free and not augments_in_workers
+    if is_copy and speed_milliseconds <= HANDOVER_MILLISECONDS:
         return Choice(0, "a crop is one copy from memory: handing it over would cost more")
-    if trains_on_cpu:
-        wanted, reason = max(1, share // 4), f"the network needs most of {share} cores itself"
-    else:
-        wanted, reason = share - 1, f"{share} cores, one of them for training"
-    if is_reading_free and not augments_in_workers:
-        wanted = min(wanted, math.ceil(speed_milliseconds * MOST_CROPS_A_SECOND / 1000))
-        reason = f"changing speed takes about {speed_milliseconds:.1f} ms a crop; {reason}"
-    if wanted > MAX_WORKERS:
-        wanted, reason = MAX_WORKERS, f"{reason}; more than {MAX_WORKERS} workers gain nothing"
-    if is_spawned and wanted > MAX_SPAWNED_WORKERS:
-        wanted, reason = MAX_SPAWNED_WORKERS, f"{reason}; each worker starts from nothing on this platform"
+    useful = math.ceil(speed_milliseconds * MOST_CROPS_A_SECOND / 1000)
     # Half of what is free, at two batches a worker: `choose_prefetch` then finds memory for two each.
-    fitting = free_shared_bytes // 2 // max(1, 2 * batch_bytes)
-    if wanted > fitting:
-        return Choice(
-            int(fitting),
-            f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)} "
-            "(in Docker: --shm-size or --ipc=host)",
-        )
-    return Choice(wanted, reason)
+    fitting = int(free_shared_bytes // 2 // max(1, 2 * batch_bytes))
+    room = f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)}"
+    limits = [
+        (max(1, share // 4), f"the network needs most of {share} cores itself", trains_on_cpu),
+        (share - 1, f"{share} cores, one of them for training", not trains_on_cpu),
+        (useful, f"changing speed takes about {speed_milliseconds:.1f} ms a crop", is_copy),
+        (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing", True),
+        (MAX_SPAWNED_WORKERS, "each worker starts from nothing on this platform", is_spawned),
+        (fitting, f"{room} (in Docker: --shm-size or --ipc=host)", True),
+    ]
+    return Choice(*min((number, reason) for number, reason, applies in limits if applies))
 
 
 def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> Choice[int]:

@@ -12,8 +12,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 FFMPEG_VARIABLE = "SPEAKERNET_FFMPEG"
 #: A damaged file may make a decoder spin; an hour of audio decodes in seconds.
@@ -35,12 +35,8 @@ class FfmpegError(ValueError):
     """ffmpeg is absent or refused a file."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """How long one source is according to ffmpeg (None if it does not know), and whether that is a guess."""
-
-    source_seconds: float | None
-    is_estimate: bool
+Decoded: TypeAlias = tuple[float | None, bool]
+"""Seconds of one source according to ffmpeg (None if it does not know), and whether that is a guess."""
 
 
 def find_ffmpeg(given: str | None = None) -> str:
@@ -116,12 +112,10 @@ def _run(ffmpeg: str, arguments: list[str], num_inputs: int, content: bytes = b"
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         raise FfmpegError(f"ffmpeg: {lines[-1] if lines else f'status {outcome.returncode}'}")
     starts = [match.start() for match in _INPUT.finditer(log)][:num_inputs]
-    found = []
+    found: list[Decoded] = []
     for start, end in zip(starts, [*starts[1:], len(log)], strict=True):
         match = _DURATION.search(log, start, end)
-        seconds = None
-        if match is not None:
-            hours, minutes, rest = match.groups()
-            seconds = 3600 * int(hours) + 60 * int(minutes) + float(rest)
-        found.append(Decoded(seconds, "Estimating duration from bitrate" in log[: start + 1] + log[start:end]))
-    return outcome.stdout, found + [Decoded(None, True)] * (num_inputs - len(found))
+        hours, minutes, rest = map(float, match.groups() if match else "000")
+        seconds = 3600 * hours + 60 * minutes + rest if match else None
+        found.append((seconds, "Estimating duration from bitrate" in log[: start + 1] + log[start:end]))
+    return outcome.stdout, found + [(None, True)] * (num_inputs - len(found))

@@ -71,11 +71,6 @@ class LookupTable(Shareable):
         return len(self.native_samples)
 
     @property
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays by name."""
-        return {name: getattr(self, name) for name in COLUMNS}
-
-    @property
     def num_samples(self) -> np.ndarray:
         """Length of each utterance at `sample_rate`, int64 (rows,)."""
         if (self.sample_rates == self.sample_rate).all():
@@ -156,8 +151,8 @@ def build_lookup_table(
                     table.problems[row] = "the file holds no samples (header only)"
             except AudioError as error:
                 table.problems[row] = str(error)
-                for column in table.columns.values():
-                    column[row] = 0
+                for name in COLUMNS:
+                    getattr(table, name)[row] = 0
         return num_read
 
     # Several files a task: handing a task to a thread costs as much as reading a header.
@@ -167,8 +162,9 @@ def build_lookup_table(
     if sum(results) and cache_folder:
         try:
             with atomic_write(path, "wb") as file:
+                columns = {name: getattr(table, name) for name in COLUMNS}
                 problem_rows = np.array(sorted(table.problems), dtype=np.int64)
-                np.savez(file, allow_pickle=False, problem_rows=problem_rows, **table.columns)
+                np.savez(file, allow_pickle=False, problem_rows=problem_rows, **columns)
         except OSError as error:
             logger.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
     return table

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import LookupTable
+from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading
@@ -432,7 +432,7 @@ def store_key(model_digest: str, names: StringTable, lookup: LookupTable, settin
     digest = hashlib.sha256(model_digest.encode())
     digest.update(json.dumps(settings, sort_keys=True).encode())
     # The lookup table holds sizes and times of change: audio that was replaced under its name is embedded again.
-    for array in (names.content, names.offsets, *lookup.columns.values()):
+    for array in (names.content, names.offsets, *(getattr(lookup, name) for name in COLUMNS)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

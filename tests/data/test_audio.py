@@ -1,13 +1,10 @@
 """The door to audio: every WAV layout against soundfile, crops against whole files, broken files, the fuzzed header."""
 
 import contextlib
-import errno
 import io
-import os
 import resource
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +42,12 @@ def wav_bytes(
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def wav_header(channels: int = 1, rate: int = 16000) -> bytes:
+    """A WAV with a second of silence for one channel, whatever it says."""
+    facts = struct.pack("<IHHIIHH", 16, 1, channels, rate, 32000, 2 * channels, 16)
+    return b"RIFF\0\0\0\0WAVEfmt " + facts + b"data" + struct.pack("<I", 60000) + bytes(60000)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 6])
 @pytest.mark.parametrize("layout", ["WAV", "WAVEX", "RF64"])
 @pytest.mark.parametrize("subtype", SUBTYPES)
@@ -57,7 +60,9 @@ def test_every_wav_layout_reads_as_soundfile(
     info = audio_info(path)
     assert (info.num_samples, info.num_channels, info.sample_rate) == (3000, channels, 16000)
     assert (info.data_offset >= 0) == (subtype not in ("ALAW", "ULAW"))
-    np.testing.assert_allclose(read_audio(path), expected, atol=1e-6)
+    found = read_audio(path)
+    np.testing.assert_allclose(found, expected, atol=0 if channels == 1 else 1e-6)
+    assert found.dtype == np.float32
     np.testing.assert_allclose(read_audio(path, 1000, 500), expected[1000:1500], atol=1e-6)
 
 
@@ -105,6 +110,9 @@ def test_odd_chunks_and_unfinished_sizes(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a pointer of git-lfs"),
         (b"\n<!DOCTYPE html><p>please log in", "an HTML page"),
         (b"fLaC" + bytes(100), "not a readable audio file|cannot decode|no samples"),
+        (b"RIFF\0\0\0\0WAVE" + (b"junk" + bytes(4)) * 200_000, "broken WAV"),
+        (wav_header(channels=30000), "30000 channels"),
+        *[(wav_header(rate=rate), f"{rate} Hz") for rate in (1, 999, 2**32 - 1)],
     ],
 )
 def test_broken_files_say_so(tmp_path: Path, content: bytes, message: str) -> None:
@@ -114,17 +122,10 @@ def test_broken_files_say_so(tmp_path: Path, content: bytes, message: str) -> No
         read_audio(path)
 
 
-def test_nan_infinite_missing_and_folder(tmp_path: Path) -> None:
-    for number, value in enumerate([np.nan, np.inf, -np.inf]):
-        samples = np.zeros(100)
-        samples[50] = value
-        soundfile.write(tmp_path / f"{number}.wav", samples, 16000, subtype="FLOAT")
-        with pytest.raises(AudioError, match="NaN or infinite"):
-            read_audio(tmp_path / f"{number}.wav")
-    with pytest.raises(AudioError, match="cannot be read"):
-        read_audio(tmp_path / "absent.wav")
-    with pytest.raises(AudioError):
-        read_audio(tmp_path)
+def test_missing_and_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.wav", tmp_path):
+        with pytest.raises(AudioError, match=r"cannot be read|not a regular file"):
+            read_audio(path)
 
 
 def flac_that_claims(path: Path, num_samples: int) -> Path:
@@ -162,29 +163,6 @@ def resident_memory_limited(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.mark.parametrize("subtype", SUBTYPES)
-def test_every_coding_is_read_as_float32(tmp_path: Path, random: np.random.Generator, subtype: str) -> None:
-    path = tmp_path / "a.wav"
-    soundfile.write(path, 0.1 * random.standard_normal(3000), 16000, subtype=subtype)
-    found = read_audio(path)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, soundfile.read(path, dtype="float32")[0])
-
-
-def test_more_channels_than_any_recording_has_are_refused() -> None:
-    header = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 30000, 16000, 960_000_000, 60000, 16) + b"data\0\0\0\0"
-    with pytest.raises(AudioError, match="30000 channels"):
-        read_audio_bytes(b"RIFF\0\0\0\0" + header + bytes(60000), "a.wav")
-
-
-def test_truncated_flac(tmp_path: Path, random: np.random.Generator) -> None:
-    path = tmp_path / "a.flac"
-    write_audio(path, 0.1 * random.standard_normal(40000))
-    path.write_bytes(path.read_bytes()[:30000])
-    with pytest.raises(AudioError, match=r"a\.flac"):
-        read_audio(path, 30000, 5000)
-
-
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
 def test_written_audio_reads_back(tmp_path: Path, suffix: str) -> None:
     waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
@@ -220,38 +198,6 @@ def test_fuzzed_file_reads_or_refuses(data: st.DataObject) -> None:
     except AudioError:
         return
     assert found.dtype == np.float32 and 0 < len(found) <= 50 and np.isfinite(found).all()
-
-
-@pytest.mark.parametrize("rate", [1, 999, 2**32 - 1])
-def test_absurd_rates_are_refused(rate: int) -> None:
-    content = bytearray(wav_bytes(np.arange(200)))
-    content[24:28] = struct.pack("<I", rate)
-    with pytest.raises(AudioError, match=f"{rate} Hz"):
-        read_audio_bytes(bytes(content), "absurd.wav")
-
-
-def test_many_tiny_chunks_do_not_hang() -> None:
-    content = b"RIFF\0\0\0\0WAVE" + (b"junk" + bytes(4)) * 200_000
-    with pytest.raises(AudioError):
-        parse_riff(io.BytesIO(content), "a.wav", len(content))
-
-
-def test_a_worker_does_not_import_the_resampler_before_it_is_needed() -> None:
-    code = "import sys, speakernet.data.loader, speakernet.data.packed; print('scipy.signal' in sys.modules)"
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert finished.stdout.strip() == "False"
-
-
-def test_a_full_disk_ends_the_writing_with_the_name_of_the_file(tmp_path, monkeypatch):
-    """The library ends in an assertion there, whose last line names neither file nor disk."""
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("speakernet.files.os.fsync", full)
-    with pytest.raises(OSError, match="No space left") as refused:
-        write_audio(tmp_path / "a.flac", np.zeros(16000, np.float32))
-    assert refused.value.filename == str(tmp_path / "a.flac") and not list(tmp_path.iterdir())
 
 
 CODINGS = {"m4a": [], "aac": [], "webm": [], "wma": [], "mka": [], "3gp": ["-c:a", "aac"], "mov": [], "caf": []}

@@ -18,7 +18,6 @@ from speakernet.data.augment.banks import (
     clips_into_ram,
     energies_of_crops,
     noise_banks,
-    transform_samples,
 )
 from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
@@ -181,18 +180,6 @@ def test_distinct_choices_are_distinct_and_uniform() -> None:
     assert np.bincount(chosen.ravel()) / 60_000 == pytest.approx([0.2] * 5, abs=0.01)
     few = distinct_choices(np.random.default_rng(1).random((50, 5)), 2)
     assert few.min() >= 0 and few.max() == 1
-
-
-def test_transform_lengths_against_brute_force() -> None:
-    def is_smooth(number: int) -> bool:
-        for prime in (2, 3, 5):
-            while number % prime == 0:
-                number //= prime
-        return number == 1
-
-    for least in (2, 1024, 1025, 32241, 48239, 70_000):
-        blocks = -(-least // 1024)
-        assert transform_samples(least) == 1024 * next(n for n in range(blocks, 2 * blocks + 2) if is_smooth(n))
 
 
 def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakernet.cli import main
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import (
     ListError,
@@ -96,31 +95,3 @@ def test_other_things_are_refused(kaldi: Path, tmp_path: Path) -> None:
         read_training_list(tmp_path / "audio")
     with pytest.raises(ListError, match=r"utt2spk: a file of a Kaldi folder; name the folder, .*train"):
         read_training_list(kaldi / "utt2spk")
-
-
-def test_training_and_scoring_by_utterance_id(tiny_corpus: Path, tmp_path: Path) -> None:
-    """The same run from a Kaldi folder and from a list: the same losses, the same scores."""
-    listed = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
-    trials = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
-    train, test = tmp_path / "train", tmp_path / "test"
-    for folder in (train, test):
-        folder.mkdir()
-    (train / "wav.scp").write_text("".join(f"{path[:-4]} {tiny_corpus / path}\n" for _, path in listed))
-    (train / "utt2spk").write_text("".join(f"{path[:-4]} {speaker}\n" for speaker, path in listed))
-    names = sorted({name for _, *pair in trials for name in pair})
-    (test / "wav.scp").write_text("".join(f"{name[:-4]} {tiny_corpus / name}\n" for name in names))
-    kinds = {"1": "target", "0": "nontarget"}
-    (test / "trials").write_text("".join(f"{a[:-4]} {b[:-4]} {kinds[label]}\n" for label, a, b in trials))
-    options = ["--model.name", "ResNet", "--model.options", "{channels: 8, blocks: [1], stem_stride: 2}"]
-    options += ["--frontend.num_mels", "40", "--model.embedding_dim", "16", "--loss.name", "softmax"]
-    options += ["--data.batch_size", "8", "--data.crop_frames", "50", "--data.num_workers", "0"]
-    options += ["--training.max_epochs", "1", "--runtime.compile", "off", "--runtime.precision", "no"]
-    options += ["--evaluation.eval_frames", "60", "--evaluation.num_crops", "1", "--evaluation.bootstrap_samples", "0"]
-    by_id = ["--data.train_list", str(train), "--data.test_list", str(test / "trials")]
-    assert main(["train", *options, *by_id, "--save_path", str(tmp_path / "by_id")]) == 0
-    by_path = ["--data.train_list", str(tiny_corpus / "train_list.txt")]
-    by_path += ["--data.test_list", str(tiny_corpus / "trials.txt")]
-    assert main(["train", *options, *by_path, "--save_path", str(tmp_path / "by_path")]) == 0
-    scores = [(tmp_path / run / "scores.txt").read_text().split() for run in ("by_id", "by_path")]
-    assert scores[0][2::3] == scores[1][2::3]
-    assert scores[0][0] == scores[1][0][:-4]

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from speakernet.data.lists import (
     ListError,
@@ -61,22 +59,10 @@ def test_malformed_rows_are_noted_and_left_out_where_somebody_takes_notes(tmp_pa
     assert [sentence.split(":")[0] for sentence in malformed] == ["line 1", "line 3"]
 
 
-def test_missing_list(tmp_path: Path) -> None:
-    with pytest.raises(ListError, match=r"absent\.txt: cannot be read \(No such file"):
-        read_training_list(tmp_path / "absent.txt")
-    with pytest.raises(ListError, match=r"not a regular file|Is a directory"):
-        read_trials(tmp_path)
-
-
-def test_trials_label_first(tmp_path: Path) -> None:
+def test_forms_of_trials(tmp_path: Path) -> None:
     found = read_trials(write(tmp_path, "1 a b\n0 a c\n\n0 c b\n"))
-    assert list(found.names) == ["a", "b", "c"]
-    assert found.enrol.tolist() == [0, 0, 2]
-    assert found.test.tolist() == [1, 2, 1]
-    assert found.labels is not None and found.labels.tolist() == [1, 0, 0]
-
-
-def test_trials_kaldi_pairs_and_tabs(tmp_path: Path) -> None:
+    assert list(found.names) == ["a", "b", "c"] and found.labels is not None
+    assert (found.enrol.tolist(), found.test.tolist(), found.labels.tolist()) == ([0, 0, 2], [1, 2, 1], [1, 0, 0])
     kaldi = read_trials(write(tmp_path, "a b target\na c nontarget\n"))
     assert kaldi.labels is not None and kaldi.labels.tolist() == [1, 0]
     pairs = read_trials(write(tmp_path, "a b\nb c\n"))
@@ -110,17 +96,6 @@ def test_endless_line(tmp_path: Path, read: Callable) -> None:
             read(path, [])
 
 
-def test_malformed_trials_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
-    for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
-        rows = ["nothing here at all", form.format("a", "b", yes), "a b", form.format("b", "c", "2")]
-        rows += [form.format("b", "c", no), "a", ""]
-        notes = []
-        trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
-        assert trials.labels is not None and trials.labels.tolist() == [1, 0]
-        assert list(trials.names) == ["a", "b", "c"] and trials.enrol.tolist() == [0, 1]
-        assert [one.split(":")[0] for one in notes] == ["line 1", "line 3", "line 4", "line 6"]
-
-
 def test_written_lists_read_back(tmp_path: Path) -> None:
     pairs = [("b", "b/1 x.wav"), ("a", "a/1.wav")]
     write_training_list(tmp_path / "train.txt", pairs)
@@ -140,24 +115,6 @@ def test_written_lists_read_back(tmp_path: Path) -> None:
     assert not (tmp_path / "bad.txt").exists()
     with pytest.raises(ListError):
         write_trials(tmp_path / "bad.txt", [(1, "a\tb", "c")])
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
-    )
-)
-def test_vectorised_parsing_equals_splitting(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]]
-) -> None:
-    path = tmp_path_factory.mktemp("lists") / "list.txt"
-    path.write_text("".join(f"s{speaker} {name}\n" for speaker, name in rows), encoding="utf-8")
-    if not rows:
-        return
-    found = read_training_list(path)
-    assert list(found.paths) == [name for _, name in rows]
-    assert [found.speakers[label] for label in found.labels] == [f"s{speaker}" for speaker, _ in rows]
 
 
 def test_string_table() -> None:

@@ -1,6 +1,5 @@
 """Packing: from folders, lists and archives; killed and finished; bad files and unsafe names."""
 
-import errno
 import io
 import os
 import signal
@@ -24,7 +23,6 @@ from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
-from speakernet.files import FileError
 
 NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
 
@@ -260,21 +258,6 @@ def test_bad_files_stop_or_are_left_out_and_named(folder: Path, tmp_path: Path) 
     assert [line.split("\t")[0] for line in skipped] == [NAMES[3], NAMES[8]]
     assert PackedSource(tmp_path / "corpus").missing(names).tolist() == [3, 8]
     assert pack(FolderInput(folder, names), tmp_path / "corpus").num_skipped == 2
-
-
-def test_a_full_disk_is_told_with_the_folder_that_grows(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes]
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    # As the disk reports it: the error of a write names no file.
-    with monkeypatch.context() as patched, pytest.raises(FileError, match="No space left") as refused:
-        patched.setattr("speakernet.data.packing._Writer.append", full)
-        pack(FolderInput(folder), tmp_path / "corpus")
-    assert str(packed_writer.partial_of(tmp_path / "corpus")) in str(refused.value)
-    pack(FolderInput(folder), tmp_path / "corpus")
-    assert content_of(tmp_path / "corpus") == expected
 
 
 @pytest.mark.parametrize("name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"])

@@ -87,16 +87,6 @@ def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
     assert plan.bounds[-1] == len(plan.rows) > 950
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_share_every_batch(world_size: int) -> None:
-    labels = np.repeat(np.arange(8), 6).astype(np.int32)
-    plan = BalancedSampler(labels, DataOptions(utterances_per_speaker=2, batch_size=4), seed=1).epoch(2)
-    for batch in range(len(plan)):
-        parts = [plan.rows[rank_share(plan, batch, 2, rank, world_size)] for rank in range(world_size)]
-        np.testing.assert_array_equal(np.concatenate(parts), plan.rows[plan.bounds[batch] : plan.bounds[batch + 1]])
-        assert all(len(part) % 2 == 0 for part in parts)
-
-
 @settings(max_examples=60)
 @given(st.data())
 def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.DataObject) -> None:
