@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.cli import BROKEN_PIPE, main
@@ -91,19 +90,6 @@ def test_presets_start_alone_or_name_what_they_need(
     # Lists of one's own need no synthetic corpus.
     config = load_config(["--train_list", "a.txt", "--test_list", "b.txt", "--config", "test"]).config
     assert make_synthetic_corpus(config) == config and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("options", [[], ["--eval"]])
-def test_published_checkpoint_names_the_command_that_imports_it(
-    options: list[str], tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "their model.pt"
-    torch.save({f"layer{number}.weight": torch.zeros(3, 3) for number in range(3)}, path)
-    lists = ["--train_list", f"{tiny_corpus}/train_list.txt", "--test_list", f"{tiny_corpus}/trials.txt"]
-    folders = ["--train_path", str(tiny_corpus), "--test_path", str(tiny_corpus), "--save_path", str(tmp_path / "run")]
-    assert main(["train", *options, *lists, *folders, "--initial_model", str(path)]) == 1
-    message = capsys.readouterr().err
-    assert str(path) in message and "speakernet import-weights" in message and "damaged" not in message
 
 
 def test_printed_commands_can_be_pasted(tmp_path: Path) -> None:

@@ -106,13 +106,6 @@ def test_log_lines_stand_alone_and_the_bar_comes_back(screen: Make) -> None:
     assert shown.rows()[-1] == ""
 
 
-def test_a_terminal_of_no_height_shows_it_too(screen: Make) -> None:
-    shown = screen(80)
-    with Bar("training", 4):
-        pass
-    assert any("training" in line for line in shown.drawn())
-
-
 def test_without_a_terminal_no_minute_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()

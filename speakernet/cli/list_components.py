@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from speakernet.config.loading import recipe_folder
+from speakernet.config.loading import RECIPES
 from speakernet.config.reference import rows
 from speakernet.config.schema import CHOICES, SECTIONS
 from speakernet.models.options import FAMILIES
@@ -65,7 +65,6 @@ def _options(holder: str) -> Iterator[str]:
 
 
 def _recipes() -> Iterator[str]:
-    folder = recipe_folder()
-    for path in sorted(folder.rglob("*.yaml")):
+    for path in sorted(RECIPES.rglob("*.yaml")):
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        yield f"  {path.relative_to(folder).as_posix():<30} {first.lstrip('# ').strip()}"
+        yield f"  {path.relative_to(RECIPES).as_posix():<30} {first.lstrip('# ').strip()}"

@@ -50,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 OURS, CLASSIC = "speakernet", "voxceleb_trainer"
+_PACKAGE = Path(speakernet.__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent / "configs"
+RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "recipes"
+"""The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
 
 
 class ConfigError(ValueError):
@@ -158,19 +162,11 @@ def load_config(
 
 def find_config(name: str) -> Path:
     """A configuration by path, or by bare name in the recipes that come with speakernet; `.yaml` may be left out."""
-    folder = recipe_folder()
-    for candidate in (Path(name), Path(name + ".yaml"), folder / name, folder / (name + ".yaml")):
+    for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
-    recipes = [recipe.relative_to(folder).as_posix() for recipe in sorted(folder.rglob("*.yaml"))]
+    recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
     raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
-
-
-def recipe_folder() -> Path:
-    """The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
-    package = Path(speakernet.__file__).resolve().parent
-    checkout = package.parent / "configs"
-    return checkout if (checkout / "exp01.yaml").is_file() else package / "recipes"
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -204,10 +200,7 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
                 chosen_in |= {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
             except ValueError as error:
                 raise ConfigError(f"{own[choice.key].where}: {choice.key}: {error}") from error
-    values: dict[str, Any] = {}
-    for key, value in defaults.items():
-        if _owner(key, names):
-            _put(values, key, value)
+    placed = {key: value for key, value in defaults.items() if _owner(key, names)}
     last, dropped = {one.key: one for one in settings}, []
     for key, setting in last.items():
         holder, option = split_key(key)
@@ -217,7 +210,7 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
         owner = _owner(key, names)
         if owner and not is_other:
             is_text = str in alternatives(owner.model_fields[option].annotation)
-            _put(values, key, setting.value if is_text else _read_text(setting))
+            placed[key] = setting.value if is_text else _read_text(setting)
         elif replaced:
             dropped.append(f"{key} ({setting.where})")
         elif setting.layer in forgiven:
@@ -226,6 +219,10 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
             raise ConfigError(f"{setting.where}: {_why_idle(key, names)}")
     if dropped:
         logger.warning("ignored, because a later file or option chose another component: %s", ", ".join(dropped))
+    values: dict[str, Any] = {}
+    for key, value in placed.items():
+        holder, option = split_key(key)
+        functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[option] = value
     try:
         config = config_from_dict(values)
         found = [(key, f"{key}: {message}") for key, message in problems(config)]
@@ -242,11 +239,6 @@ def _owner(key: str, names: Names) -> type[Options] | None:
     holder, option = split_key(key)
     owner = owner_of(holder, names)
     return owner if owner and option in owner.model_fields else None
-
-
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    holder, option = split_key(key)
-    functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[option] = value
 
 
 def _read_text(setting: Setting) -> Any:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet.assembly.evaluation import run_evaluation
+from speakernet.assembly.evaluation import load_for_scoring, run_evaluation
 from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.training import build_model
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
 from speakernet.data.audio import read_audio
@@ -45,14 +46,6 @@ def configure(root: Path, folder: Path, *options: str) -> Config:
 
 def evaluated(config: Config, model: Path, **how: bool) -> Evaluation:
     return run_evaluation(config, Inputs(config, torch.device("cpu")), model, **how)
-
-
-def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
-    before = model.read_bytes()
-    evaluation = evaluated(configure(tiny_corpus, tmp_path), model)
-    assert model.read_bytes() == before
-    assert evaluation.results.num_trials == len(evaluation.scores)
-    assert evaluation.results.backend["score"] == "cosine"
 
 
 def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
@@ -144,12 +137,6 @@ def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp
     assert any("spk08, spk09" in warning for warning in warnings)
 
 
-def test_normalising_a_distance_is_refused(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
-    options = ["--score_norm", "z", "--evaluation.score", "mean_distance"]
-    with pytest.raises(ValueError, match="normalisation works on the cosine"):
-        evaluated(configure(tiny_corpus, tmp_path, *options), model)
-
-
 def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     def score(*options: str):
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
@@ -195,17 +182,20 @@ def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
     assert write_evaluation(tmp_path / "eval", after) == ["results.json", "scores.txt", "report.html", "decisions.csv"]
 
 
-def test_a_list_that_chose_the_model_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
-    contents = torch.load(model, weights_only=True)
-    checksum = Inputs(configure(tiny_corpus, tmp_path), torch.device("cpu")).test.trials.sha256
-    contents["training_summary"] = {"chosen_by": {"list": "trials.txt", "list_sha256": checksum}}
-    torch.save(contents, model)
-    warnings = evaluated(configure(tiny_corpus, tmp_path), model).results.warnings
-    assert warnings[0].startswith("the best checkpoint was chosen on this very list")
+def config_of(*options):
+    return load_config(["--model.embedding_dim", "16", *options]).config
 
 
-def test_kept_embeddings_are_told_from_those_that_were_made(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
-    config = configure(tiny_corpus, tmp_path)
-    made, kept = (evaluated(config, model).results.timings_seconds for _ in range(2))
-    assert set(made) == {"embedding", "scoring", "figures"}
-    assert set(kept) == {"reading_kept_embeddings", "scoring", "figures"}
+def test_a_model_file_scores_as_what_it_says_it_is(tmp_path):
+    net = build_model(config_of("--model.name", "ResNet", "--frontend.num_mels", "40"))
+    write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=False))
+    loaded = load_for_scoring(config_of("--model.name", "VGGVox"), tmp_path / "best.pt")
+    waves = torch.randn(1, 8000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(*(one.embed(waves, sample_rate=16000) for one in (loaded.net, net)))
+    assert loaded.contents["loss_normalizes"] is False
+
+
+def test_a_foreign_checkpoint_scores_as_what_the_config_says(tmp_path):
+    torch.save({"__S__.netcnn.0.weight": torch.zeros(1)}, tmp_path / "their.model")
+    with pytest.raises(ValueError, match=r"^[^(]*their\.model is a VGGVox .*ResNetSE34L"):
+        load_for_scoring(config_of(), tmp_path / "their.model")

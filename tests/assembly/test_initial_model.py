@@ -139,22 +139,6 @@ def test_a_model_that_is_worse_on_the_reported_list_is_said_to_be(
     assert any("the initial model is better than best.pt by" in one for one in results["warnings"])
 
 
-@pytest.mark.slow
-def test_interrupted_fine_tuning_resumes_to_the_same_weights(given: Path, recipe: Path, tmp_path: Path) -> None:
-    options = ["--config", "preset_reproducible.yaml", "--schedule.name", "constant", "--max_epoch"]
-    assert train(recipe, given, tmp_path / "a", *options, "3") == 0
-    # Stopped while frozen is what the trainer's own tests try; here the model is gone when the run goes on.
-    copy = tmp_path / "copy.pt"
-    copy.write_bytes(given.read_bytes())
-    assert train(recipe, copy, tmp_path / "b", *options, "2") == 0
-    copy.unlink()
-    assert main(["train", "--config", str(tmp_path / "b" / "config.yaml"), "--max_epoch", "3"]) == 0
-    straight, resumed = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in "ab")
-    assert all(torch.equal(value, resumed["weights"][name]) for name, value in straight["weights"].items())
-    assert resumed["training_summary"]["initial_model"]["licence"] == "CC BY 4.0"
-    assert any("copy.pt" in one for one in results_of(tmp_path / "b")["warnings"])
-
-
 MISTAKES = {
     "embedding": (["--nOut", "32"], ["model.embedding_dim is 24 in the file, 32 in the configuration"]),
     "mels": (["--n_mels", "40"], ["frontend.num_mels is 24 in the file, 40"]),
@@ -171,14 +155,6 @@ MISTAKES = {
     "no list": (["--train_list", ""], ["train_list"]),
     "no file": (["--initial_model", "nowhere.pt"], ["training.initial_model", "nowhere.pt"]),
 }
-
-
-def test_a_checkpoint_that_nobody_knows_is_refused_before_any_list_is_read(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.save({"some.weight": torch.zeros(1)}, tmp_path / "some.pt")
-    assert train(recipe, tmp_path / "some.pt", tmp_path / "run", "--train_list", "nowhere.txt") == 1
-    assert "some.pt is neither a speakernet model file nor" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

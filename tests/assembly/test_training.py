@@ -1,5 +1,6 @@
 """From configuration to a trainer that runs: real parts on a tiny corpus, and the refusals before the first step."""
 
+import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,25 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.fine_tuning import large_margin_config, train_large_margin_stage
+from speakernet.assembly.fine_tuning import train_large_margin_stage
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import (
+    FEWEST_SPEAKERS,
     build_loss,
     build_model,
-    build_precision,
-    build_schedules,
     build_trainer,
+    choose_sharding,
     prepare_machine,
     refuse_impossible,
+    shard_head,
 )
 from speakernet.checkpoint import CheckpointError
-from speakernet.cli import main
-from speakernet.config import ConfigError, load_config
-from speakernet.config.schema import Config, config_from_dict, problems, replaced
+from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import write_audio
-from speakernet.machine.device import choose_device
+from speakernet.losses.classification import AMSoftmax
+from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.models.model_file import load_model_file
-from speakernet.training.optimizers import create_optimizer
+from speakernet.parallel.sharding import sharded_names
 from speakernet.training.progress import Interrupted
 
 CPU = torch.device("cpu")
@@ -217,32 +218,6 @@ def test_options_that_do_nothing_are_told(
     assert told in caplog.text
 
 
-def test_an_option_of_another_schedule_is_refused():
-    with pytest.raises(ConfigError, match="final_learning_rate has no effect: the schedule step does not take it"):
-        load_config(["--schedule.name", "step", "--schedule.final_learning_rate", "1e-5"])
-
-
-def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path: Path):
-    config = tiny_config(
-        corpus,
-        training={"max_epochs": 1, "large_margin_epochs": 1, "large_margin_crop_frames": 70, "large_margin": 0.4},
-    )
-    trainer, net, loss = ready(config, tmp_path)
-    trainer.train()
-    parts = (config, net, loss, Inputs(config, CPU))
-    summary = train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
-    assert summary["epochs"] == 1 and loss.margin == 0.4
-    better = (tmp_path / "large_margin" / "best.pt").read_bytes()
-    assert (tmp_path / "best.pt").read_bytes() == better
-    again = train_large_margin_stage(*parts, lambda: {"eer_percent": 1.0}, tmp_path, 3)
-    assert again["performance"]["steps"] == 0 and (tmp_path / "best.pt").read_bytes() == better
-    # The first stage has gone on: its margin stage begins anew, and the old one is kept.
-    anew = train_large_margin_stage(*parts, lambda: {"eer_percent": 1.0}, tmp_path, 6)
-    assert anew["performance"]["steps"] > 0 and (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == better
-    stage = large_margin_config(config)
-    assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
-
-
 def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -270,122 +245,37 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
     summary = further.train()
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (4.0, 3, "")
     assert (tmp_path / "best.pt").read_bytes() != better
+    # The first stage has continued: its margin stage starts over, and the old one is kept.
+    old = (tmp_path / "large_margin" / "best.pt").read_bytes()
+    anew = train_large_margin_stage(*parts, lambda: {"eer_percent": 9.0}, tmp_path, 9)
+    assert anew["performance"]["steps"] > 0 and loss.margin == longest.training.large_margin
+    assert (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == old
 
 
-@pytest.mark.slow
-def test_compiled_training_leaves_an_eager_network_to_averages_and_stages(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, "batch_size": 3}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({**METRIC, "training": {"accumulation_steps": 2, "gradient_cache": "off"}}, "own negatives"),
+        ({"loss": {"name": "angleproto"}}, "needs at least 2; set --nPerSpeaker 2"),
+        ({"loss": {"name": "softmax"}, "training": {"large_margin_epochs": 2}}, "the loss softmax has no margin"),
+        ({**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}}, "on, but the gradient cache"),
+        ({"data": {"crop_frames_max": 90}, "runtime": {"compile": "on"}}, "crop_frames_max"),
+        ({"runtime": {"compile": "on", "gradient_checkpointing": True}}, "gradient checkpointing"),
+        ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
+        ({"runtime": {"precision": "fp16"}}, "fp16"),
+    ],
+)
+def test_impossible_combinations_are_refused(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, sections: dict, message: str
 ):
-    """Evaluations, statistics of an average and the second stage have lengths and modes of their own."""
-    caplog.set_level("INFO", "speakernet")
-    config = tiny_config(
-        corpus,
-        model={"name": "VGGVox", "embedding_dim": 16},
-        training={
-            "max_epochs": 2,
-            "average_checkpoints": 2,
-            "large_margin_epochs": 1,
-            "large_margin_crop_frames": 70,
-        },
-        runtime={"compile": "on", "device": "cpu"},
-        data={"crop_frames": 65},
-    )
-    evaluated = []
-
-    def validate(net: torch.nn.Module) -> dict[str, float]:
-        evaluated.append(net(torch.zeros(1, 12000 + 160 * len(evaluated))).shape)
-        return {"eer_percent": 9.0}
-
-    trainer, net, loss = ready(config, tmp_path, validate)
-    trainer.train()
-    compiled = torch._dynamo.utils.counters["frames"]["ok"]
-    assert "compiled (whole, default) in" in caplog.text and "averaged the last 2 checkpoints" in caplog.text
-    stage = replaced(config, runtime={"compile": "off"})
-    parts = (stage, net, loss, Inputs(stage, CPU))
-    train_large_margin_stage(*parts, lambda: validate(net), tmp_path, trainer.state.step)
-    assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
-    assert len(evaluated) == 2 + 1 + 1 and "compilation failed" not in caplog.text
-
-
-def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    metric = tiny_config(
-        corpus, loss={"name": "angleproto"}, training={"accumulation_steps": 2, "gradient_cache": "off"}
-    )
-    with pytest.raises(ValueError, match="own negatives"):
-        refuse_impossible(metric, build_model(metric), CPU)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="no GPU"):
-            choose_device(tiny_config(corpus, runtime={"device": "cuda"}).runtime)
-    with pytest.raises(ValueError, match="large_margin_epochs: 2, but the loss softmax has no margin"):
-        ready(tiny_config(corpus, loss={"name": "softmax"}, training={"large_margin_epochs": 2}), tmp_path)
-    cached = tiny_config(
-        corpus,
-        loss={"name": "angleproto"},
-        data={"utterances_per_speaker": 2, "batch_size": 3, "max_utterances_per_speaker": 2},
-        training={"accumulation_steps": 2},
-        runtime={"compile": "on"},
-    )
-    with pytest.raises(ValueError, match="compile: on, but the gradient cache"):
-        ready(cached, tmp_path)
-    varying = tiny_config(corpus, data={"crop_frames_max": 90}, runtime={"compile": "on"})
-    with pytest.raises(ValueError, match="crop_frames_max"):
-        ready(varying, tmp_path)
-    with pytest.raises(ValueError, match="gradient checkpointing"):
-        ready(tiny_config(corpus, runtime={"compile": "on", "gradient_checkpointing": True}), tmp_path)
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
-    with pytest.raises(ValueError, match="fp16"):
-        build_precision(tiny_config(corpus, runtime={"precision": "fp16"}), CPU)
-    assert build_precision(tiny_config(corpus), CPU).name == "no"
     monkeypatch.setattr("speakernet.training.compiling.shutil.which", lambda name: None)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="C\\+\\+ compiler"):
-            ready(tiny_config(corpus, runtime={"compile": "on", "device": "cpu"}), tmp_path)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "radam", "nadam"])
-def test_every_optimizer_of_the_section_is_built(corpus: Path, name: str):
-    config = tiny_config(corpus, optimizer={"name": name, "weight_decay": 0.1})
-    optimizer = create_optimizer(config.optimizer, [torch.nn.Linear(2, 2)], CPU)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
-
-
-def test_schedules_take_their_numbers_from_the_section(corpus: Path):
-    config = tiny_config(
-        corpus,
-        schedule={"name": "step", "decay": 0.5, "decay_interval": 1.0, "margin": "linear", "margin_end_epoch": 2.0},
-        loss={"name": "amsoftmax", "margin": 0.2},
-    )
-    rate, margin = build_schedules(config, build_loss(config, SPEAKERS), steps_per_epoch=4)
-    assert [rate(step) for step in (0, 4, 8)] == pytest.approx([1e-3, 5e-4, 2.5e-4])
-    assert margin is not None and margin(4) == pytest.approx(0.1)
-    plain = replaced(config, loss={"name": "softmax"})
-    assert build_schedules(plain, build_loss(plain, SPEAKERS), 4)[1] is None
-
-
-def test_exponential_falls_to_its_end_or_by_its_factor(corpus: Path):
-    def rates(**schedule) -> list[float]:
-        config = tiny_config(corpus, schedule={"name": "exponential", **schedule}, training={"max_epochs": 20})
-        rate, _ = build_schedules(config, build_loss(config, SPEAKERS), steps_per_epoch=1)
-        return [rate(0), rate(10), rate(20)]
-
-    assert rates() == pytest.approx([1e-3, 0.95e-3, 0.95**2 * 1e-3])
-    assert rates(decay=0.5) == pytest.approx([1e-3, 5e-4, 2.5e-4])
-    assert rates(final_learning_rate=1e-5) == pytest.approx([1e-3, 1e-4, 1e-5])
-    both = tiny_config(corpus, schedule={"name": "exponential", "decay": 0.5, "final_learning_rate": 1e-5})
-    ((key, message),) = problems(both)
-    assert key == "schedule.final_learning_rate" and "1e-05 together with decay: 0.5" in message
-
-
-def test_a_resumed_run_has_the_options_it_is_given(corpus: Path, tmp_path: Path):
-    config = tiny_config(corpus, training={"max_epochs": 1})
-    ready(config, tmp_path)[0].train()
-    more = {"training": {"max_epochs": 2}}
-    again, _, _ = ready(tiny_config(corpus, optimizer={"weight_decay": 0.5, "beta1": 0.5}, **more), tmp_path)
-    again.train()
-    kept = torch.load(tmp_path / "last.pt", weights_only=True)["training"]["optimizer"]["param_groups"][0]
-    assert (kept["weight_decay"], kept["betas"][0]) == (0.5, 0.5)
-    with pytest.raises(ValueError, match="another model, loss, optimizer"):
-        ready(tiny_config(corpus, optimizer={"name": "sgd"}, training={"max_epochs": 3}), tmp_path)[0].train()
+    config = tiny_config(corpus, **sections)
+    with pytest.raises(ValueError, match=message):
+        refuse_impossible(config, build_model(config), CPU)
 
 
 def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path, tmp_path: Path):
@@ -426,20 +316,28 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
 
 
-def test_options_that_are_gone_say_what_to_write(capsys: pytest.CaptureFixture[str]):
-    command = ["train", "--train_list", "nowhere.txt", "--runtime.cuda_graphs", "on"]
-    assert main(command) == 1
-    said = capsys.readouterr().err
-    assert "reduce-overhead" in said and "nowhere.txt" not in said
+@pytest.mark.parametrize(
+    ("options", "speakers", "processes", "is_shared", "reason"),
+    [
+        (AAMSoftmaxOptions(), FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
+        (AAMSoftmaxOptions(), FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
+        (AAMSoftmaxOptions(), 10**6, 1, False, "one process"),
+        (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as asked"),
+        (AAMSoftmaxOptions(sharded="on"), 10, 1, False, "one process"),
+        (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
+        (CombinedOptions(), 10**6, 8, True, "1,000,000 speakers on 8 processes"),
+        (GE2EOptions(), 0, 8, False, "no head"),
+    ],
+)
+def test_choices_have_reasons(options, speakers, processes, is_shared, reason):  # type: ignore[no-untyped-def]
+    choice = choose_sharding(options, speakers, processes)
+    assert choice.value is is_shared and reason in choice.reason
 
 
-def test_the_machine_is_prepared_for_the_gpu_that_the_run_takes(monkeypatch: pytest.MonkeyPatch):
-    given: list = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        "speakernet.assembly.training.optimize_torch_settings",
-        lambda options, device, **_more: given.append((options.memory_fraction, device)),
-    )
-    prepare_machine(config_from_dict({"runtime": {"gpu_id": 1, "memory_fraction": 0.25}}))
-    assert given == [(0.25, torch.device("cuda:1"))]
+def test_one_process_keeps_its_head_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    loss = AMSoftmax(AMSoftmaxOptions(sharded="on"), 4, 6)
+    caplog.set_level(logging.DEBUG)
+    shard_head(loss.options, loss)
+    assert not sharded_names(loss) and len(loss.weight) == 6
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert "loss.sharded: on: no (one process keeps every speaker)" in caplog.text

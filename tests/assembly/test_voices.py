@@ -9,7 +9,7 @@ import torch
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import build_model, refuse_impossible
-from speakernet.config import Config, ConfigError, load_config
+from speakernet.config import Config, ConfigError
 from speakernet.config.schema import replaced
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
@@ -98,21 +98,3 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
     samples = {"name": "RawNet3", "options": {"channels": 64}}
     with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
         build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--augment.real_share", "0.5"], r"real_share: 0\.5 has no effect"),
-        (["--augment.real_epochs", "2"], "real_epochs: 2 has no effect"),
-        (
-            ["--augment.warp_factors", "[0.9, 1.1]", "--augment.real_share", "0.5"],
-            r"warp_factors.*\[0\.9, 1\.1\] with real_share: 0\.5; expected 1\.0",
-        ),
-        (["--augment.warp_factors", "[1.0, 1.0]"], "each once"),
-        (["--augment.warp_factors", "[2.0]"], "warp_factors"),
-    ],
-)
-def test_options_that_contradict_each_other_are_named(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(words)

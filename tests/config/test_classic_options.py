@@ -164,12 +164,6 @@ def test_omitted_options(tmp_path):
     assert loaded("test_interval: 4\n", tmp_path).config.schedule.decay_interval == 4
 
 
-def test_flags_without_values():
-    flags = ["--model", "ResNetSE34L", "--log_input", "--augment", "--mixedprec", "--trainfunc", "angleproto"]
-    config = load_config(flags).config
-    assert config.frontend.log_input and config.augment.enabled and config.runtime.precision == "auto"
-
-
 def test_recipes_build(tmp_path):
     config = loaded(RAWNET3_AAM, tmp_path).config
     net = build_model(config)
@@ -194,6 +188,7 @@ def test_evaluation_by_flags_alone():
     answer = load_config(options, lambda path: path == Path("FILE"))
     assert answer.evaluate_only and answer.is_classic
     assert answer.config.evaluation.score == "mean_distance" and answer.config.evaluation.eval_frames == 400
+<<<<<<< HEAD
 
 
 @pytest.mark.parametrize(
@@ -210,3 +205,5 @@ def test_front_end_follows_the_model(model, extra, preemphasis, window, tmp_path
     front_end = build_model(loaded(f"model: {model}\nlog_input: True\n{extra}", tmp_path).config).front_end
     assert front_end.options.preemphasis == preemphasis
     assert torch.equal(front_end.window, getattr(torch, f"{window}_window")(400))
+=======
+>>>>>>> 5958d31 (Tests of assembly and configuration say each thing once)

@@ -242,13 +242,6 @@ def test_folder_of_a_saved_list_is_not_that_of_another(
     assert data("--test_list", "b/other.txt", file="recipe.yaml").test_path == "corpus/test"
 
 
-def test_recipes_are_no_saved_copies(caplog: pytest.LogCaptureFixture) -> None:
-    for recipe in RECIPES:
-        config = load_config(["--config", str(recipe)]).config
-        assert config.training.save_path == str(Path("exps") / recipe.stem)
-    assert "no effect" not in caplog.text
-
-
 def test_inputs_from_here_and_then_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
@@ -267,27 +260,6 @@ def test_old_names_lead_to_fields_that_exist() -> None:
             for key in translate(name, value):
                 section, field = key.split(".")[:2]
                 assert field in known_fields(section), f"--{name} leads to {key}"
-
-
-# Of common trainers; those of voxceleb_trainer are in test_classic_options.py.
-OLD_OPTIONS = {
-    "fp16": ("true", "runtime.precision", "fp16"),
-    "mixed-precision": ("no", "runtime.precision", "no"),
-    "use_amp": ("False", "runtime.precision", "no"),
-    "use_compile": ("true", "runtime.compile", "on"),
-    "per_device_train_batch_size": ("16", "data.batch_size", 16),
-    "model_path": ("x.pt", "training.initial_model", "x.pt"),
-    "max_grad_norm": ("1.5", "training.max_grad_norm", 1.5),
-    # voxceleb_trainer's default, which nobody chose.
-    "port": ("8888", "runtime.port", 0),
-}
-
-
-@pytest.mark.parametrize("name", OLD_OPTIONS)
-def test_old_option_has_its_meaning(name: str) -> None:
-    value, key, expected = OLD_OPTIONS[name]
-    section, field = key.split(".")
-    assert getattr(getattr(load_config([f"--{name}", value]).config, section), field) == expected
 
 
 def test_fields_are_plain_values() -> None:
