@@ -188,22 +188,3 @@ def test_evaluation_by_flags_alone():
     answer = load_config(options, lambda path: path == Path("FILE"))
     assert answer.evaluate_only and answer.is_classic
     assert answer.config.evaluation.score == "mean_distance" and answer.config.evaluation.eval_frames == 400
-<<<<<<< HEAD
-
-
-@pytest.mark.parametrize(
-    ("model", "extra", "preemphasis", "window"),
-    [
-        ("ResNetSE34L", "", 0.0, "hamming"),
-        ("ResNetSE34V2", "n_mels: 64\n", 0.97, "hamming"),
-        ("VGGVox", "", 0.0, "hann"),
-    ],
-)
-def test_front_end_follows_the_model(model, extra, preemphasis, window, tmp_path):
-    import torch
-
-    front_end = build_model(loaded(f"model: {model}\nlog_input: True\n{extra}", tmp_path).config).front_end
-    assert front_end.options.preemphasis == preemphasis
-    assert torch.equal(front_end.window, getattr(torch, f"{window}_window")(400))
-=======
->>>>>>> 5958d31 (Tests of assembly and configuration say each thing once)
