@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -46,21 +47,17 @@ def expected(model_path, waveform):
     return load_model_file(model_path).net.embed(tensor, sample_rate=16000).numpy()
 
 
-def test_arrays(verifier, model_path):
+def test_arrays_and_tensors(verifier, model_path):
     found = verifier.embed(voice(), sample_rate=16000)
     assert isinstance(found, np.ndarray) and found.shape == (1, 8) and found.dtype == np.float32
     np.testing.assert_allclose(found, expected(model_path, voice()), **ROUNDING)
     assert abs(np.linalg.norm(found) - 1) > 1e-3
-
-
-def test_tensors(verifier, model_path):
-    found = verifier.embed(torch.from_numpy(voice()), sample_rate=16000)
-    np.testing.assert_allclose(found.numpy(), expected(model_path, voice()), **ROUNDING)
+    tensor = verifier.embed(torch.from_numpy(voice()), sample_rate=16000)
+    np.testing.assert_array_equal(tensor.numpy(), found)
+    # What is given as a tensor can be trained on.
     head = torch.nn.Linear(8, 2)
-    head(found).sum().backward()
-    features = torch.randn(1, 50, MELS)
-    head(verifier.embed_features(features)).sum().backward()
-    assert head.weight.grad is not None and not found.requires_grad
+    (head(tensor) + head(verifier.embed_features(torch.randn(1, 50, MELS)))).sum().backward()
+    assert head.weight.grad is not None and not tensor.requires_grad
 
 
 def test_integers_channels_and_rates(verifier, tmp_path):
@@ -91,8 +88,7 @@ def test_features(verifier, model_path):
 def test_properties(verifier, model_path):
     assert (verifier.embedding_dim, verifier.sample_rate, verifier.num_features) == (8, 16000, MELS)
     assert isinstance(verifier, speakernet.SpeakerVerifier) and "load" in dir(speakernet)
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    assert speakernet.load(str(model_path)).device.type == kind
+    assert speakernet.load(str(model_path)).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize(
@@ -129,18 +125,15 @@ def test_features_too_short():
         speakernet.SpeakerVerifier(ModelFile(net.eval(), {})).embed_features(np.zeros((1, 14, 80)))
 
 
-@pytest.mark.parametrize("device", ["gpu", "mps", "cuda:999", 3.5])
-def test_bad_devices(model_path, device):
-    with pytest.raises(ValueError, match=r"device .*auto"):
-        speakernet.load(model_path, device=device)
-
-
-def test_other_files(tmp_path):
+def test_other_files_and_devices(model_path, tmp_path):
     torch.save({"weight": torch.zeros(1)}, tmp_path / "foreign.pt")
     with pytest.raises(ValueError, match=r"not a speakernet model file .* `speakernet import-weights`"):
         speakernet.load(tmp_path / "foreign.pt")
     with pytest.raises(ValueError, match="no checkpoint at"):
         speakernet.load(tmp_path / "absent.pt")
+    for device in ("gpu", "mps", "cuda:999", 3.5):
+        with pytest.raises(ValueError, match=r"device .*auto"):
+            speakernet.load(model_path, device=device)
 
 
 def test_the_package_imports_no_torch(repository):
@@ -182,8 +175,6 @@ def test_tracks(verifier, tmp_path):
 
 
 def test_threads(verifier):
-    from concurrent.futures import ThreadPoolExecutor
-
     clips = [voice(8000 + 500 * number, number) for number in range(24)]
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda one: verifier.embed(one, sample_rate=16000), clips))
@@ -238,17 +229,9 @@ def test_verify_a_file_and_an_array(verifier, tmp_path):
             verifier.verify(tmp_path / "a.wav", tmp_path / "a.wav", **how)
 
 
-@pytest.fixture(scope="module")
-def streamer():
-    torch.manual_seed(0)
-    net = SpeakerNet.named("ResNet", embedding_dim=8, model_options=SMALL).eval()
-    return speakernet.SpeakerVerifier(ModelFile(net, {}))
-
-
 def sound(seconds, seed=0, rate=16000):
-    generator = np.random.default_rng(seed)
     envelope = 0.5 + 0.5 * np.sin(np.arange(int(seconds * rate)) / rate * 20)
-    return (0.1 * envelope * generator.standard_normal(int(seconds * rate))).astype(np.float32)
+    return (envelope * voice(int(seconds * rate), seed)).astype(np.float32)
 
 
 def feed(stream, samples, chunk):
@@ -256,69 +239,66 @@ def feed(stream, samples, chunk):
 
 
 @pytest.mark.parametrize("chunk", [160, 3001, 16000, 50000])
-def test_a_stream_is_a_recording_of_its_seconds(streamer, chunk):
-    enrolled, samples = streamer.embed(sound(3, seed=1), sample_rate=16000), sound(3.5)
-    stream = streamer.stream(16000, enrolled, threshold=0.5)
+def test_a_stream_is_a_recording_of_its_seconds(verifier, chunk):
+    enrolled, samples = verifier.embed(sound(3, seed=1), sample_rate=16000), sound(3.5)
+    stream = verifier.stream(16000, enrolled, threshold=0.5)
     states = feed(stream, samples, chunk)
     assert [state.seconds for state in states] == [1, 2, 3]
     for state in states:
-        embedding = streamer.embed(samples[: int(state.seconds * 16000)], sample_rate=16000)
+        embedding = verifier.embed(samples[: int(state.seconds * 16000)], sample_rate=16000)
         np.testing.assert_allclose(state.embedding, embedding, atol=1e-6)
-        assert state.score == pytest.approx(streamer.compare(embedding, enrolled), abs=1e-6)
-        assert state.decision == streamer.decide(state.score, threshold=0.5)
+        assert state.score == pytest.approx(verifier.compare(embedding, enrolled), abs=1e-6)
+        assert state.decision == verifier.decide(state.score, threshold=0.5)
     last = stream.finish()
     assert last.seconds == 3.5
-    np.testing.assert_allclose(last.embedding, streamer.embed(samples, sample_rate=16000), atol=1e-6)
+    np.testing.assert_allclose(last.embedding, verifier.embed(samples, sample_rate=16000), atol=1e-6)
 
 
-def test_streams_of_other_rates(streamer):
+def test_streams_of_other_rates(verifier):
     samples = (20000 * sound(2, rate=44100)).astype(np.int16)
     both = np.stack([samples, samples], axis=1)
-    (_, second) = streamer.stream(44100).add(both)
-    np.testing.assert_allclose(second.embedding, streamer.embed(samples, sample_rate=44100), atol=1e-5)
+    (_, second) = verifier.stream(44100).add(both)
+    np.testing.assert_allclose(second.embedding, verifier.embed(samples, sample_rate=44100), atol=1e-5)
     assert second.score is None and second.decision is None
+    # Without a calibration.
+    (state,) = verifier.stream(16000, verifier.embed(sound(2, seed=1), sample_rate=16000)).add(sound(1))
+    assert state.score is not None and state.decision is None
 
 
-def test_long_streams(streamer):
+def test_long_streams(verifier):
     window = int(WINDOW_SECONDS * 16000)
     samples = sound(2.5 * WINDOW_SECONDS)
-    stream = streamer.stream(16000)
+    stream = verifier.stream(16000)
     states = feed(stream, samples, 8000)
     assert len(states) == 25 and stream._num_samples <= window
     assert sum(map(len, stream._chunks)) == window // 2
-    parts = [streamer.embed(part, sample_rate=16000) for part in np.split(samples, [window, 2 * window])]
+    parts = [verifier.embed(part, sample_rate=16000) for part in np.split(samples, [window, 2 * window])]
     wanted = (2 * parts[0] + 2 * parts[1] + parts[2]) / 5
     np.testing.assert_allclose(states[-1].embedding, wanted, atol=1e-5)
     np.testing.assert_allclose(states[9].embedding, parts[0], atol=1e-6)
     # A moment too short for the network ends a long stream without a complaint.
-    last = feed(streamer.stream(16000), sound(WINDOW_SECONDS), 8000)[-1]
-    stream = streamer.stream(16000)
+    last = feed(verifier.stream(16000), sound(WINDOW_SECONDS), 8000)[-1]
+    stream = verifier.stream(16000)
     feed(stream, sound(WINDOW_SECONDS), 8000)
     stream.add(np.zeros(20, dtype=np.float32))
     np.testing.assert_allclose(stream.finish().embedding, last.embedding, atol=1e-6)
 
 
-def test_streams_without_calibration(streamer):
-    enrolled = streamer.embed(sound(2, seed=1), sample_rate=16000)
-    (state,) = streamer.stream(16000, enrolled).add(sound(1))
-    assert state.score is not None and state.decision is None
-
-
-def test_bad_streams(streamer):
-    with pytest.raises(AudioError, match="sample_rate 16;"):
-        streamer.stream(16)
-    with pytest.raises(ValueError, match="3"):
-        streamer.stream(16000, np.zeros(3))
-    with pytest.raises(ValueError, match="threshold nan"):
-        streamer.stream(16000, threshold=float("nan"))
-    stream = streamer.stream(16000)
+def test_bad_streams(verifier):
+    for rate, how, found in (
+        (16, {}, "sample_rate 16;"),
+        (16000, {"enrolled": np.zeros(3)}, "3"),
+        (16000, {"threshold": float("nan")}, "threshold nan"),
+    ):
+        with pytest.raises(ValueError, match=found):
+            verifier.stream(rate, **how)
+    stream = verifier.stream(16000)
     with pytest.raises(AudioError, match="no samples"):
         stream.finish()
     assert stream.add(np.zeros(0)) == []
-    with pytest.raises(AudioError, match="NaN"):
-        stream.add(np.full(100, np.nan))
-    with pytest.raises(AudioError, match="type int64"):
-        stream.add(np.zeros(100, dtype=np.int64))
+    for chunk, found in ((np.full(100, np.nan), "NaN"), (np.zeros(100, dtype=np.int64), "type int64")):
+        with pytest.raises(AudioError, match=found):
+            stream.add(chunk)
     assert stream.seconds == 0
     stream.add(np.zeros(20, dtype=np.float32))
     with pytest.raises(AudioError, match="too short"):
