@@ -32,52 +32,37 @@ def write(folder: Path, **files: object) -> None:
         (folder / name.replace("__", ".")).write_text(f"{value}\n")
 
 
-def quota_of(folder: Path, membership: str) -> Quota:
-    write(folder, membership=membership)
-    return read_quota(folder / "cgroup", folder / "membership")
+V2 = {"": {"cpu__max": "250000 100000", "memory__max": 8 * GIB, "memory__current": 3 * GIB,
+           "memory__stat": f"anon {2 * GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}"}}  # fmt: skip
+TIGHTEST = {"jobs": {"cpu__max": "300000 100000", "memory__max": 4 * GIB, "memory__current": 3 * GIB},
+            "jobs/mine": {"cpu__max": "max 100000", "memory__max": "max", "memory__current": GIB},
+            "": {"cpu__max": "800000 100000", "memory__max": 64 * GIB, "memory__current": 10 * GIB}}  # fmt: skip
+V1 = {"cpu,cpuacct": {"cpu__cfs_quota_us": 200000, "cpu__cfs_period_us": 100000},
+      "memory": {"memory__limit_in_bytes": 2 * GIB, "memory__usage_in_bytes": GIB,
+                 "memory__stat": f"inactive_file 7\ntotal_inactive_file {GIB // 4}\ntotal_active_file 0"},
+      "cpu/job": {"cpu__cfs_quota_us": 150000, "cpu__cfs_period_us": 100000}}  # fmt: skip
+UNLIMITED = {"cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
+             "memory": {"memory__limit_in_bytes": 9223372036854771712, "memory__usage_in_bytes": 5}}  # fmt: skip
 
 
-def test_version_2(tmp_path: Path) -> None:
-    write(
-        tmp_path / "cgroup",
-        cpu__max="250000 100000",
-        memory__max=8 * GIB,
-        memory__current=3 * GIB,
-        memory__stat=f"anon {2 * GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}",
-    )
-    assert quota_of(tmp_path, "0::/") == Quota(2.5, 8 * GIB, 8 * GIB - 3 * GIB + GIB // 2 + GIB // 4)
-
-
-def test_the_tightest_group_counts(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup" / "jobs", cpu__max="300000 100000", memory__max=4 * GIB, memory__current=3 * GIB)
-    write(tmp_path / "cgroup" / "jobs" / "mine", cpu__max="max 100000", memory__max="max", memory__current=GIB)
-    write(tmp_path / "cgroup", cpu__max="800000 100000", memory__max=64 * GIB, memory__current=10 * GIB)
-    assert quota_of(tmp_path, "0::/jobs/mine") == Quota(3.0, 4 * GIB, GIB)
-
-
-def test_version_1_with_the_path_of_the_host(tmp_path: Path) -> None:
-    root = tmp_path / "cgroup"
-    write(root / "cpu,cpuacct", cpu__cfs_quota_us=200000, cpu__cfs_period_us=100000)
-    write(
-        root / "memory",
-        memory__limit_in_bytes=2 * GIB,
-        memory__usage_in_bytes=GIB,
-        memory__stat=f"inactive_file 7\ntotal_inactive_file {GIB // 4}\ntotal_active_file 0",
-    )
-    found = quota_of(tmp_path, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc")
-    assert found == Quota(2.0, 2 * GIB, GIB + GIB // 4)
-    write(root / "cpu" / "job", cpu__cfs_quota_us=150000, cpu__cfs_period_us=100000)
-    assert quota_of(tmp_path, "4:cpu,cpuacct:/job").cores == 1.5
-
-
-def test_no_quota(tmp_path: Path) -> None:
-    root = tmp_path / "cgroup"
-    write(root / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
-    write(root / "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=5)
-    assert quota_of(tmp_path, "2:cpu:/\n1:memory:/") == Quota(math.inf, None, None)
-    write(root, cpu__max="nonsense", memory__max="?")
-    assert quota_of(tmp_path, "0::/../../elsewhere\nbroken line") == Quota()
-    assert read_quota(tmp_path / "nothing", tmp_path / "nowhere") == Quota()
+@pytest.mark.parametrize(
+    ("groups", "membership", "expected"),
+    [
+        (V2, "0::/", Quota(2.5, 8 * GIB, 8 * GIB - 3 * GIB + GIB // 2 + GIB // 4)),
+        (TIGHTEST, "0::/jobs/mine", Quota(3.0, 4 * GIB, GIB)),
+        # The path is the host's.
+        (V1, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/a", Quota(2.0, 2 * GIB, GIB + GIB // 4)),
+        (V1, "4:cpu,cpuacct:/job", Quota(1.5)),
+        (UNLIMITED, "2:cpu:/\n1:memory:/", Quota(math.inf)),
+        ({"": {"cpu__max": "nonsense", "memory__max": "?"}}, "0::/../../elsewhere\nbroken line", Quota()),
+        ({}, "", Quota()),
+    ],
+)
+def test_quota(tmp_path: Path, groups: dict[str, dict[str, object]], membership: str, expected: Quota) -> None:
+    for folder, files in groups.items():
+        write(tmp_path / "cgroup" / folder, **files)
+    write(tmp_path, membership=membership)
+    assert read_quota(tmp_path / "cgroup", tmp_path / "membership") == expected
 
 
 @pytest.fixture()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.optim.swa_utils import update_bn
-from training_fakes import FakeLoader, FakeNet, assert_same_bits, make_trainer
+from training_fakes import FakeLoader, FakeNet, assert_same_bits, make_trainer, tensors, trained
 
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.options import TrainingOptions
@@ -13,9 +13,7 @@ from speakernet.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(("final_model", "epoch", "eer"), [("best", 2, 10.0), ("last", 3, 20.0)])
-def test_the_last_model_is_final_where_no_trials_choose(
-    tmp_path: Path, final_model: str, epoch: int, eer: float
-) -> None:
+def test_the_last_model_is_final_if_no_trials_choose(tmp_path: Path, final_model: str, epoch: int, eer: float) -> None:
     summary = make_trainer(tmp_path, eers=[30.0, 10.0, 20.0], final_model=final_model).train()
     kept = read_own_checkpoint(tmp_path / "best.pt")["training_summary"]
     assert (kept["epoch"], kept["best_eer_percent"]) == (epoch, eer)
@@ -23,8 +21,7 @@ def test_the_last_model_is_final_where_no_trials_choose(
 
 
 def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
-    trainer.train()
+    trained(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
     best, average = (read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt"))
     assert best["training_summary"]["best_eer_percent"] == 40.0
     assert all(torch.equal(one, average["weights"][key]) for key, one in best["weights"].items())
@@ -35,7 +32,7 @@ def evaluated(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     seen: list[dict[str, torch.Tensor]] = []
 
     def validate() -> dict[str, float]:
-        seen.append({key: value.clone() for key, value in trainer.net.state_dict().items()})
+        seen.append(tensors(trainer.net))
         return {"eer_percent": 50.0 - len(seen)}
 
     trainer.validate = validate
@@ -66,11 +63,9 @@ def test_statistics_of_the_moving_average_are_measured_anew(tmp_path: Path) -> N
 
 def test_a_run_that_measures_statistics_resumes_to_the_same_bits(tmp_path: Path) -> None:
     options = {"ema_decay": 0.9, "ema_statistics": "measured"}
-    straight = make_trainer(tmp_path / "straight", **options)
-    straight.train()
-    make_trainer(tmp_path / "run", **options, max_epochs=2, scheduled_epochs=3).train()
-    resumed = make_trainer(tmp_path / "run", **options, seed=7)
-    resumed.train()
+    straight = trained(tmp_path / "straight", **options)
+    trained(tmp_path / "run", **options, max_epochs=2, scheduled_epochs=3)
+    resumed = trained(tmp_path / "run", **options, seed=7)
     assert_same_bits(straight, resumed)
     first, second = (read_own_checkpoint(tmp_path / one / "best.pt")["weights"] for one in ("straight", "run"))
     assert all(torch.equal(first[key], second[key]) for key in first)

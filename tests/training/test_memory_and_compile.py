@@ -3,15 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from training_fakes import FakeNet, make_trainer
+from training_fakes import FakeNet, trained
 
 from speakernet.training import compiling
-from speakernet.training.compiling import (
-    Compiler,
-    enable_gradient_checkpointing,
-    repeated_blocks,
-    training_bytes,
-)
+from speakernet.training.compiling import Compiler, enable_gradient_checkpointing, repeated_blocks, training_bytes
 from speakernet.training.options import RuntimeOptions
 
 
@@ -26,21 +21,10 @@ class Block(nn.Module):
         return hidden + self.dropout(self.norm(self.conv(hidden)).relu_())
 
 
-class Stage(nn.Module):
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(dropout), Block(dropout)])
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
-
-
 class Net(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.stages = nn.Sequential(Stage(dropout), Stage(dropout))
+        self.stages = nn.Sequential(*(nn.Sequential(Block(dropout), Block(dropout)) for _ in range(2)))
         self.last = nn.Linear(3, 2)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -121,8 +105,7 @@ def test_auto_takes_back_what_does_not_pay(compiled_seconds: float, is_kept: boo
 
 
 def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    straight = make_trainer(tmp_path / "straight", max_epochs=1)
-    straight.train()
+    straight = trained(tmp_path / "straight", max_epochs=1)
     failures = []
 
     def broken(*_inputs, **_options):
@@ -131,8 +114,7 @@ def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, mo
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", broken)
     compiles = RuntimeOptions(compile="on", compile_scope="whole")
-    trainer = make_trainer(tmp_path / "run", max_epochs=1, compiles=compiles)
-    trainer.train()
+    trainer = trained(tmp_path / "run", max_epochs=1, compiles=compiles)
     assert failures
     for one, other in zip(straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)

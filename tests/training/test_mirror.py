@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from training_fakes import assert_same_bits, make_trainer
+from training_fakes import assert_same_bits, trained
 
 from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, PREVIOUS, RESULTS, SECOND_STAGE, epoch_path
 from speakernet.training import mirror
@@ -139,14 +139,12 @@ def test_names_outside_the_run_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_other_machine_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """After two of four epochs, with an average of the last three in the end: as one that was never stopped."""
     how = {"average_checkpoints": 3, "ema_decay": 0.9}
-    straight = make_trainer(tmp_path / "straight", max_epochs=4, **how)
-    straight.train()
+    straight = trained(tmp_path / "straight", max_epochs=4, **how)
     there = str(tmp_path / "there")
     with mirrored(there, tmp_path / "first", with_epochs=True):
-        make_trainer(tmp_path / "first", max_epochs=2, scheduled_epochs=4, **{**how, "average_checkpoints": 0}).train()
+        trained(tmp_path / "first", max_epochs=2, scheduled_epochs=4, ema_decay=0.9)
     assert fetch_run(there, tmp_path / "second")
-    resumed = make_trainer(tmp_path / "second", max_epochs=4, seed=99, **how)
-    resumed.train()
+    resumed = trained(tmp_path / "second", max_epochs=4, seed=99, **how)
     assert resumed.state.step == straight.state.step
     assert_same_bits(straight, resumed)
 

@@ -1,7 +1,7 @@
 """Threads beside other work: decisions from numbers, trials in a made-up run, and what the trainer hands over."""
 
-import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from training_fakes import make_trainer
@@ -103,24 +103,15 @@ def test_one_thread_and_an_undisturbed_run_are_left_alone(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_the_trainer_hands_over_every_step_and_puts_the_threads_back(tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO)
-    seen: list[tuple] = []
-
-    class Recorder(ThreadWatch):
-        def step(self, seconds, processor_seconds, num_utterances, *, is_compiled):
-            seen.append((seconds, processor_seconds, num_utterances, is_compiled))
-
-        def close(self):
-            seen.append(("closed",))
-
+def test_the_trainer_hands_over_every_step_and_restores_the_threads(tmp_path: Path) -> None:
+    run = Run(2, alone)
     trainer = make_trainer(tmp_path)
-    trainer.threads = Recorder(2)
+    trainer.threads, seen = run.watch, []
+    run.watch.step = lambda *numbers, is_compiled: seen.append(numbers)  # type: ignore[method-assign]
+    run.watch.threads = 1
     trainer.train()
-    *steps, last = seen
-    assert last == ("closed",) and len(steps) == trainer.state.step
-    assert sum(step[2] for step in steps) == trainer.state.utterances
-    assert all(step[0] > 0 and step[1] >= 0 and step[3] is False for step in steps)
+    assert len(seen) == trainer.state.step and sum(step[2] for step in seen) == trainer.state.utterances
+    assert run.set == [2]
 
 
 def test_long_steps_are_not_waited_for() -> None:

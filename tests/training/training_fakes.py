@@ -177,10 +177,7 @@ def make_trainer(
     stage: Stage = WHOLE_RUN,
     **options: Any,
 ) -> Trainer:
-    """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays).
-
-    The schedules are those of a run of `scheduled_epochs`, by default of all epochs.
-    """
+    """A trainer over the fakes; evaluations take their EER from `eers` in turn; schedules are of `scheduled_epochs`."""
     torch.manual_seed(seed)
     net, loss = FakeNet(dropout), loss or FakeLoss()
     loader = loader or FakeLoader()
