@@ -1,30 +1,25 @@
 """The doctor: every defect in the audio is found, and the machine is described."""
 
 import json
-import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import speakernet
-from speakernet import terminal
-from speakernet.checks import Finding, doctor, worst
+from speakernet.checks import doctor, worst
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
-from speakernet.checks.samples import read_facts
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.ffmpeg import FfmpegError
 from speakernet.data.lists import ListError, StringTable, read_trials
-from speakernet.data.opening import open_source
 
 
-def noise(seed: int, seconds: float = 1.0, level: float = 0.1, rate: int = 16000) -> np.ndarray:
+def noise(seed, seconds=1.0, level=0.1, rate=16000):
     return (level * np.random.default_rng(seed).standard_normal(int(seconds * rate))).astype(np.float32)
 
 
 @pytest.fixture()
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def corpus(tmp_path, monkeypatch):
     for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "a/9")):
         write_audio(tmp_path / f"{name}.wav", noise(row), 16000)
     (tmp_path / "train.txt").write_text("a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
@@ -33,36 +28,36 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def look(corpus: Path, *, is_fast: bool = False) -> tuple[list[Finding], dict[str, np.ndarray]]:
+def look(corpus, *, is_fast=False):
     trials = ((corpus / "trials.txt", corpus),)
     return full_check(CheckRequest(corpus / "train.txt", corpus, trials, corpus / "exps", is_fast=is_fast, num_jobs=2))
 
 
-def look_at_trials(corpus: Path, **lists: str) -> list[Finding]:
+def look_at_trials(corpus, **lists):
     """The findings about lists of trials alone."""
     for name, text in lists.items():
         (corpus / f"{name}.txt").write_text(text)
     return full_check(CheckRequest(None, None, tuple((corpus / f"{name}.txt", corpus) for name in lists)))[0]
 
 
-def found(result: tuple[list[Finding], dict[str, np.ndarray]], check: str) -> Finding:
+def found(result, check):
     (finding,) = [one for one in result[0] if one.check == check]
     return finding
 
 
-def put(corpus: Path, source: str, target: str) -> None:
+def put(corpus, source, target):
     (corpus / target).parent.mkdir(exist_ok=True)
     (corpus / target).write_bytes((corpus / source).read_bytes())
 
 
-def test_a_good_corpus(corpus: Path) -> None:
+def test_a_good_corpus(corpus):
     result = look(corpus)
     assert worst(one for one in result[0] if "audio" in one.check) == "ok"
     assert "all 4 decode" in found(result, "training audio: samples").message
     assert set(result[1]) == {"training audio", "trial audio (trials.txt)"}
 
 
-def test_defects_of_audio(corpus: Path) -> None:
+def test_defects_of_audio(corpus):
     write_audio(corpus / "a/1.wav", noise(1, level=1e-5), 16000)
     write_audio(corpus / "a/2.wav", noise(2, level=2.0), 16000)
     write_audio(corpus / "b/1.wav", noise(3, seconds=0.2), 16000)
@@ -81,7 +76,7 @@ def test_defects_of_audio(corpus: Path) -> None:
     assert found(result, "training audio: channels").message.startswith("1 file with up to 2 channels")
 
 
-def test_broken_files_by_header_or_content(corpus: Path) -> None:
+def test_broken_files_by_header_or_content(corpus):
     (corpus / "a/1.wav").write_bytes(b"")
     (corpus / "a/2.wav").write_bytes((corpus / "a/2.wav").read_bytes()[:44])
     write_audio(corpus / "b/1.flac", noise(7), 16000)
@@ -92,7 +87,7 @@ def test_broken_files_by_header_or_content(corpus: Path) -> None:
     assert "b/1.wav" in found(look(corpus), "training audio: damaged").examples[0]
 
 
-def test_the_same_audio_twice(corpus: Path) -> None:
+def test_the_same_audio_twice(corpus):
     put(corpus, "a/1.wav", "b/2.wav")
     result = look(corpus)
     finding = found(result, "training audio: two speakers")
@@ -105,7 +100,7 @@ def test_the_same_audio_twice(corpus: Path) -> None:
     assert found(look(corpus), "training audio: duplicates").level == "warning"
 
 
-def test_a_person_in_two_folders_of_trials(corpus: Path) -> None:
+def test_a_person_in_two_folders_of_trials(corpus):
     put(corpus, "c/1.wav", "d/1.wav")
     findings = look_at_trials(corpus, first="1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
     (wrong,) = [one for one in findings if one.check == "trial audio (first.txt): two speakers"]
@@ -113,7 +108,7 @@ def test_a_person_in_two_folders_of_trials(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "is_found"), [("c/1.wav", False), ("d/1.wav", True)])
-def test_two_trial_lists_with_the_same_audio(corpus: Path, name: str, is_found: bool) -> None:
+def test_two_trial_lists_with_the_same_audio(corpus, name, is_found):
     """The same names are a choice, another name for the same audio is an accident."""
     put(corpus, "c/1.wav", "d/1.wav")
     first, second = "1 c/1.wav c/2.wav\n0 c/1.wav a/1.wav\n", f"1 {name} {name}\n0 {name} b/1.wav\n"
@@ -123,19 +118,11 @@ def test_two_trial_lists_with_the_same_audio(corpus: Path, name: str, is_found: 
 
 
 @pytest.mark.parametrize(("name", "is_found"), [("c/1.wav", True), ("c/2.wav", False)])
-def test_training_audio_among_trials(corpus: Path, name: str, is_found: bool) -> None:
+def test_training_audio_among_trials(corpus, name, is_found):
     put(corpus, "a/1.wav", "c/1.wav")
     (corpus / "trials.txt").write_text(f"1 {name} c/2.wav\n0 c/2.wav d/1.wav\n")
     findings = [one for one in look(corpus)[0] if one.check == "trial audio (trials.txt): overlap"]
     assert [(one.level, one.examples) for one in findings] == [("warning", ("c/1.wav = a/1.wav",))] * is_found
-
-
-def test_malformed_rows(tmp_path: Path) -> None:
-    rows = [f"speaker{row} path" if row % 2 else f"lonely{row}" for row in range(40)]
-    (tmp_path / "train.txt").write_text("\n".join(rows))
-    finding = found(full_check(CheckRequest(tmp_path / "train.txt", is_fast=True)), "training list")
-    assert finding.level == "error" and finding.message.startswith("20 ")
-    assert [example.split(":")[0] for example in finding.examples] == [f"line {row}" for row in range(1, 21, 2)]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +133,7 @@ def test_malformed_rows(tmp_path: Path) -> None:
         (b"1 a \xff", [1]), (b"1 a b\na b target\n0 a c\na b\n", [2, 4]),
     ],
 )  # fmt: skip
-def test_rows_of_trials(text: bytes, bad_lines: list, tmp_path: Path) -> None:
+def test_rows_of_trials(text, bad_lines, tmp_path):
     """The doctor and the reader that training uses judge a row alike."""
     path = tmp_path / "trials.txt"
     path.write_bytes(text)
@@ -158,14 +145,14 @@ def test_rows_of_trials(text: bytes, bad_lines: list, tmp_path: Path) -> None:
             read_trials(path)
 
 
-def test_lists_and_roots_that_are_missing(corpus: Path) -> None:
+def test_lists_and_roots_that_are_missing(corpus):
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
     findings = full_check(CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True))[0]
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
 
-def test_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine(tmp_path, monkeypatch):
     findings = {finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")}
     assert {"free space", "processor", "ffmpeg", "torch", "GPU"} <= set(findings)
     assert findings["torch"].level == "ok" and not (tmp_path / "not").exists()
@@ -175,7 +162,7 @@ def test_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert shown in processor.message
 
 
-def test_histograms(tmp_path: Path) -> None:
+def test_histograms(tmp_path):
     seconds = np.array([0.2, 1.5, 1.6, 4.5, 100.0])
     lines = doctor.duration_histogram(seconds).splitlines()
     assert [int(line.split("s ")[1].replace("and more", "").split()[0]) for line in lines][:4] == [1, 0, 2, 0]
@@ -193,9 +180,7 @@ def test_histograms(tmp_path: Path) -> None:
     ],
     ids=["warnings only", "malformed list", "impossible options"],
 )
-def test_the_status_is_whether_training_can_start(
-    corpus: Path, train: str, config: dict, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_status_is_whether_training_can_start(corpus, train, config, status, capsys):
     (corpus / "train.txt").write_text(train)
     data = {"train_list": "train.txt", "train_path": ".", "validation_list": "trials.txt", "validation_path": "."}
     (corpus / "my.yaml").write_text(json.dumps({"data": data, **config}))
@@ -206,7 +191,7 @@ def test_the_status_is_whether_training_can_start(
     assert not list(corpus.glob("*.png"))
 
 
-def test_json_and_png(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_png(corpus, capsys):
     options = ["doctor", "--list", "train.txt", "--root", ".", "--trials", "trials.txt", "--fast"]
     assert main([*options, "--json", "--png", "durations.png"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -217,14 +202,8 @@ def test_json_and_png(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (corpus / "durations.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_facts_of_names_with_spaces(tmp_path: Path) -> None:
-    write_audio(tmp_path / "a b/c d.wav", noise(1, level=0.5), 16000)
-    facts = read_facts(open_source(tmp_path), StringTable.from_strings(["a b/c d.wav", "gone.wav"]), 2)
-    assert facts.rms[0] == pytest.approx(0.5, rel=0.1) and list(facts.problems) == [1]
-
-
-def test_a_missing_ffmpeg(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(given: object = None) -> None:
+def test_a_missing_ffmpeg(corpus, monkeypatch):
+    def nowhere(given=None):
         raise FfmpegError("ffmpeg was not found")
 
     monkeypatch.setattr(doctor, "find_ffmpeg", nowhere)
@@ -233,28 +212,19 @@ def test_a_missing_ffmpeg(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found(look(corpus, is_fast=True), "ffmpeg").level == "warning"
 
 
-def test_the_bar_counts_files(corpus: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
-    read_facts(open_source(corpus), StringTable.from_strings(["a/1.wav", "a/2.wav"] * 40), 2, "reading")
-    assert "80 of 80 files" in caplog.messages[-1]
-
-
-def test_a_corpus_that_is_made_on_first_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_that_is_made_on_first_use(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--config", "exp01.yaml", "--fast"]) == 0
     assert "data/synthetic" in " ".join(capsys.readouterr().out.split()) and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("num_files", "level"), [(16, "ok"), (4700, "ok"), (6000, "warning")])
-def test_a_slow_disk(num_files: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk(num_files, level, monkeypatch):
     """A warning if reading everything takes more than a minute."""
     clock = [0.0]
 
     class SlowSource:
-        def read(self, name: str) -> None:
+        def read(self, name):
             clock[0] += 1 / 80
 
     monkeypatch.setattr(doctor.time, "perf_counter", lambda: clock[0])

@@ -1,18 +1,16 @@
 """The quick checks: each defect is found, named and counted, and a good set gives no complaint."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from speakernet.checks import Finding, closing_line, table, worst
 from speakernet.checks import lists as checks
+from speakernet.checks import worst
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
 
 
-def check(corpus: Path, train: str | None = None, trials: str | None = None, **others: int) -> dict[str, Finding]:
+def check(corpus, train=None, trials=None, **others):
     """The findings about lists of these lines, by check; `None` is the list of the corpus."""
     for name, text in (("train.txt", train), ("trials.txt", trials)):
         if text is not None:
@@ -30,7 +28,7 @@ def check(corpus: Path, train: str | None = None, trials: str | None = None, **o
 
 
 @pytest.fixture()
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     for name in ("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "d/1", "d/2"):
         write_audio(tmp_path / f"{name}.wav", np.full(1600, 0.1, dtype=np.float32), 16000)
     (tmp_path / "train.txt").write_text("a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
@@ -38,7 +36,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_good_set(corpus: Path) -> None:
+def test_a_good_set(corpus):
     found = check(corpus, min_utterances=2)
     assert worst(found.values()) == "ok"
     assert {"speakers", "training audio: files", "trials", "trial audio (trials.txt): files", "overlap"} <= set(found)
@@ -58,14 +56,12 @@ def test_a_good_set(corpus: Path) -> None:
          ("c/1.wav c/2.wav",)),
     ],
 )  # fmt: skip
-def test_defects_of_lists(
-    corpus: Path, train: str, trials: str, name: str, level: str, start: str, examples: tuple
-) -> None:
+def test_defects_of_lists(corpus, train, trials, name, level, start, examples):
     finding = check(corpus, train, trials, min_utterances=2)[name]
     assert (finding.level, finding.examples) == (level, examples) and finding.message.startswith(start)
 
 
-def test_missing_files(corpus: Path) -> None:
+def test_missing_files(corpus):
     """A few only warn in training, one is an error among trials; the first ten are named."""
     found = check(corpus, "".join(f"a gone/{row:02}.wav\n" for row in range(25)) + "b b/1.wav\n")
     finding = found["training audio: files"]
@@ -77,7 +73,7 @@ def test_missing_files(corpus: Path) -> None:
     assert found["trial audio (trials.txt): files"].level == "error"
 
 
-def test_headers(corpus: Path) -> None:
+def test_headers(corpus):
     write_audio(corpus / "a/1.wav", np.full(800, 0.1, dtype=np.float32), 8000)
     (corpus / "b/1.wav").write_bytes(b"RIFF")
     (corpus / "b/2.wav").unlink()
@@ -88,7 +84,7 @@ def test_headers(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{label} {one} {other}", "{one} {other} {kaldi}", "{one} {other}", "{one} {speaker}"])
-def test_another_list_for_the_training_list(corpus: Path, line: str) -> None:
+def test_another_list_for_the_training_list(corpus, line):
     rows = [("c/1.wav", "c/2.wav", 1), ("c/1.wav", "d/1.wav", 0)]
     text = "\n".join(
         line.format(one=one, other=other, label=label, speaker="c", kaldi="target" if label else "nontarget")
@@ -98,7 +94,7 @@ def test_another_list_for_the_training_list(corpus: Path, line: str) -> None:
     assert finding.level == "error" and "train.txt" in finding.message
 
 
-def test_speakers_called_0_and_1(corpus: Path) -> None:
+def test_speakers_called_0_and_1(corpus):
     assert worst(check(corpus, "0 a/1.wav\n0 a/2.wav\n1 b/1.wav\n1 b/2.wav\n").values()) == "ok"
 
 
@@ -113,47 +109,10 @@ def test_speakers_called_0_and_1(corpus: Path) -> None:
         ("a 0001.wav\nb 0002.wav\n", "1 0005.wav 0003.wav\n0 0005.wav 0004.wav\n", ()),
     ],
 )
-def test_overlap(tmp_path: Path, train: str, trials: str, shared: tuple) -> None:
+def test_overlap(tmp_path, train, trials, shared):
     (tmp_path / "train.txt").write_text(train)
     (tmp_path / "trials.txt").write_text(trials)
     (finding,) = checks.overlap_findings(
         read_training_list(tmp_path / "train.txt"), read_trials(tmp_path / "trials.txt")
     )
     assert (finding.level, finding.examples) == ("warning" if shared else "ok", shared)
-
-
-@pytest.mark.parametrize(
-    ("name", "identity"),
-    [("veri_test.txt", "VoxCeleb1-O, original"), ("veri_test2.txt", "VoxCeleb1-O, cleaned")],
-)
-def test_published_lists(shared_data: Path, name: str, identity: str) -> None:
-    found = {one.check: one for one in checks.trial_findings(read_trials(shared_data / "voxceleb_lists" / name))}
-    assert identity in found["trial identity"].message
-
-
-def test_the_real_corpus(shared_data: Path) -> None:
-    root = shared_data / "speechocean_mini"
-    source = open_source(root)
-    findings = checks.quick_check(
-        train_list=read_training_list(root / "train_list.txt"),
-        train_source=source,
-        trials=[(read_trials(root / "dev_trials.txt"), source)],
-        min_utterances=8,
-        max_bad_share=0.0,
-        min_seconds=0.0,
-    )
-    assert worst(findings) == "ok" and findings[0].message.startswith("1,200 utterances of 150 speakers")
-
-
-def test_table() -> None:
-    text = table([Finding("ok", "ffmpeg", "there"), Finding("error", "files", "3 missing", "fetch them", ("a", "b"))])
-    assert text.splitlines()[0].split() == ["level", "check", "found"] and "-> fetch them" in text and "- a" in text
-
-
-@pytest.mark.parametrize(
-    ("levels", "counts"),
-    [([], ""), (["ok", "warning"], "1 warning:"), (["error", "warning", "warning"], "1 error, 2 warnings:")],
-)
-def test_closing_line(levels: list, counts: str) -> None:
-    line = closing_line([Finding(level, "check", "message") for level in levels])
-    assert line.startswith(counts) and line.endswith("you can train") == ("error" not in levels)

@@ -1,27 +1,26 @@
 """Run folders made of numbers, for the tests of plots, reports and commands: no audio, no network."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.lists import TrialList, read_trials, write_trials
+from speakernet.data.lists import read_trials, write_trials
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.files import Evaluation, write_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
-from speakernet.evaluation.speakers import Speakers, speakers_of
+from speakernet.evaluation.speakers import speakers_of
 
 
-def make_trials(path: Path, num_speakers: int = 12, utterances: int = 4) -> TrialList:
+def make_trials(path, num_speakers=12, utterances=4):
     names = [f"dev/s{speaker:02d}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)]
     pairs = [(first, second) for row, first in enumerate(names) for second in names[row + 1 :]]
     write_trials(path, ((int(one[:7] == other[:7]), one, other) for one, other in pairs))
     return read_trials(path)
 
 
-def make_embeddings(trials: TrialList, noise: float, seed: int = 1) -> tuple[np.ndarray, Speakers]:
+def make_embeddings(trials, noise, seed=1):
     random = np.random.default_rng(seed)
     speakers = speakers_of(trials)
     centres = random.standard_normal((speakers.count, 16))
@@ -29,7 +28,7 @@ def make_embeddings(trials: TrialList, noise: float, seed: int = 1) -> tuple[np.
     return mean_embeddings(table.astype(np.float32)), speakers
 
 
-def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1) -> Evaluation:
+def make_run(folder, trials, noise=1.2, seed=1):
     """A folder with all that a run leaves, and its evaluation."""
     folder.mkdir(parents=True)
     embeddings, speakers = make_embeddings(trials, noise, seed)

@@ -17,10 +17,8 @@ from speakernet.data.lists import (
     read_trials,
     write_trials,
 )
-from speakernet.evaluation.figures import compare_scores, short_names
 from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.speakers import speakers_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_trials
@@ -47,7 +45,9 @@ def test_the_command_says_who_is_better_and_whether_that_is_sure(tmp_path, trial
     difference = eer(bad, trials.labels) - eer(good, trials.labels)
     assert f"EER (%): A is better than B by {difference:.3f}, interval " in out and ": significant" in out
     assert main(["compare", files[1], files[1], "--trials", trials.source]) == 0
-    assert "A and B are equal" in capsys.readouterr().out
+    assert "A and B are equal, interval 0.000 … 0.000: not significant" in capsys.readouterr().out
+    for wrong in (["--priors", "1.5"], ["--draws", "0"]):
+        assert main(["compare", *files, "--trials", trials.source, *wrong]) == 1
 
 
 def test_systems_are_fused_by_weights_of_another_list(tmp_path, trials, random, capsys):
@@ -87,17 +87,6 @@ def test_systems_are_fused_by_weights_of_another_list(tmp_path, trials, random, 
     )
 
 
-def test_distances_are_told_from_scores(tmp_path, trials, random, caplog):
-    good, _ = write_pair(tmp_path, trials, random)
-    write_scores(tmp_path / "c" / "scores.txt", trials, -good)
-    for name, is_odd in (("a", False), ("c", True)):
-        caplog.clear()
-        command = ["evaluate", "--scores", str(tmp_path / name / "scores.txt"), "--trials", trials.source]
-        assert main([*command, "--out", str(tmp_path / name)]) == 0
-        assert ("are these distances" in caplog.text) == is_odd
-    assert "are these distances" in (tmp_path / "c" / "report.html").read_text()
-
-
 def test_a_run_that_was_scored_on_its_own_is_found_in_its_eval_folder(tmp_path, trials, random, capsys):
     write_pair(tmp_path, trials, random)
     command = ["compare", str(tmp_path / "run"), str(tmp_path / "b"), "--trials", trials.source, "--draws", "20"]
@@ -114,18 +103,6 @@ def test_a_run_that_was_scored_on_its_own_is_found_in_its_eval_folder(tmp_path, 
     shutil.copytree(tmp_path / "b", tmp_path / "run" / "eval" / "trials")
     assert main(command) == 0
     assert "A and B are equal" in capsys.readouterr().out
-
-
-def test_scores_of_another_list_in_the_run_folder_do_not_hide_those_under_eval(tmp_path, trials, random, capsys):
-    write_pair(tmp_path, trials, random)
-    other = make_trials(tmp_path / "other.txt", num_speakers=5)
-    write_scores(tmp_path / "run" / "scores.txt", other, np.zeros(len(other)))
-    command = ["compare", str(tmp_path / "run"), str(tmp_path / "b"), "--trials", trials.source, "--draws", "20"]
-    assert main(command) == 1
-    assert "of this very list" in capsys.readouterr().err
-    shutil.copytree(tmp_path / "a", tmp_path / "run" / "eval" / "trials")
-    assert main(command) == 0
-    assert f"({tmp_path / 'run' / 'eval' / 'trials' / 'scores.txt'})" in capsys.readouterr().out
 
 
 def test_any_number_of_systems_with_the_list_that_their_folders_keep(tmp_path, trials, random, capsys):
@@ -179,38 +156,8 @@ def test_fused_scores_do_not_replace_those_of_a_system(tmp_path, trials, random,
     assert (tmp_path / "a" / "scores.txt").read_bytes() == before
 
 
-def test_both_systems_meet_the_same_draws(trials, random):
-    scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
-    result = compare_scores(trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0)
-    assert len(result.differences[0]) == 3
-    for difference in result.differences[0]:
-        assert (difference.value, difference.interval) == (0, (0, 0))
-        assert "not significant" in difference.sentence("EER")
-
-
-def test_mistakes_are_told(tmp_path, trials, random, capsys):
-    write_pair(tmp_path, trials, random)
-    files = [str(tmp_path / one) for one in "ab"]
-    unlabelled = tmp_path / "unlabelled.txt"
-    names = trials.names
-    write_trials(
-        unlabelled, ((None, names[int(e)], names[int(t)]) for e, t in zip(trials.enrol, trials.test, strict=True))
-    )
-    assert main(["compare", *files, "--trials", str(unlabelled)]) == 1
-    assert "unlabelled" in capsys.readouterr().err
-    assert main(["compare", *files, "--trials", trials.source, "--priors", "1.5"]) == 1
-    assert main(["compare", *files, "--trials", trials.source, "--draws", "0"]) == 1
-
-
-def test_score_files_come_back_and_names_may_hold_spaces(tmp_path):
-    names = StringTable.from_strings(["a b.wav", "c.wav", "d.wav"])
-    trials = TrialList(names, np.array([0, 1], np.int32), np.array([1, 2], np.int32), None, "list")
-    write_scores(tmp_path / "s.txt", trials, np.array([0.25, -1.5]))
-    assert (tmp_path / "s.txt").read_text() == "a b.wav\tc.wav\t0.250000\nc.wav d.wav -1.500000\n"
-    np.testing.assert_array_equal(scores_for(trials, tmp_path / "s.txt"), [0.25, -1.5])
-
-
 def test_score_files_are_split_as_lists_are(tmp_path):
+    """Names may hold spaces of any kind."""
     names = ["a\u00a0b.wav", "c\u2028d.wav", "e\u3000f g.wav"]
     (tmp_path / "trials.txt").write_text(f"1 {names[0]} {names[1]}\n0\t{names[2]}\t{names[0]}\n", encoding="utf-8")
     trials = read_trials(tmp_path / "trials.txt")
@@ -259,12 +206,6 @@ def test_malformed_score_files_are_refused(tmp_path, text):
         read_scores(tmp_path / "scores.txt")
     with pytest.raises(ListError, match="cannot be read"):
         read_scores(tmp_path / "none.txt")
-
-
-def test_short_names_tell_paths_apart():
-    assert short_names(["x/a/scores.txt", "y/a/scores.txt"]) == ["x", "y"]
-    assert short_names(["a/one.txt", "a/two.txt"]) == ["one.txt", "two.txt"]
-    assert short_names(["a/s", "a/s"]) == ["s (1)", "s (2)"]
 
 
 def test_published_lists_are_recognised(shared_data, tmp_path):

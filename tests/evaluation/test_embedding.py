@@ -3,19 +3,18 @@
 import copy
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from speakernet.assembly.evaluation import subset
-from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.lists import StringTable, read_trials
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import read_trials
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding
 from speakernet.evaluation import embedding as module
-from speakernet.evaluation.embedding import Embedder, crop_starts, embed_utterances, plan_of, usual_width
+from speakernet.evaluation.embedding import Embedder, embed_utterances, plan_of, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Backend
@@ -24,33 +23,27 @@ from speakernet.models.speaker_net import SpeakerNet
 
 
 @pytest.fixture(scope="module")
-def net() -> SpeakerNet:
+def net():
     torch.manual_seed(3)
     return SpeakerNet.named("ResNet", embedding_dim=16, model_options={"channels": 8, "blocks": [1, 1]}).eval()
 
 
 @pytest.fixture()
-def source(tiny_corpus: Path) -> FolderSource:
+def source(tiny_corpus):
     return FolderSource(tiny_corpus, keep_lookup=False)
 
 
 @pytest.fixture()
-def names(tiny_corpus: Path) -> StringTable:
+def names(tiny_corpus):
     return read_trials(tiny_corpus / "trials.txt").names
 
 
 @pytest.mark.parametrize("has_few_shapes", [False, True])
-def test_whole_utterances_in_buckets_equal_one_by_one(
-    net: SpeakerNet,
-    source: FolderSource,
-    names: StringTable,
-    monkeypatch: pytest.MonkeyPatch,
-    has_few_shapes: bool,
-) -> None:
+def test_whole_utterances_in_buckets_equal_one_by_one(net, source, names, monkeypatch, has_few_shapes):
     shapes: list[tuple[int, int]] = []
     embed = net.embed
 
-    def watched(waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int) -> torch.Tensor:
+    def watched(waveforms, lengths, *, sample_rate):
         shapes.append(tuple(waveforms.shape))
         return embed(waveforms, lengths, sample_rate=sample_rate)
 
@@ -66,9 +59,7 @@ def test_whole_utterances_in_buckets_equal_one_by_one(
     np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
 
 
-def test_batches_beside_each_other_give_what_one_after_the_other_gives(
-    net: SpeakerNet, source: FolderSource, names: StringTable
-) -> None:
+def test_batches_beside_each_other_give_what_one_after_the_other_gives(net, source, names):
     """Also of a network that is being trained, whose mode no batch may change below another."""
     options, before = EvaluationOptions(eval_frames=60, num_crops=2, batch_size=3), torch.get_num_threads()
     trained = copy.deepcopy(net).train()
@@ -84,9 +75,7 @@ def test_batches_beside_each_other_give_what_one_after_the_other_gives(
 
 
 @pytest.mark.parametrize(("batch_size", "frames"), [(7, 60), (64, 110), (1, 300)])
-def test_crops_equal_one_utterance_at_a_time(
-    net: SpeakerNet, source: FolderSource, names: StringTable, batch_size: int, frames: int
-) -> None:
+def test_crops_equal_one_utterance_at_a_time(net, source, names, batch_size, frames):
     options = EvaluationOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
     found = embed_utterances(net, source, names, options)
     for row, name in enumerate(names):
@@ -99,16 +88,14 @@ def test_crops_equal_one_utterance_at_a_time(
         np.testing.assert_allclose(found[row], expected.numpy(), atol=1e-5)
 
 
-def test_crops_of_long_recordings_are_read_where_they_lie(
-    net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crops_of_long_recordings_are_read_where_they_lie(net, source, names, monkeypatch):
     options = EvaluationOptions(eval_frames=30, num_crops=4)
     expected = embed_utterances(net, source, names, options)
     read: list[int | None] = []
     monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
     read_any = source.read
 
-    def counted(name: str, start: int = 0, count: int | None = None) -> np.ndarray:
+    def counted(name, start=0, count=None):
         read.append(count)
         return read_any(name, start, count)
 
@@ -117,9 +104,7 @@ def test_crops_of_long_recordings_are_read_where_they_lie(
     assert set(read) == {None, 30 * 160 + 240}
 
 
-def test_long_recordings_are_the_mean_of_their_windows(
-    net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch, caplog
-) -> None:
+def test_long_recordings_are_the_mean_of_their_windows(net, source, names, monkeypatch, caplog):
     caplog.set_level("INFO", logger="speakernet")
     whole = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0))
     monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
@@ -138,7 +123,7 @@ def test_long_recordings_are_the_mean_of_their_windows(
     assert num_long == 12 and f"{num_long} recordings" in caplog.text
 
 
-def test_an_accelerator_sees_few_shapes(random: np.random.Generator) -> None:
+def test_an_accelerator_sees_few_shapes(random):
     """As many utterances as VoxCeleb1-E has by their lengths, and a long one in windows."""
     lengths = np.sort(np.append(random.lognormal(11.6, 0.6, 20_000).clip(8000, 2_300_000).astype(np.int64), 5_000_000))
     stretches = embedding.stretches_of(np.arange(len(lengths)), lengths, 16000)
@@ -159,32 +144,7 @@ def test_an_accelerator_sees_few_shapes(random: np.random.Generator) -> None:
     assert set(crops.shapes[:-1, 0].tolist()) == {48} and set(crops.shapes[:, 1].tolist()) == {32240}
 
 
-def test_crops_of_a_short_utterance() -> None:
-    assert crop_starts(30, 40, 4).tolist() == [0, 0, 0, 1]
-    assert crop_starts(41, 40, 2).tolist() == [0, 1]
-
-
-def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path) -> None:
-    """As training fills up crops, and to the shortest length that the network takes."""
-    torch.manual_seed(3)
-    net = SpeakerNet.named("VGGVox", embedding_dim=8).eval()
-    speech = 0.1 * np.random.default_rng(1).standard_normal(9600).astype(np.float32)
-    for name, samples in (("short", 4800), ("almost", 9600)):
-        write_audio(tmp_path / f"{name}.wav", speech[:samples], 16000)
-    source = FolderSource(tmp_path, keep_lookup=False)
-    found = embed_utterances(net, source, ["short.wav", "almost.wav"], EvaluationOptions(eval_frames=0))
-    for row, name in enumerate(("short.wav", "almost.wav")):
-        repeated = torch.from_numpy(np.resize(source.read(name), net.min_samples))[None]
-        np.testing.assert_allclose(found[row], net.embed(repeated, sample_rate=16000).numpy(), atol=1e-5)
-
-
-def test_audio_at_another_rate_than_the_networks_is_refused(net: SpeakerNet, tiny_corpus: Path) -> None:
-    source = FolderSource(tiny_corpus, 8000, keep_lookup=False)
-    with pytest.raises(ValueError, match=r"waveforms at 8000 Hz.*trained at 16000 Hz.*data.sample_rate: 16000"):
-        embed_utterances(net, source, ["spk08/utt0.wav"], EvaluationOptions())
-
-
-def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNet, source: FolderSource) -> None:
+def test_missing_utterances_are_named_before_anything_is_embedded(net, source):
     missing = ["nobody/1.wav", "nobody/2.wav"]
     with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav") as some:
         embed_utterances(net, source, ["spk08/utt0.wav", *missing], EvaluationOptions())
@@ -193,13 +153,11 @@ def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNe
     assert "another folder" not in str(some.value)
 
 
-def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
-    net: SpeakerNet, source: FolderSource, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(net, source, tiny_corpus, tmp_path, monkeypatch):
     trials = read_trials(tiny_corpus / "trials.txt")
     calls = []
 
-    def counted(*arguments: object, **options: object) -> np.ndarray:
+    def counted(*arguments, **options):
         calls.append(1)
         return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
 
@@ -207,7 +165,7 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
     options = EvaluationOptions(eval_frames=60, num_crops=2)
     embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one")
 
-    def evaluated(embedder: Embedder) -> np.ndarray:
+    def evaluated(embedder):
         return evaluate(embedder, Backend(options), trials, source, speakers_of(trials), options, 0).scores
 
     first, again = evaluated(embedder), evaluated(embedder)
@@ -221,25 +179,7 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize(("mode", "times"), [("whole", False), ("crops", True)])
-def test_no_algorithm_is_timed_for_lengths_that_do_not_come_again(
-    net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch, mode: str, times: bool
-) -> None:
-    seen: set[bool] = set()
-    embed = net.embed
-
-    def watched(*arguments: object, **options: object) -> torch.Tensor:
-        seen.add(torch.backends.cudnn.benchmark)
-        return embed(*arguments, **options)
-
-    monkeypatch.setattr(net, "embed", watched)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    options = EvaluationOptions(embedding=mode, eval_frames=60, num_crops=1)
-    Embedder(net, options).embed(names, source, mode, "trials")
-    assert seen == {times} and torch.backends.cudnn.benchmark
-
-
-def test_both_is_the_mean_of_crops_and_whole(net: SpeakerNet, source: FolderSource, tiny_corpus: Path) -> None:
+def test_both_is_the_mean_of_crops_and_whole(net, source, tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
     scores = {}
     for mode in ("crops", "whole", "both"):
@@ -248,7 +188,7 @@ def test_both_is_the_mean_of_crops_and_whole(net: SpeakerNet, source: FolderSour
     np.testing.assert_allclose(scores["both"], (scores["crops"] + scores["whole"]) / 2, atol=1e-6)
 
 
-def test_a_subset_is_fixed_and_keeps_the_share_of_targets(tiny_corpus: Path) -> None:
+def test_a_subset_is_fixed_and_keeps_the_share_of_targets(tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
     chosen, again = subset(trials, 22, seed=1), subset(trials, 22, seed=1)
     assert trials.labels is not None and chosen.labels is not None and len(chosen) == 22

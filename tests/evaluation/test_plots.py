@@ -42,34 +42,6 @@ def test_det_band(random):
     assert filled.get_label() == "95 % interval"
 
 
-def test_det_without_errors():
-    rates = error_rates(np.array([0.0, 1.0]), np.array([0, 1]))
-    texts = [one.get_text() for one in plots.det_figure({"perfect": rates}, {}).axes[0].texts]
-    assert texts == ["no errors at any threshold"]
-
-
-def test_histograms(random):
-    scores, labels = overlapping_scores(random)
-    axes = plots.histogram_figure(scores, labels, 0.5).axes[0]
-    outlines = [patch for patch in axes.patches if not patch.get_fill()]
-    assert [one.get_label() for one in outlines] == ["non-targets", "targets"]
-    for outline in outlines:
-        values, edges, _ = outline.get_data()
-        assert values @ np.diff(edges) == pytest.approx(1.0)
-
-
-def test_lowest_point():
-    figure = plots.curve_figure({"run": (np.arange(3.0), np.array([9.0, 4.25, 5.0]))}, "epoch", "EER", mark_lowest=True)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["lowest 4.25"]
-
-
-def test_ticks():
-    for epochs, expected in (([4, 8, 12, 13], [13, 12, 8, 4]), (range(1, 41), [40, 35, 30, 25, 20, 15, 10, 5])):
-        x = np.array(list(epochs), dtype=float)
-        figure = plots.curve_figure({"run": (x, 9 / x)}, "epoch", "EER", has_ticks_at_points=True)
-        assert figure.axes[0].get_xticks().tolist() == expected
-
-
 def test_rates_by_threshold(random):
     scores, labels = overlapping_scores(random)
     accepts, rejects = {}, {}
@@ -89,21 +61,6 @@ def test_slices():
     assert [text.get_text().strip() for text in axes.texts] == ["no EER"]
 
 
-def test_det_ticks():
-    scores = np.concatenate([np.linspace(-4, 4, 20_000), np.linspace(-3.9, 4.1, 20_000)])
-    rates = error_rates(scores, np.repeat([0, 1], 20_000))
-    axes = plots.det_figure({"only": rates}, {}).axes[0]
-    low, high = axes.get_xlim()
-    assert np.diff(axes.get_xticks()).min() > 0.07 * (high - low)
-
-
-def test_sweeps():
-    rows = [GroupResult("none", 1.0), GroupResult("10", 2.0)]
-    axes = plots.sweep_figure({"a": rows, "b": rows}, "noise (dB)").axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "10"]
-    assert len(axes.lines) == 2
-
-
 def test_svg(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)
@@ -116,13 +73,3 @@ def test_svg(random):
         assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
     again = figure_svg(plots.det_figure({"a": rates}, {}), "one", 'of "a" & <b>')
     assert again == texts[0]
-
-
-def test_few_targets_keep_their_steps(random):
-    """With 12,000 non-targets 600 points spread over the thresholds would leave 28 steps of 600 targets."""
-    scores = np.concatenate([random.standard_normal(12_000), 5 + random.standard_normal(600)])
-    rates = error_rates(scores, np.repeat([0, 1], [12_000, 600]))
-    (rejects,) = (
-        line for line in plots.threshold_figure(rates, 2.5).axes[0].lines if line.get_label() == "false rejects"
-    )
-    assert len(np.unique(rejects.get_ydata())) > 150

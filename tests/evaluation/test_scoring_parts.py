@@ -13,7 +13,6 @@ from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import (
     blocked_cosine_scores,
     cohort_statistics,
@@ -22,13 +21,12 @@ from speakernet.evaluation.scoring import (
     mean_distance_scores,
     mean_embeddings,
     normalize_scores,
-    speaker_means,
 )
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.random import numpy_generator
 
 
-def trial_list(rows: list[tuple[int | None, str, str]]) -> TrialList:
+def trial_list(rows):
     names = list(dict.fromkeys(name for _, *pair in rows for name in pair))
     number = {name: row for row, name in enumerate(names)}
     labels = None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
@@ -36,12 +34,12 @@ def trial_list(rows: list[tuple[int | None, str, str]]) -> TrialList:
     return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
 
 
-def measured(trials: TrialList, scores: np.ndarray) -> Results:
+def measured(trials, scores):
     return figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
 
 
 @pytest.mark.parametrize("num_trials", [50, 5000])
-def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random: np.random.Generator, num_trials: int) -> None:
+def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random, num_trials):
     embeddings = random.normal(size=(40, 16)).astype(np.float32)
     enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
     units = mean_embeddings(embeddings)
@@ -52,9 +50,7 @@ def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random: np.random.Genera
     np.testing.assert_allclose(cosine_scores(units, enrol, test), expected, atol=1e-5)
 
 
-def test_scores_in_blocks_on_a_device_are_those_of_the_host(
-    random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_in_blocks_on_a_device_are_those_of_the_host(random, monkeypatch):
     """An accelerator's way, here on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
     units = mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
     cohort = mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
@@ -73,7 +69,7 @@ def test_scores_in_blocks_on_a_device_are_those_of_the_host(
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_mean_distance_equals_torch_cdist(random: np.random.Generator, normalize: bool) -> None:
+def test_mean_distance_equals_torch_cdist(random, normalize):
     crops = torch.from_numpy(random.normal(size=(12, 10, 32)).astype(np.float32))
     enrol, test = random.integers(0, 12, (2, 700))
     table = torch.nn.functional.normalize(crops, dim=2) if normalize else crops
@@ -86,13 +82,8 @@ def test_mean_distance_equals_torch_cdist(random: np.random.Generator, normalize
     np.testing.assert_allclose(scores, expected, atol=2e-4)
 
 
-def test_mean_is_subtracted_before_scaling() -> None:
-    units = mean_embeddings(np.array([[3.0, 4.0]], dtype=np.float32), np.array([3.0, 0.0]))
-    np.testing.assert_allclose(units, [[0.0, 1.0]], atol=1e-7)
-
-
 @pytest.mark.parametrize("method", ["z", "t", "s", "as"])
-def test_score_normalisation_equals_a_loop(random: np.random.Generator, method: str) -> None:
+def test_score_normalisation_equals_a_loop(random, method):
     units = mean_embeddings(random.normal(size=(9, 8)).astype(np.float32))
     cohort = mean_embeddings(random.normal(size=(30, 8)).astype(np.float32))
     enrol, test = random.integers(0, 9, (2, 60))
@@ -109,13 +100,7 @@ def test_score_normalisation_equals_a_loop(random: np.random.Generator, method: 
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_cohort_members_are_speaker_means() -> None:
-    units = np.array([[1, 0], [0, 1], [-1, 0]], dtype=np.float32)
-    found = speaker_means(units, np.array([0, 0, 1]))
-    np.testing.assert_allclose(found, [[0.5**0.5, 0.5**0.5], [-1, 0]], atol=1e-6)
-
-
-def test_calibration_finds_the_true_ratio(random: np.random.Generator) -> None:
+def test_calibration_finds_the_true_ratio(random):
     # Normals of equal variance: llr = 2 s for means +1 and -1; the scores are then distorted affinely.
     labels = random.random(60_000) < 0.3
     clean = random.normal(size=60_000) + np.where(labels, 1.0, -1.0)
@@ -127,7 +112,7 @@ def test_calibration_finds_the_true_ratio(random: np.random.Generator) -> None:
     np.testing.assert_array_equal(again.apply(clean), fitted.apply(clean))
 
 
-def test_fusion_and_quality_help_where_they_carry_information(random: np.random.Generator) -> None:
+def test_fusion_and_quality_help_where_they_carry_information(random):
     labels = random.random(20_000) < 0.5
     first, second = (random.normal(size=20_000) + 1.5 * labels for _ in range(2))
     both = np.stack([first, second], 1)
@@ -138,7 +123,7 @@ def test_fusion_and_quality_help_where_they_carry_information(random: np.random.
     assert with_quality.weights[1] == pytest.approx(-2 * with_quality.weights[0], rel=0.1)
 
 
-def test_thresholds_only_where_the_list_supports_them(random: np.random.Generator) -> None:
+def test_thresholds_only_where_the_list_supports_them(random):
     labels = np.arange(3000) < 500
     scores = random.normal(size=3000) + 2 * labels
     thresholds, refused = named_thresholds(error_rates(scores, labels), {"score": "cosine"})
@@ -153,7 +138,7 @@ def test_thresholds_only_where_the_list_supports_them(random: np.random.Generato
 
 
 @pytest.mark.parametrize("counts", [[2, 0, 1, 3, 1, 0], [1] * 6])
-def test_a_draw_repeats_trials_by_its_weights(random: np.random.Generator, counts: list[int]) -> None:
+def test_a_draw_repeats_trials_by_its_weights(random, counts):
     labels = random.random(200) < 0.4
     scores = np.round(random.normal(size=200) + labels, 1)
     enrol = random.integers(0, 6, 200)
@@ -168,7 +153,7 @@ def test_a_draw_repeats_trials_by_its_weights(random: np.random.Generator, count
     assert found[1] == pytest.approx(min_dcf(repeated_scores, repeated_labels, 0.01))
 
 
-def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random: np.random.Generator) -> None:
+def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random):
     enrol = random.integers(0, 12, 600)
     labels = random.random(600) < 0.4
     test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 11, 600)) % 12)
@@ -189,17 +174,8 @@ def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random: 
     assert boot.SpeakerBootstrap(scores, labels, enrol, test, {}).measure(40, 3).det_band is None
 
 
-def test_too_few_speakers_give_no_interval() -> None:
-    trials = trial_list([(1, "a/1", "a/2"), (0, "a/1", "b/1"), (1, "b/1", "b/2"), (0, "b/2", "a/2")])
-    result = measured(trials, np.array([0.9, 0.1, 0.8, 0.2]))
-    assert result.eer_percent == 0
-    assert result.eer_interval_percent is None
-    assert result.to_dict()["eer_interval_percent"] == [None, None]
-    assert "too few speakers (2," in result.interval_note
-
-
 @pytest.mark.parametrize(("mistakes", "note"), [(0, "up to 3 in the next 8 speakers"), (1, "")])
-def test_what_never_failed_has_no_interval_of_no_width(mistakes: int, note: str) -> None:
+def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
     speakers = [f"s{number}" for number in range(8)]
     rows = [(1, f"{one}/1", f"{one}/2") for one in speakers]
     rows += [(0, f"{one}/1", f"{other}/2") for one, other in itertools.permutations(speakers, 2)]
@@ -212,7 +188,7 @@ def test_what_never_failed_has_no_interval_of_no_width(mistakes: int, note: str)
     assert note in result.interval_note
 
 
-def test_lists_without_error_rates_say_why() -> None:
+def test_lists_without_error_rates_say_why():
     unlabelled = measured(trial_list([(None, "a/1", "b/1")]), np.array([0.5]))
     assert unlabelled.eer_percent is None and "unlabelled" in unlabelled.why_no_eer
     only_targets = measured(trial_list([(1, "a/1", "a/2"), (1, "a/1", "a/2")]), np.array([0.5, 0.5]))
@@ -220,7 +196,7 @@ def test_lists_without_error_rates_say_why() -> None:
     assert only_targets.num_duplicate_trials == 1
 
 
-def test_speakers_by_the_part_of_the_name_that_agrees() -> None:
+def test_speakers_by_the_part_of_the_name_that_agrees():
     rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
     found = speakers_of(trial_list(rows))
     assert found.rule.startswith("second part of the name")
@@ -228,28 +204,21 @@ def test_speakers_by_the_part_of_the_name_that_agrees() -> None:
     assert list(found.names) == ["s1", "s2"]
 
 
-def test_speakers_by_groups_where_names_do_not_tell() -> None:
+def test_speakers_by_groups_where_names_do_not_tell():
     rows = [(1, "u1", "u2"), (1, "u2", "u3"), (0, "u1", "u4"), (1, "u4", "u5")]
     found = speakers_of(trial_list(rows))
     assert found.rule.startswith("groups")
     assert found.count == 2 and len(set(found.ids[:3])) == 1 and not found.names
 
 
-def test_a_speaker_table_that_lacks_names_is_refused() -> None:
+def test_a_speaker_table_that_lacks_names_is_refused():
     with pytest.raises(ValueError, match=r"lacks 1 .*: b"):
         speakers_of(trial_list([(0, "a", "b")]), {"a": "x"})
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e20, 3e38])
-def test_embeddings_of_any_size_are_normalised(size: float) -> None:
+def test_embeddings_of_any_size_are_normalised(size):
     rows = np.ones((2, 8), dtype=np.float32)
     plain = mean_embeddings(rows)
     rows[0] *= np.float32(size)
     np.testing.assert_allclose(mean_embeddings(rows), plain, rtol=1e-6)
-
-
-def test_scores_that_are_not_finite_are_no_result() -> None:
-    trials = TrialList(StringTable.from_strings("ab"), np.zeros(2, np.int32), np.ones(2, np.int32), None, "list")
-    for bad in (np.nan, np.inf):
-        with pytest.raises(ValueError, match="trials 2"):
-            figures(trials, np.array([0.1, bad]), speakers_of(trials), EvaluationOptions(), 0)
