@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# Streams that loading draws from; those of augmentation begin at 100 (`augment.draw`).
+# Streams that loading draws from; those of augmentation begin at 100 (`augment.augmenter`).
 START_STREAM, REPLACEMENT_STREAM, VOICE_STREAM, REAL_STREAM = 1, 2, 3, 4
 # 2^64 divided by the golden ratio: SplitMix64's step.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -8,8 +8,13 @@ import torch
 from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
+from speakernet.data.augment.augmenter import Augmenter, distinct_choices, mu_law_codec
 from speakernet.data.augment.banks import (
+    BABBLE,
+    CLEAN,
+    MUSIC,
+    NOISE,
+    REVERB,
     ClipBank,
     ResidentBanks,
     RirBank,
@@ -19,7 +24,6 @@ from speakernet.data.augment.banks import (
     energies_of_crops,
     noise_banks,
 )
-from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import DeviceAudio
 from speakernet.data.packed import RamRows

@@ -14,32 +14,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.data.augment.banks import ClipBank, Crops, ResidentBanks, RirBank
-from speakernet.data.augment.draw import (
+from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
-    CLIP_STREAM,
-    CODEC_STREAM,
-    KIND_STREAM,
     KINDS,
     MUSIC,
     NOISE,
-    PLACE_STREAM,
     REVERB,
-    RIR_STREAM,
-    SNR_STREAM,
-    TALKERS_STREAM,
-    TELEPHONE_STREAM,
-    VOLUME_STREAM,
+    ClipBank,
+    Crops,
     Drawn,
     Ingredients,
-    distinct_choices,
+    ResidentBanks,
+    RirBank,
 )
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import send
 from speakernet.options import SAMPLE_RATE
 from speakernet.random import KeyedRandom
 
+# Streams of the keyed random numbers; another number gives unrelated ones.
+KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
+VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
 FEWEST_FFT_ROWS = 2  # transforms of one row take four times as long as each of two
@@ -320,3 +316,22 @@ def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
     coded = (coded * 127).round() / 127
     decoded = torch.sign(coded) * torch.expm1(coded.abs() * np.log1p(MU_LAW)) / MU_LAW * peak
     return torch.fft.irfft(torch.fft.rfft(decoded), length) * (length / short)
+
+
+def distinct_choices(numbers: np.ndarray, num_choices: int) -> np.ndarray:
+    """For each row, different members of 0 … num_choices - 1 from uniform numbers (rows, count), int64 (rows, count).
+
+    The k-th number chooses among those that are left. If there are fewer members than numbers they repeat.
+
+    >>> distinct_choices(np.array([[0.0, 0.0, 0.99]]), 4).tolist()
+    [[0, 1, 3]]
+    """
+    rows, count = numbers.shape
+    chosen = np.zeros((rows, count), dtype=np.int64)
+    for k in range(count):
+        pick = (numbers[:, k] * max(num_choices - k % num_choices, 1)).astype(np.int64)
+        taken = np.sort(chosen[:, k - k % num_choices : k], axis=1)
+        for j in range(taken.shape[1]):
+            pick += pick >= taken[:, j]
+        chosen[:, k] = pick
+    return chosen

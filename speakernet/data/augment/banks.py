@@ -9,13 +9,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.fft import next_fast_len
+from torch import Tensor
 
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
-from speakernet.data.augment.draw import KINDS, Drawn, Ingredients
 from speakernet.data.lists import StringTable
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows, RamRows
@@ -27,6 +28,8 @@ from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)
 
+CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
+KINDS = ("clean", "reverb", "music", "babble", "noise")
 # Folder names of MUSAN -> our names of the kinds of noise.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 # Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic rooms.
@@ -37,6 +40,32 @@ ENERGY_BLOCK = 64  # samples that one kept energy stands for
 BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
 SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Every choice for one batch. Sources are the clips that are added, in the order of their utterances."""
+
+    kinds: np.ndarray
+    rirs: np.ndarray
+    source_rows: np.ndarray
+    source_kinds: np.ndarray
+    clips: np.ndarray
+    places: np.ndarray
+    snr_db: np.ndarray
+    gains_db: np.ndarray
+    telephone: np.ndarray
+    codec: np.ndarray
+
+
+class Ingredients(NamedTuple):
+    """The audio that the choices need, on the device where it is mixed."""
+
+    noises: Tensor
+    reverberated: Tensor | None = None
+    """Utterances that are reverberated, if any, and for each the spectrum of its RIR at `fft_samples`."""
+    spectra: Tensor | None = None
+    fft_samples: int = 0
 
 
 def block_energies(samples: np.ndarray) -> np.ndarray:
