@@ -44,20 +44,18 @@ def run(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
     from speakernet.evaluation.scoring import WHOLE_COSINE
-    from speakernet.inference import calibrating, decision
+    from speakernet.inference import bulk, decision
     from speakernet.inference.recordings import audio_inputs
 
     verifier = load_verifier(arguments)
     if arguments.store is None:
-        fit, results, backup = calibrating.calibrate_on_trials(
+        fit, results, backup = bulk.calibrate_on_trials(
             verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out
         )
     else:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            fit, results, backup = calibrating.calibrate_on_people(
-                verifier, store, cohort, arguments.prior, arguments.out
-            )
+            fit, results, backup = bulk.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     notes = cautions(results)
     if arguments.cohort:
         notes.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed, write, say how many; status 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.embedding_files import embed_files
+    from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 
     place = find_place(os.environ, 0)

@@ -112,8 +112,7 @@ def check_target(out: str | Path, int8: bool) -> Path:
 def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
     """Embed recordings with the network and with its export, one by one and all together as a batch of one length."""
     shortest = min(len(one) for one in speech)
-    mean = mean_of_whole_utterances(model.contents)
-    centre = 0.0 if mean is None else mean
+    centre = 0.0 if (mean := mean_of_whole_utterances(model.contents)) is None else mean
     cosines, differences, scale = [], [], 0.0
     for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)

@@ -187,8 +187,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         """The file is not open between two calls."""
 
     def __len__(self) -> int:
-        with self._session() as connection:
-            return int(_value(connection, "SELECT COUNT(*) FROM people"))
+        return len(self.people())
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -557,19 +556,6 @@ def _unseal(aead: Any, sealed: bytes, place: bytes) -> bytes:
         raise StoreKeyError("this key does not open the store: the key is wrong, or the store was changed") from error
 
 
-@contextlib.contextmanager
-def store_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors in the block into one sentence that names the file and what to do."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        reason = " ".join(str(error).split())
-        raise StoreError(
-            f"{path}: cannot be used ({reason}), and nothing was changed. If it is locked or full, end the process "
-            f"that writes it or free some space; if it is damaged, use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
-        ) from error
-
-
 def normal_name(name: str) -> str:
     """A name as it is kept: composed Unicode without white space around it."""
     return unicodedata.normalize("NFC", name).strip()
@@ -616,20 +602,24 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
     if start != SQLITE_MARK and (start or not is_empty):
         raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
     uri = f"{path.absolute().as_uri()}?mode=rw"
-    with (
-        store_errors(path),
-        contextlib.closing(sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)) as connection,
-    ):
-        # What is deleted is overwritten; a kill or a power cut loses no commit.
-        for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
-            connection.execute(f"PRAGMA {setting}")
-        program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
-        if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
-            raise StoreError(
-                f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
-                f"{SCHEMA_VERSION}); expected {EXPECTED}"
-            )
-        yield connection
+    try:
+        with contextlib.closing(sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)) as connection:
+            # What is deleted is overwritten; a kill or a power cut loses no commit.
+            for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
+                connection.execute(f"PRAGMA {setting}")
+            program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
+            if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
+                raise StoreError(
+                    f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
+                    f"{SCHEMA_VERSION}); expected {EXPECTED}"
+                )
+            yield connection
+    except sqlite3.Error as error:
+        reason = " ".join(str(error).split())
+        raise StoreError(
+            f"{path}: cannot be used ({reason}), and nothing was changed. If it is locked or full, end the process "
+            f"that writes it or free some space; if it is damaged, use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
+        ) from error
 
 
 def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:

@@ -201,12 +201,12 @@ def test_embed_files_folders_lists_and_standard_input(say, voices, uncalibrated,
 
 
 def test_embed_continues_and_embeds_changed_files_again(say, voices, uncalibrated, tmp_path, monkeypatch):
-    monkeypatch.setattr("speakernet.inference.embedding_files.BLOCK_UTTERANCES", 2)
+    monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 2)
     folder, out = tmp_path / "some", tmp_path / "e.npz"
     shutil.copytree(voices / "s04", folder)
     command = ("embed", folder, "--model", uncalibrated, "--out", out)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("speakernet.inference.embedding_files.atomic_write", lambda *_: 1 / 0)
+        patch.setattr("speakernet.inference.bulk.atomic_write", lambda *_: 1 / 0)
         say(*command)
     shutil.copy(voices / "s05/0.wav", folder / "4.wav")
     assert ", 4 of them by an earlier run" in say(*command)[1]
@@ -252,7 +252,7 @@ def test_every_command_decodes_m4a(say, voices, calibrated, store, tmp_path):
 
 
 def test_embed_in_parts(say, voices, uncalibrated, tmp_path, monkeypatch):
-    monkeypatch.setattr("speakernet.inference.embedding_files.BLOCK_UTTERANCES", 1)
+    monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 1)
     whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
     assert say("embed", voices / "s03", "--model", uncalibrated, "--out", whole)[0] == 0
     command = ("embed", voices / "s03", "--model", uncalibrated, "--out", parts, "--part")
@@ -286,7 +286,7 @@ def test_people(say, calibrated, store, tmp_path):
 
 def test_output_paths_are_checked_before_the_work(say, voices, calibrated, store, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    for work in ("calibrating.read_trials", "calibrating._own_trials", "embedding_files._embed_block"):
+    for work in ("bulk.read_trials", "bulk._own_trials", "bulk._embed_block"):
         monkeypatch.setattr(f"speakernet.inference.{work}", lambda *_: pytest.fail("it was begun"))
     for words in (
         ["calibrate", "--model", calibrated, "--trials", voices / "trials.txt", "--out", tmp_path / "file" / "x.pt"],

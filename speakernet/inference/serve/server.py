@@ -146,8 +146,7 @@ class Budget:
     """Bytes that all requests share."""
 
     def __init__(self, total: int) -> None:
-        self.left = total
-        self._lock = threading.Lock()
+        self.left, self._lock = total, threading.Lock()
 
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
