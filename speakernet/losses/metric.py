@@ -140,10 +140,8 @@ class SupervisedContrastive(MetricLoss):
         logits = (unit @ unit.T / self.options.temperature).masked_fill(itself, -torch.inf)
         speaker_of = torch.arange(speakers, device=unit.device).repeat_interleave(utterances)
         positive = (speaker_of.unsqueeze(1) == speaker_of) & ~itself
-        log_shares = logits.log_softmax(dim=1).masked_fill(~positive, 0.0)
-        value = -log_shares.sum(dim=1).mean() / (utterances - 1)
-        nearest = speaker_of[logits.detach().argmax(dim=1)]
-        return value, (nearest == speaker_of).float().mean() * 100.0
+        value = -logits.log_softmax(dim=1).masked_fill(~positive, 0.0).sum(dim=1).mean() / (utterances - 1)
+        return value, (speaker_of[logits.detach().argmax(dim=1)] == speaker_of).float().mean() * 100.0
 
 
 class Triplet(MetricLoss):

@@ -132,12 +132,12 @@ def test_memory_layout(name):
         net.to(memory_format=layout)
         embeddings = net(waves((12000, 12000)))
         embeddings.square().sum().backward()
-        found.append([embeddings, *(value.grad for value in net.parameters() if value.grad is not None)])
+        found.append([embeddings.detach(), *(value.grad for value in net.parameters() if value.grad is not None)])
     assert distance(*found) < 1e-3
 
 
 # Small networks, as every other test has them; one a kind soon, all others take a minute or more each.
-SOON = [("ResNet", "inductor"), ("XVector", "aot_eager"), ("ReDimNet2B0", "aot_eager")]
+SOON = [("ResNet", "inductor"), ("XVector", "aot_eager")]
 LATER = [pytest.param(name, "inductor", marks=pytest.mark.compiled) for name in SMALLEST]
 
 
@@ -215,6 +215,10 @@ def named(name, pooling="auto", mels=None, **options):
     return lambda: SpeakerNet.named(name, pooling, model_options=options, front_end_options=front_end)
 
 
+def given(waveforms, lengths=None, rate=16000):
+    return lambda: make("ResNet").embed(waveforms, lengths, sample_rate=rate)
+
+
 @pytest.mark.parametrize(
     ("make_net", "words"),
     [
@@ -237,6 +241,13 @@ def named(name, pooling="auto", mels=None, **options):
         (named("ReDimNetB0", context="gru"), "context"),
         (named("ReDimNet2B0", mels=40), "4 heads .* 13"),
         (named("XVector", "MQMHASTP"), "8 heads .* 1500"),
+        (given(torch.zeros(1, 16000), rate=48000), "48000 Hz.*16000 Hz"),
+        (given(torch.zeros(2, 16000)), "2 rows"),
+        (given(torch.zeros(16000)), r"\(16000,\)"),
+        (given(torch.zeros(1, 2, 16000)), r"\(1, 2, 16000\)"),
+        (given(torch.zeros(1, 16000, dtype=torch.int16)), "int16"),
+        (given(torch.zeros(2, 16000), torch.tensor([16000])), r"expected 2 from"),
+        (given(torch.zeros(1, 16000), torch.tensor([16001])), "16001"),
     ],
 )
 def test_components_that_do_not_fit(make_net, words):
@@ -261,15 +272,10 @@ def test_golden_gemini_strides():
     golden = {"channels": 16, "mel_strides": [2, 2, 2, 2], "frame_strides": [1, 2, 1, 1]}
     shapes, counts = [], []
     for options in ({}, golden):
-        net = SpeakerNet.named(
-            "ResNet",
-            embedding_dim=192,
-            model_options={"blocks": [1] * 4, **options},
-            front_end_options={"num_mels": 72},
-        ).eval()
+        net = named("ResNet", mels=72, blocks=[1] * 4, **options)().eval()
         shapes.append(tuple(net.trunk(torch.zeros(1, 72, 150), None)[0].shape))
         counts.append(sum(one.numel() for one in net.parameters()))
-    assert shapes == [(1, 128 * 9, 19), (1, 128 * 5, 75)] and counts[1] == 553_488
+    assert shapes == [(1, 128 * 9, 19), (1, 128 * 5, 75)] and counts[1] == 553_488 + (256 - 192) * (2 * 640 + 1)
 
 
 @pytest.mark.parametrize("name", SMALLEST)
@@ -282,20 +288,3 @@ def test_shortest_utterance(name):
     batch = waves((shortest, 12000))
     together = embed(net, batch, torch.tensor([shortest, 12000]))
     torch.testing.assert_close(together[:1], embed(net, batch[:1, :shortest]), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("waveforms", "lengths", "rate", "message"),
-    [
-        (torch.zeros(1, 16000), None, 48000, "48000 Hz.*16000 Hz"),
-        (torch.zeros(2, 16000), None, 16000, "2 rows"),
-        (torch.zeros(16000), None, 16000, r"\(16000,\)"),
-        (torch.zeros(1, 2, 16000), None, 16000, r"\(1, 2, 16000\)"),
-        (torch.zeros(1, 16000, dtype=torch.int16), None, 16000, "int16"),
-        (torch.zeros(2, 16000), torch.tensor([16000]), 16000, r"expected 2 from"),
-        (torch.zeros(1, 16000), torch.tensor([16001]), 16000, "16001"),
-    ],
-)
-def test_other_waveforms(waveforms, lengths, rate, message):
-    with pytest.raises(ValueError, match=message):
-        make("ResNet").embed(waveforms, lengths, sample_rate=rate)
