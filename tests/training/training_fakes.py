@@ -162,14 +162,10 @@ def make_trainer(
     folder: Path,
     *,
     loader: Any = None,
-    loss: nn.Module | None = None,
     eers: list[float] | None = None,
     validate: Callable[[], Mapping[str, Any]] | None = None,
-    on_start: Callable[[], None] = lambda: None,
-    precision: str = "no",
     optimizer: str = "adam",
     dropout: float = 0.2,
-    progress: bool = True,
     seed: int = 0,
     compiles: RuntimeOptions | None = None,
     scheduled_epochs: int | None = None,
@@ -179,11 +175,9 @@ def make_trainer(
 ) -> Trainer:
     """A trainer over the fakes; evaluations take their EER from `eers` in turn; schedules are of `scheduled_epochs`."""
     torch.manual_seed(seed)
-    net, loss = FakeNet(dropout), loss or FakeLoss()
-    loader = loader or FakeLoader()
+    net, loss, loader = FakeNet(dropout), FakeLoss(), loader or FakeLoader()
     rates = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
     moves = create_optimizer(optimizer_options(optimizer, **rates), [net, loss], CPU)
-    precise = Precision(RuntimeOptions(), precision, CPU)
     numbers = list(eers or [50.0])
 
     def eer_in_turn() -> dict[str, float]:
@@ -196,22 +190,19 @@ def make_trainer(
     steps = -(-len(loader) // settings.accumulation_steps)
     epochs = scheduled_epochs or settings.max_epochs
     schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
-    compiler = Compiler(net, compiles)
-    how = {"utterances_per_speaker": loader.utterances_per_speaker, "max_grad_norm": settings.max_grad_norm}
     return Trainer(
-        make_step(net, loss, moves, precise, compiler=compiler, **how),
+        make_step(net, loss, moves, compiler=Compiler(net, compiles), max_grad_norm=settings.max_grad_norm),
         loader,
         validate or eer_in_turn,
         LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=epochs),
-        None if loss.is_metric else MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
+        MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
         settings,
         store=CheckpointStore(folder, settings),
-        progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
+        progress=Progress(folder, show_bar=False, tensorboard=False),
         threads=ThreadWatch(1),
         model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
         origin={},
         stage=stage,
-        on_start=on_start,
     )
 
 
@@ -219,7 +210,6 @@ def make_step(
     net: nn.Module,
     loss: nn.Module,
     optimizer: torch.optim.Optimizer,
-    precision: Precision | None = None,
     *,
     utterances_per_speaker: int = 1,
     gradient_cache: bool = False,
@@ -228,7 +218,7 @@ def make_step(
 ) -> TrainingStep:
     """`options` are those of training."""
     how = {"utterances_per_speaker": utterances_per_speaker, "gradient_cache": gradient_cache}
-    precision = precision or Precision(RuntimeOptions(), "no", CPU)
+    precision = Precision(RuntimeOptions(), "no", CPU)
     return TrainingStep(net, loss, optimizer, precision, TrainingOptions(**options), compiler=compiler, **how)
 
 
