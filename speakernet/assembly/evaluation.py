@@ -40,7 +40,6 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, speaker_means, verifying_backend
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
-from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import (
@@ -121,6 +120,9 @@ def run_evaluation(
             *given, source, section, num_threads=reader_threads(section), num_draws=draws, seed=seed
         )
         if sweep:
+            # Late: a sweep is seldom asked for.
+            from speakernet.evaluation.sweep import run_sweep
+
             unkept = dataclasses.replace(scoring.embedder, stores=())
 
             def score(degraded: AudioSource) -> np.ndarray:
@@ -342,13 +344,18 @@ def _speakers(config: Config, trials: TrialList) -> Speakers:
     return speakers_of(trials, read_speaker_table(table) if table else None)
 
 
-def _build_sweep(config: Config) -> dict[str, list[Step]]:
+def _build_sweep(config: Config) -> dict[str, list[Any]]:
     """The steps that evaluation.sweep names, built before anything slow starts."""
     kinds, augment = config.evaluation.sweep, config.augment
+    if not kinds:
+        return {}
+    # Late: a sweep is seldom asked for.
+    from speakernet.evaluation.sweep import sweep_steps
+
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
     wants_rirs = "reverb" in kinds and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
-    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed) if kinds else {}
+    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)

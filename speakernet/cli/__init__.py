@@ -106,8 +106,7 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
-    _open_streams()
-    _log_to_the_terminal(module_name.partition(".")[0])
+    _prepare_streams(module_name.partition(".")[0])
     if "torch" not in sys.modules:
         # torch reads both when it is imported; its profiler reports a machine without a GPU as an error.
         os.environ.setdefault(HUGE_PAGES, "1")
@@ -141,14 +140,25 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
-def _open_streams() -> None:
-    """Standard streams that are closed read and write nothing; what a terminal cannot show is escaped."""
+def _prepare_streams(package: str) -> None:
+    """Closed standard streams read and write nothing; what a terminal cannot show is escaped; logs go to stderr."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # Files that are opened later must not get its number.
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # stays open
         elif mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="backslashreplace")
+    handler = TerminalHandler()
+    # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
+    handler.setLevel(logging.INFO if is_first(os.environ) else logging.ERROR)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    if not logging.getLogger().handlers:
+        # Python's warnings come as log lines: printed by themselves they would be glued onto a bar.
+        logging.captureWarnings(True)
+    # Does nothing where a host program (a notebook, pytest) has set up logging already.
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    for name in {"speakernet", package}:
+        logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def _has_no_reader() -> bool:
@@ -228,20 +238,6 @@ def _message(error: Exception) -> str | None:
     where = error.filename2 or error.filename
     advice = SYSTEM_ADVICE.get(error.errno or 0, "fix that, then run the same command again")
     return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
-
-
-def _log_to_the_terminal(*packages: str) -> None:
-    handler = TerminalHandler()
-    # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
-    handler.setLevel(logging.INFO if is_first(os.environ) else logging.ERROR)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
-    if not logging.getLogger().handlers:
-        # Python's warnings come as log lines: printed by themselves they would be glued onto a bar.
-        logging.captureWarnings(True)
-    # Does nothing where a host program (a notebook, pytest) has set up logging already.
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    for package in {"speakernet", *packages}:
-        logging.getLogger(package).setLevel(logging.DEBUG)
 
 
 # What several commands have in common.
