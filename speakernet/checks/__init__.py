@@ -4,7 +4,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def table(findings: Iterable[Finding]) -> str:
         texts += [(f"{indent}- ", f"{indent}  ", one) for one in finding.examples]
         texts += [(f"{indent}-> ", f"{indent}   ", finding.advice)] if finding.advice else []
         for first, following, text in texts:
-            indents = {"initial_indent": first, "subsequent_indent": following}
-            whole = {"break_long_words": False, "break_on_hyphens": False}
-            lines += textwrap.wrap(text, TABLE_WIDTH, **indents, **whole) or [first]
+            how: dict[str, Any] = {"initial_indent": first, "subsequent_indent": following}
+            how |= {"break_long_words": False, "break_on_hyphens": False}
+            lines += textwrap.wrap(text, TABLE_WIDTH, **how) or [first]
     return "\n".join(lines)

@@ -109,7 +109,7 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     listed += [(training, source, "training audio")] if training is not None else []
     listed += [(one, of_trials, f"trial audio ({Path(one.source).name})") for one, of_trials in trials]
     tables = [one.names if isinstance(one, TrialList) else one.paths for one, *_ in listed]
-    for names, (one, audio, check) in zip(tables, listed, strict=True):
+    for names, (given, audio, check) in zip(tables, listed, strict=True):
         if audio is None:
             continue
         # Headers wait for the disk: four reads a core keep it busy.
@@ -123,8 +123,8 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         if request.is_fast:
             continue
         facts = read[check] = read_facts(audio, good, request.num_jobs, check)
-        findings += sample_findings(facts, check, one.labels[rows] if isinstance(one, TrainingList) else None)
-        findings += trial_findings(one, rows, facts, check) if isinstance(one, TrialList) else []
+        findings += sample_findings(facts, check, given.labels[rows] if isinstance(given, TrainingList) else None)
+        findings += trial_findings(given, rows, facts, check) if isinstance(given, TrialList) else []
     for first, second in itertools.combinations(read, 2):
         findings += shared_findings(read[first], read[second], (first, second), renamed=first != "training audio")
     needs_ffmpeg = any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table)

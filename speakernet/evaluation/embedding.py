@@ -407,7 +407,7 @@ class Embedder:
             kept = distributed.from_main(lambda: next((one for one in found if one is not None), None))
             if kept is not None:
                 return kept, True
-        how = {"device": self.device, "autocast": self.autocast, "is_stopped": self.is_stopped}
+        how: dict[str, Any] = {"device": self.device, "autocast": self.autocast, "is_stopped": self.is_stopped}
         description = f"embedding {list_name.replace('_', ' ')}"
         # Whole utterances have as many lengths as there are utterances.
         with many_shapes() if mode == "whole" else contextlib.nullcontext():

@@ -67,7 +67,7 @@ _SETTINGS: dict[Any, Any] = {
     "legend.handlelength": 1.4,
     "legend.handletextpad": 0.4,
     "lines.linewidth": 1.4,
-    "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+    "axes.prop_cycle": matplotlib.cycler(color=SERIES),  # type: ignore[attr-defined]
     # Text stays text, in the page's fonts: as paths every letter would be drawn, and none could be selected.
     "svg.fonttype": "none",
     # The same drawing gives the same bytes.
@@ -80,9 +80,9 @@ MIN_TICK_GAP = 0.08
 HISTOGRAM_BINS = 60
 MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
-LEGEND_LETTERS = 48
+LEGEND_LETTERS = 66
 """In a line of the legend."""
-BAND = {"alpha": 0.18, "linewidth": 0}
+BAND: dict[str, Any] = {"alpha": 0.18, "linewidth": 0}
 MARKERS = ("o", "^", "s", "D", "v", "P")
 
 P = ParamSpec("P")

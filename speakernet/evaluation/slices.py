@@ -167,9 +167,8 @@ def slice_results(
         if missing := missing_kind(labels):
             rows.append(GroupResult(label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets))
             continue
-        prepared = SpeakerBootstrap(
-            scores[chosen], labels, *(one[chosen] for one in sides_of(trials, speakers)), points
-        )
+        enrol, test = (one[chosen] for one in sides_of(trials, speakers))
+        prepared = SpeakerBootstrap(scores[chosen], labels, enrol, test, points)
         rows.append(group_result(label, prepared, num_targets, num_draws, seed))
     return SliceResult(slicing.by, " ".join(notes), rows)
 
