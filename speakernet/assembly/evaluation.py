@@ -120,15 +120,12 @@ def run_evaluation(
             *given, source, section, num_threads=reader_threads(section), num_draws=draws, seed=seed
         )
         if sweep:
-            # Late: a sweep is seldom asked for.
-            from speakernet.evaluation.sweep import run_sweep
-
             unkept = dataclasses.replace(scoring.embedder, stores=())
 
             def score(degraded: AudioSource) -> np.ndarray:
                 return score_trials(unkept, backend, trials, degraded).scores
 
-            found["sweep"] = run_sweep(sweep, source, score, *given, num_draws=draws, seed=seed)
+            found["sweep"] = sweep(source, score, *given, num_draws=draws, seed=seed)
     if after_training:
         if scoring.measured and distributed.is_main():
             update_model_file(model_path, scoring.measured, backs_up=False)
@@ -344,13 +341,13 @@ def _speakers(config: Config, trials: TrialList) -> Speakers:
     return speakers_of(trials, read_speaker_table(table) if table else None)
 
 
-def _build_sweep(config: Config) -> dict[str, list[Any]]:
-    """The steps that evaluation.sweep names, built before anything slow starts."""
+def _build_sweep(config: Config) -> Callable[..., Any] | None:
+    """The sweep over what evaluation.sweep names, whose steps are built before anything slow starts; None if empty."""
     kinds, augment = config.evaluation.sweep, config.augment
     if not kinds:
-        return {}
+        return None
     # Late: a sweep is seldom asked for.
-    from speakernet.evaluation.sweep import sweep_steps
+    from speakernet.evaluation.sweep import run_sweep, sweep_steps
 
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
@@ -358,4 +355,5 @@ def _build_sweep(config: Config) -> dict[str, list[Any]]:
     wants_rirs = "reverb" in kinds and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
-    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
+    steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
+    return functools.partial(run_sweep, steps)

@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
     from speakernet.evaluation.scoring import WHOLE_COSINE
-    from speakernet.inference import bulk, decision
-    from speakernet.inference.recordings import audio_inputs
+    from speakernet.inference import bulk, decision, recordings
 
     verifier = load_verifier(arguments)
     if arguments.store is None:
@@ -53,7 +52,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
             verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out
         )
     else:
-        cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
+        cohort = (
+            recordings.audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
+        )
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             fit, results, backup = bulk.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     notes = cautions(results)
