@@ -84,7 +84,7 @@ def build_training_loader(
         is_reading_free=isinstance(reader, packed.PackedRows),  # what memory does not hold of it, threads read ahead
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
-        is_spawned=workers.starts_from_nothing(start_method),
+        is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
     )
     maker = batches.BatchMaker(
         reader,
@@ -94,7 +94,7 @@ def build_training_loader(
         speeds=voices.speeds,
         augmenter=with_reading,
         # Where nothing is handed over, crops are made at once as the network wants them.
-        is_int16=is_int16 and (device.type != "cpu" or options.num_workers != 0),
+        dtype=np.int16 if is_int16 and (device.type != "cpu" or options.num_workers != 0) else np.float32,
         changes_speed=changes_speed,
     )
     return TrainingLoader(

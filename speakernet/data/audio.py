@@ -136,7 +136,12 @@ def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tup
             decoded = _decode_kept(str(path), size, modified_ns, container)
             info = _info_of_file(io.BytesIO(decoded), container, len(decoded), 0)
             # The samples are not in the file itself: there is no offset.
-            facts = {"format": container, "data_offset": -1, "file_bytes": size, "modified_ns": modified_ns}
+            facts: dict[str, Any] = {
+                "format": container,
+                "data_offset": -1,
+                "file_bytes": size,
+                "modified_ns": modified_ns,
+            }
             yield io.BytesIO(decoded), dataclasses.replace(info, **facts)
         else:
             yield file, known or _info_of_file(file, path, size, modified_ns)

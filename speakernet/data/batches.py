@@ -152,12 +152,8 @@ class BatchMaker(Shareable, CropMaker):
     """Reads and augments one batch at a time; augmentation works on float32 at its final speed."""
 
     shared_arrays = ("lengths",)
-    is_int16: bool = False
-
-    @property
-    def dtype(self) -> type:
-        """Of the samples that are handed on."""
-        return np.int16 if self.is_int16 else np.float32
+    dtype: type = np.float32
+    """Of the samples that are handed on; or int16, which only unaugmented ones are."""
 
     def width(self, num_samples: int) -> int:
         """Samples in a row of what is handed on for crops of `num_samples`."""

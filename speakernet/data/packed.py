@@ -348,15 +348,17 @@ class PackedSource(AudioSource):
         return PackedRows(self.root, self.samples, starts, table.native_samples, is_mapped=self.is_mapped)
 
 
+@dataclass(eq=False)
 class PackedRows(RowReader):
     """Rows of a list read from a packed corpus: one copy a crop."""
 
     shared_arrays = ("starts", "lengths")
 
-    def __init__(
-        self, root: str, samples: Samples, starts: np.ndarray, lengths: np.ndarray, *, is_mapped: bool = True
-    ) -> None:
-        self.root, self.samples, self.starts, self.lengths, self.is_mapped = root, samples, starts, lengths, is_mapped
+    root: str
+    samples: Samples
+    starts: np.ndarray
+    lengths: np.ndarray
+    is_mapped: bool = True
 
     def span(self, row: int) -> tuple[int, int]:
         """First sample of a row in `samples`, and how many it has; AudioError if the corpus does not hold it."""

@@ -12,6 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -217,27 +218,29 @@ class FolderSource(AudioSource):
         return FolderRows(self.root, names, table, cache)
 
 
+@dataclass(eq=False)
 class FolderRows(RowReader):
     """Rows of a list read from files; the lookup table spares the header of 16-bit mono WAV files."""
 
-    def __init__(self, root: str, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> None:
-        self._root, self._names, self.table, self.cache = root, names, table, cache
-        self.counts: Counter[str] = Counter()
-        # Bytes all the way: joining and decoding a million names costs more than opening the files.
-        self._prefix = os.fsencode(os.path.join(root, ""))  # noqa: PTH118
+    root: str
+    names: StringTable
+    table: LookupTable
+    cache: AudioCache | None = None
+    counts: Counter[str] = field(default_factory=Counter)
 
     def share(self) -> None:
         """See `Shareable.share`."""
-        self._names.share()
+        self.names.share()
         self.table.share()
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files, nearly all, are read here in one loop."""
-        table, wanted, prefix = self.table, out.shape[1], self._prefix
+        # Bytes all the way: joining and decoding a million names costs more than opening the files.
+        table, wanted, prefix = self.table, out.shape[1], os.fsencode(os.path.join(self.root, ""))  # noqa: PTH118
         is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
         facts = zip(
             is_whole.tolist(),
-            self._names.raws(rows),
+            self.names.raws(rows),
             (table.data_offsets[rows] + 2 * starts).tolist(),
             table.file_bytes[rows].tolist(),
             table.modified_ns[rows].tolist(),
@@ -277,7 +280,7 @@ class FolderRows(RowReader):
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are kept in the cache."""
-        path = os.path.join(self._root, self._names[row])  # noqa: PTH118
+        path = os.path.join(self.root, self.names[row])  # noqa: PTH118
         rate = self.table.sample_rate
         crop = self.cache.get(row) if self.cache is not None else None
         if self.cache is not None:

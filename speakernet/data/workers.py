@@ -54,11 +54,6 @@ NUM_THREADS = 16
 CROPS_PER_TASK = 4
 
 
-def starts_from_nothing(start_method: str | None = None) -> bool:
-    """Whether workers import everything again and are sent what they need, instead of being copies of this process."""
-    return (start_method or DEFAULT_START_METHOD) != "fork"
-
-
 class WorkerDied(ChildProcessError):
     """A worker process gives no more batches: killed from outside, crashed, or hung."""
 
@@ -84,7 +79,8 @@ class Workers(CropMaker):
         self._reports: list[Any] = []
         # Workers in the order of the requests that they have not answered.
         self._owing: deque[int] = deque()
-        if starts_from_nothing(start_method):
+        # They import everything again, and are sent what they need.
+        if self._context.get_start_method() != "fork":
             maker.share()
 
     def run(self, requests: list[BatchRequest]) -> Iterator[Made]:

@@ -181,7 +181,7 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_w
     here, there = loader(tiny_corpus, **options), loader(tiny_corpus, **options)
     there.augmenter = there.maker.augmenter
     raw = BatchMaker(there.maker.reader, there.maker.lengths, seed=there.maker.seed, speeds=there.maker.speeds,
-                     is_int16=True, changes_speed=False)  # fmt: skip
+                     dtype=np.int16, changes_speed=False)  # fmt: skip
     there.options = there.options.model_copy(update={"num_workers": num_workers, "prefetch_factor": 1})
     there.maker = Workers(raw, there.options) if num_workers else raw
     for one, other in zip(epoch(here), epoch(there), strict=True):

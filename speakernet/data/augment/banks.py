@@ -333,16 +333,15 @@ class ResidentBanks:
         for audio, groups in members.values():
             some = np.concatenate(groups)
             crops = to_float(audio.crops(firsts[some], starts[some], lengths[some], num_samples))
-            noises.index_copy_(0, *send(self.device, [some]), crops)
+            (places,) = send(self.device, [some])
+            noises.index_copy_(0, places, crops)
         wet = np.flatnonzero(drawn.rirs >= 0)
         if not len(wet):
             return Ingredients(noises)
         # RIRs are cut to what can reach the crop, and share a transform: one of a fitting length costs a launch more.
         reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
         fft_samples = transform_samples(num_samples + reach - 1)
-        rows, begins, sizes = send(
-            self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)]
-        )
-        windows = self._rirs.unfold(0, reach, 1)[begins]
-        windows *= torch.arange(reach, device=self.device) < sizes[:, None]
+        rows, heads, ends = send(self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)])
+        windows = self._rirs.unfold(0, reach, 1)[heads]
+        windows *= torch.arange(reach, device=self.device) < ends[:, None]
         return Ingredients(noises, rows, torch.fft.rfft(windows, fft_samples), fft_samples)
