@@ -18,3 +18,11 @@ def ffmpeg() -> str:
         return find_ffmpeg()
     except FfmpegError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory, ffmpeg):
+    """VoxCeleb, MUSAN and RIRS_NOISES, tiny, as a source has them."""
+    from preparation_corpora import publish
+
+    return publish(tmp_path_factory.mktemp("published"), ffmpeg)

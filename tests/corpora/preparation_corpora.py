@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -104,3 +105,48 @@ def write_catalogue(path: Path, address: str, corpora: dict[str, dict]) -> Path:
         entry["base_urls"] = [address + "/{name}"]
     path.write_text(yaml.safe_dump(corpora))
     return path
+
+
+TRIALS = (
+    b"1 id10040/video0/00000.wav id10040/video0/00001.wav\n0 id10040/video0/00000.wav id10041/video0/00000.wav\n"
+    b"1 id10041/video0/00000.wav id10041/video0/00001.wav\n"
+)
+
+
+class Published(NamedTuple):
+    """What a source of VoxCeleb, its lists, MUSAN and RIRS_NOISES has, and the table of sources that names it."""
+
+    files: dict[str, bytes]
+    corpora: dict[str, dict]
+
+
+def publish(root: Path, ffmpeg: str, copies: int = 1) -> Published:
+    """Tiny archives in the published layouts, VoxCeleb's development sets in parts; each m4a `copies` times."""
+    write_voices(root / "vox1_dev", 3, 3 * copies, "wav/id1000{speaker}/video0/{utterance:05}.wav", 1.2)
+    write_voices(root / "vox1_test", 2, 2, "wav/id1004{speaker}/video0/{utterance:05}.wav", 1.2)
+    for name in write_voices(root / "plain", 4, 3, "id0000{speaker}/video0/{utterance:05}.wav", 1.2):
+        for below in ("vox2_dev/dev/aac", "vox2_test/aac"):
+            target = root / below / name.replace(".wav", ".m4a")
+            to_m4a(ffmpeg, root / "plain" / name, target)
+            for copy in range(1, copies):
+                target.with_name(f"{copy}{target.name}").write_bytes(target.read_bytes())
+    write_voices(root / "musan", 2, 1, "musan/noise/free{speaker}/{utterance}.wav", 6.0 * copies)
+    write_voices(root / "rirs", 2, 2, "RIRS_NOISES/simulated_rirs/smallroom/Room00{speaker}/{utterance}.wav", 0.2)
+    write_voices(root / "rirs", 1, 1, "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_rir_{speaker}_{utterance}.wav", 0.2)
+    whole = {kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")}
+    vox1 = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
+    vox2 = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
+    archives = {**vox1, **vox2, "vox1_test_wav.zip": whole["vox1_test"], "vox2_test_aac.zip": whole["vox2_test"]}
+    joined = {
+        "vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]),
+        "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"]),
+    }
+    lists = {"veri_test.txt": TRIALS, "veri_test2.txt": TRIALS}
+    musan, rirs = {"musan.tar.gz": tar_tree(root / "musan")}, {"rirs_noises.zip": zip_tree(root / "rirs")}
+    corpora = {
+        "voxceleb": catalogue_entry(archives, joined),
+        "voxceleb_trials": catalogue_entry(lists),
+        "musan": catalogue_entry(musan),
+        "rirs": catalogue_entry(rirs),
+    }
+    return Published(archives | lists | musan | rirs, corpora)

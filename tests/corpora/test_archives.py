@@ -10,7 +10,6 @@ import shutil
 import struct
 import tarfile
 import zipfile
-import zlib
 
 import pytest
 
@@ -67,17 +66,12 @@ def test_members_come_out_whole_and_once(tmp_path, make, kind):
     "name", ["../evil", "a/../../evil", "/tmp/evil", "..\\evil", "C:\\evil", "C:/evil", "\\\\host\\share\\evil", ".."]
 )
 def test_names_that_lead_outside(tmp_path, make, kind, name):
-    make(tmp_path / kind, {name: b"evil"})
+    make(tmp_path / kind, {"good.wav": b"good", name: b"evil"})
     with pytest.raises(ArchiveError, match="refused"):
         unpack(tmp_path / kind, tmp_path / "deep" / "out")
     assert list(tmp_path.rglob("*evil*")) == []
-
-
-def test_zip_with_one_evil_name_writes_nothing(tmp_path):
-    make_zip(tmp_path / "a.zip", {"good.wav": b"good", "../evil": b"evil"})
-    with pytest.raises(ArchiveError, match="refused"):
-        unpack(tmp_path / "a.zip", tmp_path / "out")
-    assert tree(tmp_path / "out") == {}
+    # The names of a zip are checked before its first file is written.
+    assert kind != "a.zip" or tree(tmp_path / "deep" / "out") == {}
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
@@ -136,13 +130,13 @@ def test_a_member_that_holds_more_than_it_declares(tmp_path):
     assert "a.wav" not in tree(tmp_path / "out")
 
 
-@pytest.mark.parametrize("keep", [0.5, 0.97])
-def test_a_cut_archive(tmp_path, keep):
+def test_a_cut_archive(tmp_path):
     make_tar(tmp_path / "a.tar.gz", {f"{row}.wav": hashlib.sha256(bytes([row])).digest() * 3000 for row in range(9)})
     content = (tmp_path / "a.tar.gz").read_bytes()
-    (tmp_path / "a.tar.gz").write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(ArchiveError, match="a"):
-        unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+    for keep in (0.5, 0.97):
+        (tmp_path / "a.tar.gz").write_bytes(content[: int(len(content) * keep)])
+        with pytest.raises(ArchiveError, match="a"):
+            unpack(tmp_path / "a.tar.gz", tmp_path / "out")
 
 
 def raw_zip(path, name, method, packed, size, crc):
@@ -168,12 +162,6 @@ def test_a_damaged_member_is_listed(tmp_path, member):
     summary = unpack(tmp_path / "a.zip", tmp_path / "out")
     assert summary.broken == 1 and "a.wav" in summary.first_broken[0]
     assert "a.wav" not in tree(tmp_path / "out")
-
-
-def test_an_empty_name(tmp_path):
-    raw_zip(tmp_path / "a.zip", b"", 0, b"x", 1, zlib.crc32(b"x"))
-    with pytest.raises(ArchiveError, match="refused"):
-        unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
 def test_a_name_that_is_file_and_folder(tmp_path):
@@ -227,12 +215,6 @@ def test_pieces_are_removed_only_once_the_whole_is_verified(tmp_path):
         assert (summary.made, summary.skipped, summary.broken) == counts
         assert all(piece.exists() for piece in pieces) == (md5 != good)
     assert (tmp_path / "whole.zip").read_bytes() == b"".join(contents)
-
-
-def test_missing_pieces_are_named(tmp_path):
-    summary = StepSummary("concatenate", tmp_path)
-    join_pieces([tmp_path / "partaa"], tmp_path / "whole.zip", None, summary)
-    assert "partaa" in summary.broken_path.read_text()
 
 
 @pytest.mark.parametrize("name", ["a\0b", "", "/", ".", "./", "a/..", "x/../../y"])

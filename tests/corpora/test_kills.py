@@ -8,23 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparation_corpora import (
-    catalogue_entry,
-    parts_of,
-    run_in_own_session,
-    tar_tree,
-    to_m4a,
-    write_catalogue,
-    write_voices,
-    zip_tree,
-)
+from preparation_corpora import TRIALS, publish, run_in_own_session, write_catalogue
 from preparation_server import played_source
 
 # What a step leaves first: download, unpack, cut, join, unpack, convert, link.
 SIGNS = ("musan.tar.gz.part", "musan", "musan_split", "rirs_noises.zip", "vox1_dev_wav_partaa", "vox1_dev_wav.zip",
          "voxceleb1/dev", "voxceleb2/dev/wav", "voxceleb1/wav")  # fmt: skip
 RANDOM = np.random.default_rng(20260101)
-TRIALS = b"1 a/b/c.wav a/b/d.wav\n0 a/b/c.wav e/f/g.wav\n"
 pytestmark = pytest.mark.slow
 
 
@@ -54,39 +44,8 @@ def run_until(folder: Path, table: Path, lists: Path, sign: str = "") -> bool:
     return was_killed
 
 
-def publish(root: Path, ffmpeg: str) -> tuple[dict[str, bytes], dict[str, dict]]:
-    write_voices(root / "vox1_dev", 4, 20, "wav/id1000{speaker}/video0/000{utterance:02}.wav", 0.5)
-    write_voices(root / "vox1_test", 1, 10, "wav/id1004{speaker}/video0/0000{utterance}.wav", 0.5)
-    for name in write_voices(root / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav", 0.5):
-        target = root / "vox2_dev/dev/aac" / name.replace(".wav", ".m4a")
-        to_m4a(ffmpeg, root / "plain" / name, target)
-        for copy in range(12):
-            target.with_name(f"1{copy:02}{target.name}").write_bytes(target.read_bytes())
-        short = root / "vox2_test/aac" / name.replace(".wav", ".m4a")
-        short.parent.mkdir(parents=True, exist_ok=True)
-        short.write_bytes(target.read_bytes())
-    write_voices(root / "musan_made", 2, 2, "musan/noise/free{speaker}/{utterance}.wav", 30.0)
-    write_voices(root / "rirs_made", 2, 20, "RIRS_NOISES/simulated_rirs/room{speaker}/{utterance}.wav", 0.3)
-    whole = {kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")}
-    vox1 = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
-    vox2 = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
-    archives = {**vox1, **vox2, "vox1_test_wav.zip": whole["vox1_test"], "vox2_test_aac.zip": whole["vox2_test"]}
-    joined = {
-        "vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]),
-        "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"]),
-    }
-    musan, rirs = {"musan.tar.gz": tar_tree(root / "musan_made")}, {"rirs_noises.zip": zip_tree(root / "rirs_made")}
-    corpora = {
-        "voxceleb": catalogue_entry(archives, joined),
-        "voxceleb_trials": catalogue_entry({"veri_test2.txt": TRIALS}),
-        "musan": catalogue_entry(musan),
-        "rirs": catalogue_entry(rirs),
-    }
-    return archives | musan | rirs, corpora
-
-
 def test_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpeg):
-    files, corpora = publish(tmp_path / "made", ffmpeg)
+    files, corpora = publish(tmp_path / "made", ffmpeg, copies=6)
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "veri_test2.txt").write_bytes(TRIALS)
     with played_source(files, behaviour="steady") as source:
