@@ -50,18 +50,6 @@ def test_librispeech_by_its_own_parts(tmp_path):
             assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], "another chapter"
 
 
-def test_librispeech_is_fetched_and_unpacked(tmp_path):
-    make_librispeech(tmp_path / "made")
-    archive = tar_tree(tmp_path / "made")
-    with played_source({"train-clean-100.tar.gz": archive}) as source:
-        corpora = {"librispeech": catalogue_entry({"train-clean-100.tar.gz": archive})}
-        table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
-        options = ("--save_path", tmp_path / "data", "--catalogue", table, "--parts", "train-clean-100")
-        assert run_data_prep("librispeech", *options, "--download") == 0
-        assert run_data_prep("librispeech", *options, "--download") == 0
-        assert source.requests["train-clean-100.tar.gz"] <= 2, "the second run asks for nothing"
-
-
 def test_one_part_alone_is_split_anew(tmp_path):
     for speaker in range(6):
         for chapter in (1, 2):

@@ -151,12 +151,6 @@ def parts_of(out: Path) -> dict[str, set[str]]:
     }
 
 
-def test_splits_are_kept_apart(tmp_path, parted, caplog):
-    assert prepare(parted, tmp_path / "out") == 0
-    assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
-    assert "are kept apart as they are" in caplog.text
-
-
 def test_pooled_splits(tmp_path, parted, caplog):
     assert prepare(parted, tmp_path / "pooled", "--layout", "pooled") == 0
     assert parts_of(tmp_path / "pooled")["train"] == {"a", "b"}
@@ -208,53 +202,17 @@ def test_refused_folders_leave_nothing(tmp_path, capsys, case):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("speakers", [0, 1])
-def test_too_few_speakers(tmp_path, capsys, speakers):
-    (tmp_path / "voices").mkdir()
-    write_voices(tmp_path / "voices", speakers, 3, "spk{speaker}/{utterance}.wav", 0.6)
-    assert prepare(tmp_path / "voices", tmp_path / "out") == 1
-    assert capsys.readouterr().err
-
-
 def test_converted_files_keep_their_split(tmp_path, parted, ffmpeg, caplog):
     for path in sorted(parted.rglob("*.wav")):
         to_m4a(ffmpeg, path, path.with_suffix(".m4a"))
         path.unlink()
     assert prepare(parted, tmp_path / "out") == 0
     assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
-    assert "30 found, 30 usable, 0 skipped, 0 broken" in caplog.text
+    assert "are kept apart as they are" in caplog.text and "30 found, 30 usable, 0 skipped, 0 broken" in caplog.text
+    training = read_training_list(tmp_path / "out" / "train_list.txt")
+    assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
+    assert not list(parted.rglob("*.wav")), "nothing is written beside the originals"
     assert "data_prep/musan.py" in caplog.text
-
-
-def test_a_missing_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run_data_prep("folder", "nothing") == 1
-    assert "there is no folder nothing" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("patterns", "said"),
-    [
-        (["spk{speaker}/{utterance}.wav"], "no sessions are known"),
-        (["spk{speaker}/monday/{utterance}.wav"], "one session only"),
-        (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
-    ],
-)
-def test_warnings_about_sessions(tmp_path, caplog, patterns, said):
-    for pattern in patterns:
-        write_voices(tmp_path / "voices", 6, 3, pattern, 0.6)
-    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert any(said in one for one in warnings) if said else not any("session" in one for one in warnings)
-
-
-def test_speakers_of_one_session(tmp_path, caplog):
-    for part, speakers in (("train", 4), ("dev", 3)):
-        write_voices(tmp_path / "voices" / part, speakers, 2, part + "{speaker}/monday/{utterance}.wav", 0.6)
-        write_voices(tmp_path / "voices" / part, speakers - 1, 2, part + "{speaker}/tuesday/{utterance}.wav", 0.6)
-    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
-    assert "1 of 3 held-out speakers have one session only (first: dev2)" in caplog.text
 
 
 def test_unusable_files_are_listed(tmp_path):
@@ -287,17 +245,6 @@ def test_odd_names(tmp_path):
     training = read_training_list(out / "train_list.txt")
     assert all((root / name).is_file() for name in training.paths)
     assert {"Anna_Maria", "O'Neill", "語", "-y", "$HOME;ls"} >= set(training.speakers)
-
-
-def test_foreign_formats(tmp_path, ffmpeg):
-    root, out = tmp_path / "voices", tmp_path / "out"
-    names = write_voices(tmp_path / "plain", 6, 3, "spk{speaker}/{utterance}.wav", 0.8)
-    for name in names:
-        to_m4a(ffmpeg, tmp_path / "plain" / name, root / name.replace(".wav", ".m4a"))
-    assert prepare(root, out) == 0
-    training = read_training_list(out / "train_list.txt")
-    assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
-    assert not any(path.suffix == ".wav" for path in root.rglob("*")), "nothing is written beside the originals"
 
 
 def test_three_speakers(tmp_path, caplog):

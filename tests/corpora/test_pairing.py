@@ -63,15 +63,6 @@ def test_every_kind_of_trials_keeps_the_rules(speakers, count, sessions, other_s
         assert (pairs.labels == (utterances.labels[pairs.enrol] == utterances.labels[pairs.test])).all()
 
 
-def test_random_trials_have_the_number_asked_for_and_follow_the_seed():
-    utterances = corpus(40, 20)
-    rows = every_row(utterances)
-    first = random_pairs(utterances, rows, 500, ANY, 1)
-    assert len(first) == 500
-    assert np.array_equal(first.enrol, random_pairs(utterances, rows, 500, ANY, 1).enrol)
-    assert not np.array_equal(first.enrol, random_pairs(utterances, rows, 500, ANY, 2).enrol)
-
-
 def test_balanced_trials_give_every_speaker_the_same():
     utterances = corpus(10, 6)
     pairs = balanced_pairs(utterances, every_row(utterances), ANY, 1, targets_per_speaker=4, nontargets_per_target=3)
