@@ -65,6 +65,13 @@ def test_a_folder_that_the_classic_tool_left_is_completed(tmp_path):
     assert kept.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("wrong", ["--hop_seconds=0", "--hop_seconds=0.5", "--hop_seconds=nan", "--piece_seconds=0"])
+def test_pieces_that_would_share_a_name_or_be_empty_are_refused(tmp_path, wrong, capsys):
+    make_musan(tmp_path)
+    assert run_data_prep("musan", "--save_path", tmp_path, "--split", wrong) == 1
+    assert wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
+
+
 def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
     make_responses(tmp_path / "made")
     archive = zip_tree(tmp_path / "made")

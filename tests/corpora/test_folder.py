@@ -215,6 +215,22 @@ def test_converted_files_keep_their_split(tmp_path, parted, ffmpeg, caplog):
     assert "data_prep/musan.py" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["spk{speaker}/{utterance}.wav"], "no sessions are known"),
+        (["spk{speaker}/monday/{utterance}.wav"], "one session only"),
+        (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
+    ],
+)
+def test_warnings_about_sessions(tmp_path, caplog, patterns, said):
+    for pattern in patterns:
+        write_voices(tmp_path / "voices", 6, 3, pattern, 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any(said in one for one in warnings) if said else not any("session" in one for one in warnings)
+
+
 def test_unusable_files_are_listed(tmp_path):
     root, out = tmp_path / "voices", tmp_path / "out"
     write_voices(root, 10, 3, "spk{speaker}/{utterance}.wav", 0.6)

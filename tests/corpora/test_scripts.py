@@ -1,10 +1,12 @@
 """What every script has: a help that says all, no secret in it, one run at a time, tidying up after a kill."""
 
+import argparse
 import os
 import runpy
 import subprocess
 import sys
 
+import pytest
 from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 
 from speakernet import files
@@ -13,6 +15,20 @@ from speakernet.cli.prepare import CORPORA, build_parser
 from speakernet.corpora.listing import corpus_of, download_options
 from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_option_of_every_script_is_explained(name):
+    parser = build_parser(name)
+    parsers = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parsers += action.choices.values()
+    for one in parsers:
+        assert f"python data_prep/{name}.py" in one.format_help() + parser.format_help()
+        for action in one._actions:
+            if action.dest not in ("help", "action"):
+                assert len(action.help or "") > 8, f"{name} --{action.dest}"
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.name)

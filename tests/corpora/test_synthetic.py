@@ -18,6 +18,7 @@ from speakernet.corpora.synthetic.scenes import (
 )
 from speakernet.corpora.synthetic.speech import (
     FFT_SIZE,
+    FRAME_SECONDS,
     HOP,
     PHONE_NAMES,
     SAMPLE_RATE,
@@ -72,6 +73,15 @@ def test_a_sentence_begins_and_ends_in_silence_and_every_phone_can_be_spoken() -
     assert set(phones) <= set(PHONE_NAMES)
     everything = synthesise(draw_voice(generator(2)), lay_out(list(PHONE_NAMES), generator(3)), generator(4))
     assert np.isfinite(everything).all()
+
+
+def test_the_durations_of_segments_are_kept_and_tempo_shortens_them() -> None:
+    phones = draw_phones(generator(1), 14)
+    slow, fast = (lay_out(phones, generator(7), tempo=tempo) for tempo in (0.8, 1.25))
+    assert len(slow.phone) > 1.3 * len(fast.phone)
+    # "a" alone lasts 0.115 s on the mean: 1000 of them in a row, with the chance of exp(N(0, 0.22)), 0.1178 s.
+    many = lay_out(["a"] * 1000, generator(8))
+    assert len(many.phone) * FRAME_SECONDS / 1000 == pytest.approx(0.115 * np.exp(0.22**2 / 2), rel=0.03)
 
 
 def test_aspiration_takes_the_formants_of_the_vowel_that_follows() -> None:

@@ -17,6 +17,16 @@ def listed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [("all", [], 276), ("random", ["--num_trials", 50], 50), ("balanced", ["--targets_per_speaker", 2], 6 * 2 * 6)],
+)
+def test_every_kind_is_made(listed, kind, options, expected):
+    output = listed / "trials.txt"
+    assert run_data_prep("trials", "make", listed / "list.txt", output, "--kind", kind, *options) == 0
+    assert len(read_trials(output)) == expected
+
+
 def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
     names = read_training_list(listed / "list.txt").paths
     embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
@@ -50,6 +60,14 @@ def test_cross_gender_trials_need_and_use_a_table(listed, capsys):
     parity = [int(name.split("/")[1][1:]) % 2 for name in trials.names]
     assert all(parity[a] == parity[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
     assert len(trials) == 2 * 36
+
+
+@pytest.mark.parametrize("text", ["file,speaker\na.wav,1\n", "speaker\tfilename\n1\ta.wav\n"])
+def test_headings_of_other_tables_are_understood(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    from speakernet.corpora.utterances import Row, read_table
+
+    assert list(read_table(tmp_path / "t.csv")) == [Row("1", "a.wav")]
 
 
 def test_cleaning_keeps_what_exists_and_writes_down_what_was_dropped(listed):
