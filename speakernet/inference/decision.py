@@ -66,8 +66,7 @@ class Decision:
     @property
     def sentence(self) -> str:
         """The decision in words."""
-        answer = "same speaker" if self.same_speaker else "different speakers"
-        verb = "reaches" if self.same_speaker else "is below"
+        answer, verb = ("same speaker", "reaches") if self.same_speaker else ("different speakers", "is below")
         rate = self.false_accept_rate
         stands_for = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
         words = f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({stands_for})"

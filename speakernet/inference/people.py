@@ -316,7 +316,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             if is_json:
                 json.dump({**facts, "recordings": rows}, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
             else:
-                columns = {one.name: [row[one.name] for row in rows] for one in dataclasses.fields(StoredRecording)}
+                columns: dict[str, Any] = {
+                    one.name: [row[one.name] for row in rows] for one in dataclasses.fields(StoredRecording)
+                }
                 np.savez(file, embeddings=columns.pop("embedding"), fingerprint=facts["fingerprint"], **columns)
         path.chmod(PRIVATE)
         return len(recordings)
@@ -389,7 +391,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             if not self.path.exists():
                 self.path.touch(PRIVATE)
         salt = os.urandom(SALT_BYTES)
-        facts = dict(zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True))
+        facts: dict[str, Any] = dict(zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True))
         with _connected(self.path, is_empty=True) as connection:
             # Of a store a process is killed while it makes nothing is left but an empty file.
             if _value(connection, NUM_TABLES):

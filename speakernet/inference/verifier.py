@@ -481,20 +481,18 @@ def enroll(
         warnings.append(f"{name}: sounds like {others[0][0]!r}, who is enrolled already (score {others[0][1]:.2f})")
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    total = len(kept)
-    if rows:
-        weights = [min(max(qualities[row].speech_seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS) for row in rows]
-        details = [
-            {
-                "source": str(file.absolute()) if (file := opened[row].file) else "",
-                "seconds": qualities[row].seconds,
-                "speech_seconds": qualities[row].speech_seconds,
-                "warnings": "; ".join(qualities[row].warnings),
-                "digest": qualities[row].digest,
-            }
-            for row in rows
-        ]
-        total = store.enroll(name, embeddings[rows], weights, details)
+    weights = [min(max(qualities[row].speech_seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS) for row in rows]
+    details = [
+        {
+            "source": str(file.absolute()) if (file := opened[row].file) else "",
+            "seconds": qualities[row].seconds,
+            "speech_seconds": qualities[row].speech_seconds,
+            "warnings": "; ".join(qualities[row].warnings),
+            "digest": qualities[row].digest,
+        }
+        for row in rows
+    ]
+    total = store.enroll(name, embeddings[rows], weights, details) if rows else len(kept)
     return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
 
 

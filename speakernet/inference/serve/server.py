@@ -668,8 +668,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if not isinstance(error, ValueError):
         # uvicorn logs it.
         return ApiError(500, "failed", "internal server error; see the server's log").response()
-    codes = {AudioError: "bad_audio", NotCalibratedError: "no_threshold"}
-    return ApiError(422, codes.get(type(error), "refused"), str(error)).response()
+    code = {AudioError: "bad_audio", NotCalibratedError: "no_threshold"}.get(type(error), "refused")
+    return ApiError(422, code, str(error)).response()
 
 
 def make_server(service: Service, address: Address, token: str, announcement: str = "") -> uvicorn.Server:
