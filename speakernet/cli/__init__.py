@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from speakernet.files import read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.parallel.distributed import is_first, is_first_here
 from speakernet.terminal import TerminalHandler
@@ -321,9 +322,6 @@ def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) 
 
 def store_key(arguments: argparse.Namespace) -> bytes | None:
     """The key of `--key-file`, else of the environment; None for none."""
-    # Late: --help and a mistyped option need no numpy.
-    from speakernet.files import read_secret
-
     return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
 
 
