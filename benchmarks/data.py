@@ -116,11 +116,9 @@ def write_noise(config: Config, folder: Path) -> None:
     sample_rate = config.data.sample_rate
     for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
         for clip in range(min(len(bank), MOST_CLIPS_OF_A_KIND)):
-            out = np.empty((1, int(bank.lengths[clip])), dtype=np.float32)
-            bank.fill(np.array([clip]), np.zeros(1), out)
             path = folder / "musan" / CLASSIC_FOLDERS[kind] / "all" / "some" / f"{clip:04d}.wav"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_audio(path, out[0], sample_rate)
+            write_audio(path, bank.read_whole(clip) / 2**15, sample_rate)
     names = find_audio_files(config.augment.rir_path)
     # Every so many: the names of a set go room by room.
     for number, name in enumerate(names[:: max(1, len(names) // MOST_ROOMS)]):

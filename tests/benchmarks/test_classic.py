@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from torch.utils.data import DataLoader
 
 from benchmarks import classic
 
@@ -84,21 +83,6 @@ def test_evaluation_crops_are_spread_and_short_files_wrapped(corpus: Path) -> No
     crops = classic.read_evaluation_crops(speech(corpus)[0], FRAMES, 3)
     np.testing.assert_array_equal(crops[1], whole[2780 : 2780 + SAMPLES])
     np.testing.assert_array_equal(classic.read_evaluation_crops(speech(corpus)[0], 0, 9), whole[None])
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_have_the_originals_form(corpus: Path, num_workers: int) -> None:
-    generator = random.Random(1)
-    augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
-    dataset = classic.ClassicTrainingSet(speech(corpus), [0, 0, 1, 1, 2, 2], FRAMES, generator, augmentation)
-    loader = classic.training_loader(dataset, [[0, 1], [2, 3], [4, 5]] * 2, 3, num_workers)
-    assert isinstance(loader, DataLoader)
-    batches = list(loader)
-    assert len(batches) == 2
-    for waveforms, labels in batches:
-        assert waveforms.shape == (3, 2, SAMPLES) and waveforms.dtype == torch.float32
-        assert labels.tolist() == [0, 1, 2]
-    assert not torch.equal(batches[0][0], batches[1][0])
 
 
 def test_embeddings_and_scores_one_by_one(corpus: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import study, study_curve
+from benchmarks import study
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import run_command
 from speakernet.data.lists import read_training_list, read_trials
@@ -128,23 +128,6 @@ def test_a_study_resumes_and_refuses_a_changed_variant(
     variants = {**PLAN["variants"], "half, as recorded": {"augment": {"real_share": 0.7}}}
     assert carry_out(tiny_corpus, tmp_path, variants=variants) == 1
     assert "'half, as recorded' was run with other settings" in capsys.readouterr().err
-
-
-def test_a_curve_is_drawn_over_the_minutes_of_training(
-    tiny_corpus: Path, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert carry_out(tiny_corpus, tmp_path) == 0
-    found = study_curve.curves(tmp_path / "study")
-    # Only what was trained: 120 seconds, a quarter of the steps at the first evaluation; the one before training is no
-    # point of a curve.
-    assert list(found) == ["base", "half, as recorded"] or list(found) == ["half, as recorded", "base"]
-    minutes, eers = found["base"]
-    assert minutes.tolist() == [0.5, 2.0] and sorted(eers.tolist()) == [[16.0, 8.0], [20.0, 10.0]]
-    words = [str(tmp_path / "study"), "--out", str(tmp_path / "curve.png"), "--only"]
-    assert run_command("benchmarks.study_curve", "curve", [*words, "base"]) == 0
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert run_command("benchmarks.study_curve", "curve", [*words, "bases"]) == 1
-    assert "bases" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

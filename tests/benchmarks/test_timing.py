@@ -1,10 +1,8 @@
 """Ways run in turn, with a clock of our own."""
 
-import os
-
 import pytest
 
-from benchmarks.timing import Way, as_plain, compare, on_one_core, run_in_turn, speedup_table, timings
+from benchmarks.timing import Way, as_plain, compare, run_in_turn, speedup_table, timings
 
 
 class Clock:
@@ -63,12 +61,3 @@ def test_ratios_are_taken_inside_a_round() -> None:
     assert (plain.ratio, fast.ratio) == (1.0, 0.5)
     assert (plain.median_seconds, fast.median_seconds) == (8.0, 4.0)
     assert order == ["plain", "fast"] * 4
-
-
-def test_one_core_is_given_back() -> None:
-    if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("this system does not let a process choose its cores")
-    before = os.sched_getaffinity(0)
-    with on_one_core():
-        assert len(os.sched_getaffinity(0)) == 1
-    assert os.sched_getaffinity(0) == before

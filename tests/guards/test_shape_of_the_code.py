@@ -3,7 +3,7 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,23 +64,3 @@ def test_tracked_files_are_small_and_hold_no_recordings() -> None:
         if path.is_file():
             assert path.stat().st_size < 1_000_000, path
             assert path.suffix not in (".wav", ".flac", ".m4a", ".pt", ".onnx", ".safetensors"), path
-
-
-def changed_at_import(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """What the statements of a file set in other modules when it is imported."""
-    for statement in body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
-            continue
-        for node in ast.walk(statement):
-            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if is_set or (isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"):
-                yield ast.unparse(node)
-
-
-def test_importing_a_test_changes_no_other_module() -> None:
-    """Pytest imports every test file to look for doctests."""
-    assert list(changed_at_import(ast.parse("part, other.build = other.build, part").body)) == ["other.build"]
-    found = {identity(file): list(changed_at_import(parse(file).body)) for file in (ROOT / "tests").rglob("*.py")}
-    assert not {name: changes for name, changes in found.items() if changes}
