@@ -129,12 +129,12 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
             begin = time.perf_counter()
             compiled_step()
             compile_seconds = time.perf_counter() - begin
-            if not compiled.compiler.is_compiled:
+            if not compiled.step.compiler.is_compiled:
                 raise ValueError(f"{name} was not compiled; the log says why")
             losses = []
             for trainer in (eager, compiled):
                 trainer.recent.fetch_into(trainer.state, trainer.precision)
-                losses.append(trainer.state.epoch_means()["loss"])
+                losses.append(trainer.recent.means()["loss"])
             one, other = _in_turn({"eager": eager_step, "compiled": compiled_step}, rounds)
         yield CompiledCosts(
             name,

@@ -115,7 +115,7 @@ def all_metrics(generator: np.random.Generator, _: str) -> tuple[str, int, Calla
 
     def run() -> tuple[object, ...]:
         rates = metrics.error_rates(scores, labels)
-        costs = [(metrics.min_dcf_point(rates, p), metrics.act_dcf_of(rates, p)) for p in (0.01, 0.05, 0.001)]
+        costs = [(metrics.min_dcf_point(rates, p), metrics.act_dcf(rates, p)) for p in (0.01, 0.05, 0.001)]
         return (
             metrics.equal_error_point(rates),
             metrics.hull_eer_percent(rates),
