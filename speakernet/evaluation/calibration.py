@@ -118,9 +118,8 @@ def fit_calibration(
 
 def too_few_nontargets(number: int) -> str:
     """A warning on a calibration on so few pairs; empty if they are enough for the mildest threshold."""
-    if number >= FEWEST_NONTARGETS:
-        return ""
-    return f"{number} pairs of different speakers are few: a calibration fitted on so few is overconfident"
+    few = f"{number} pairs of different speakers are few: a calibration fitted on so few is overconfident"
+    return few if number < FEWEST_NONTARGETS else ""
 
 
 def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -114,17 +114,6 @@ def why_no_error_rate(trials: TrialList) -> str:
 
 def cautions(results: Results) -> list[str]:
     """What a reader must know before believing these figures, the gravest first."""
-    found = []
-    if (results.eer_percent or 0.0) > WORSE_THAN_CHANCE:
-        found.append(
-            "worse than chance: a higher score has to mean the same speaker; are these distances, or labels swapped?"
-        )
-    if results.num_contradicting_trials:
-        found.append(f"{results.num_contradicting_trials:,} trials appear with both labels: one of the two is wrong")
-    if results.num_duplicate_trials:
-        found.append(f"{results.num_duplicate_trials:,} trials occur more than once in the list and count each time")
-    if results.interval_note:
-        found.append(results.interval_note)
     costs, num_nontargets = results.dcf_costs or {}, results.num_trials - (results.num_targets or 0)
     # One false accept costs c_fa x (1 - prior) / nontargets, accepting nobody c_miss x prior.
     few = [
@@ -132,12 +121,22 @@ def cautions(results: Results) -> list[str]:
         for prior in results.min_dcf
         if costs and costs["c_fa"] * (1 - float(prior)) >= num_nontargets * costs["c_miss"] * float(prior)
     ]
-    if few:
-        found.append(
+    num_repeated, num_contradicting = results.num_duplicate_trials or 0, results.num_contradicting_trials or 0
+    odd = (
+        (
+            (results.eer_percent or 0.0) > WORSE_THAN_CHANCE,
+            "worse than chance: a higher score has to mean the same speaker; are these distances, or labels swapped?",
+        ),
+        (num_contradicting, f"{num_contradicting:,} trials appear with both labels: one of the two is wrong"),
+        (num_repeated, f"{num_repeated:,} trials occur more than once in the list and count each time"),
+        (results.interval_note, results.interval_note),
+        (
+            few,
             f"{num_nontargets:,} pairs of different speakers are too few for minDCF({', '.join(few)}): a single false "
-            "accept costs as much there as accepting nobody"
-        )
-    return found
+            "accept costs as much there as accepting nobody",
+        ),
+    )
+    return [text for is_so, text in odd if is_so]
 
 
 def sides_of(trials: TrialList, speakers: Speakers) -> tuple[np.ndarray, np.ndarray]:
@@ -262,9 +261,9 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
 
 def speakers_note(num_speakers: int) -> str:
     """A note on an interval over so few speakers; empty if there are enough."""
-    if num_speakers < MIN_SPEAKERS:
-        return f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
-    return f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
+    too_few = f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
+    rough = f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
+    return too_few if num_speakers < MIN_SPEAKERS else rough
 
 
 def interval_of(values: np.ndarray) -> Interval:

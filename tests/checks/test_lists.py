@@ -73,16 +73,6 @@ def test_missing_files(corpus):
     assert found["trial audio (trials.txt): files"].level == "error"
 
 
-def test_headers(corpus):
-    write_audio(corpus / "a/1.wav", np.full(800, 0.1, dtype=np.float32), 8000)
-    (corpus / "b/1.wav").write_bytes(b"RIFF")
-    (corpus / "b/2.wav").unlink()
-    found = check(corpus)
-    assert found["training audio: files"].examples == ("b/2.wav",)
-    assert found["training audio: headers"].message.startswith("1 ")
-    assert "8000 Hz (1)" in found["training audio: rate"].message
-
-
 @pytest.mark.parametrize("line", ["{label} {one} {other}", "{one} {other} {kaldi}", "{one} {other}", "{one} {speaker}"])
 def test_another_list_for_the_training_list(corpus, line):
     rows = [("c/1.wav", "c/2.wav", 1), ("c/1.wav", "d/1.wav", 0)]

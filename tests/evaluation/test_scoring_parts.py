@@ -188,14 +188,6 @@ def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
     assert note in result.interval_note
 
 
-def test_lists_without_error_rates_say_why():
-    unlabelled = measured(trial_list([(None, "a/1", "b/1")]), np.array([0.5]))
-    assert unlabelled.eer_percent is None and "unlabelled" in unlabelled.why_no_eer
-    only_targets = measured(trial_list([(1, "a/1", "a/2"), (1, "a/1", "a/2")]), np.array([0.5, 0.5]))
-    assert "none of the 2 trials" in only_targets.why_no_eer
-    assert only_targets.num_duplicate_trials == 1
-
-
 def test_speakers_by_the_part_of_the_name_that_agrees():
     rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
     found = speakers_of(trial_list(rows))
