@@ -24,7 +24,7 @@ from tests.small_networks import SMALLEST, small_network
 RATE = 16000
 STANDARD_OPERATORS = {"STFT", "DFT", "MelWeightMatrix", "HannWindow", "HammingWindow"}
 FRONT_ENDS = ["log_mel", "fbank", "mfcc", "speechbrain", "tf_mel"]
-KINDS = ["VGGVox", "RawNet3", "XVector", "ECAPA_TDNN", "CAMPPlus", "ReDimNetB0"]
+KINDS = ["VGGVox", "RawNet3", "XVector", "ECAPA_TDNN"]
 
 
 def made(name, front_end=None, **how):
