@@ -125,3 +125,14 @@ def test_string_table() -> None:
     assert list(table) == ["a", "", "éé", "d"]
     with pytest.raises(IndexError):
         table[4]
+
+
+def test_malformed_trials_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
+    for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
+        rows = ["nothing here at all", form.format("a", "b", yes), "a b", form.format("b", "c", "2")]
+        rows += [form.format("b", "c", no), "a", ""]
+        notes = []
+        trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
+        assert trials.labels is not None and trials.labels.tolist() == [1, 0]
+        assert list(trials.names) == ["a", "b", "c"] and trials.enrol.tolist() == [0, 1]
+        assert [one.split(":")[0] for one in notes] == ["line 1", "line 3", "line 4", "line 6"]

@@ -82,3 +82,16 @@ def test_noise_and_rooms_are_counted_before_the_corpus(
         asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
+
+
+@pytest.mark.parametrize(("reserved", "is_there"), [(0, True), (1 << 30, False)])
+def test_what_training_takes_is_left_to_it(
+    corpus: Path, tiny_corpus: Path, reserved: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision comes before anything is moved: no GPU is needed to see it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    config = replaced(config_of(corpus, tiny_corpus, 0), data={"device_resident": "auto"})
+    inputs = Inputs(config, torch.device("cuda"))
+    given = inputs.training
+    reader = given.source.rows(given.rows.paths, given.table)
+    assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there

@@ -16,6 +16,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
 from speakernet.data.packed import (
     DESCRIPTION,
+    PLAN_OF_PARTS,
     SAMPLES,
     PackedError,
     PackedSource,
@@ -201,3 +202,20 @@ def test_copies_on_several_disks_are_known_for_the_same(whole: Path, parts: Path
     pack(FolderInput(other), tmp_path / "silent")
     identities = {identity, *(open_source(tmp_path / name).identity for name in ("other", "silent"))}
     assert len(identities) == 3 and open_source(folder).identity == "files of their own"
+
+
+def test_what_cannot_be_asked_for(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    corpus = tmp_path / "corpus"
+    for more, message in (
+        (["--verify", "--part", "1/2"], "--part goes with --source; --merge"),
+        (["--merge", "--source", str(folder)], "--part goes with --source; --merge"),
+        (["--source", str(folder), "--part", "3/2"], "--part 3/2"),
+    ):
+        assert main(["pack", str(corpus), *more]) == 1
+        assert message in capsys.readouterr().err
+    assert not corpus.exists()
+    corpus.mkdir()
+    (corpus / "notes.txt").touch()
+    with pytest.raises(PackedError, match="exists and is not a packed corpus"):
+        pack_part(FolderInput(folder), corpus, WorkPart(1, 2))
+    assert not (corpus / PLAN_OF_PARTS).exists()

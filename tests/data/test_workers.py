@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from speakernet.data.workers import WorkerDied, Workers
 
 OWNER = """
 import sys
+import threading
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_workers import helped
@@ -173,3 +175,22 @@ def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
     while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
         assert time.monotonic() < deadline, "orphans"
         time.sleep(0.05)
+
+
+def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_is_told(
+    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
+    made = helped(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
+    batches, (worker,) = begun(made)
+    assert len(list(batches)) == len(made) - 1
+    worker.suspend()
+    threading.Timer(0.3, worker.resume).start()
+    made.set_epoch(1)
+    assert len(list(made)) == len(made)
+    worker.suspend()
+    made.set_epoch(2)
+    with pytest.raises(WorkerDied, match=r"worker 0 of 1 .* hangs: batch 1 of epoch 3"):
+        next(iter(made))
+    made.close()
+    assert not worker.is_running()

@@ -240,3 +240,9 @@ def test_no_fft_is_left():
     assert any("fft" in name for name in operators(front_end))
     use_convolution(front_end)
     assert not any("fft" in name for name in operators(front_end))
+
+
+def test_other_sample_rates_keep_25_and_10_milliseconds():
+    front_end = LogMel(LogMelOptions(), sample_rate=8000)
+    assert (front_end.window_samples, front_end.hop_samples, front_end.fft_samples) == (200, 80, 256)
+    assert front_end(torch.randn(1, 8000)).shape == (1, 64, 101)
