@@ -206,7 +206,7 @@ def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
                 if not is_there:
                     check_space(folder.root, member.size)
                     with atomic_write(target, "wb", is_flushed=False) as output:
-                        shutil.copyfileobj(archive.extractfile(member), output, BLOCK_BYTES)  # type: ignore[type-var]
+                        shutil.copyfileobj(archive.extractfile(member), output, BLOCK_BYTES)  # type: ignore[arg-type]
             summary.add(not is_there, is_there)
 
 

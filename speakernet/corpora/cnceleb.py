@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     def rows(root: Path) -> Iterable[Row]:
         write_published_trials(root, lists / "cnceleb_trials.txt")
         found = cnceleb_rows(root)
-        return join_short(found, root, arguments.num_jobs, *joining, arguments.join_seconds) if joining else found
+        return join_short(found, root, arguments.num_jobs, joining[0], arguments.join_seconds) if joining else found
 
     return prepare_public("cnceleb", arguments, rows, more=joining)
 

@@ -270,7 +270,7 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
 def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
     """Write (label, enrol, test) rows in one of `FORMS`, atomically; ListError for what Kaldi's form cannot hold."""
     if form == "training":
-        write_training_list(path, rows)
+        write_training_list(path, rows)  # type: ignore[arg-type]
     elif form != "kaldi":
         write_trials(path, ((None if form == "unlabelled" else label, one, other) for label, one, other in rows))
     else:
