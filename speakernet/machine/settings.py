@@ -93,18 +93,18 @@ def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_len
 
 def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> dict[str, int]:
     cores = usable_cores()
-    if threads == "auto":
-        # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
-        threads = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
-    for name, number in (("threads", threads), ("interop_threads", interop_threads)):
+    # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
+    automatic = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
+    wanted = automatic if threads == "auto" else threads
+    for name, number in (("threads", wanted), ("interop_threads", interop_threads)):
         # Refused, not lowered: a few too many may be meant, thousands are a typing mistake.
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             most = MOST_THREADS_A_CORE * cores
             raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
-    if threads > cores:
-        logger.warning("runtime.threads: %d is slow on %d cores", threads, cores)
-    if threads:
-        torch.set_num_threads(threads)
+    if wanted > cores:
+        logger.warning("runtime.threads: %d is slow on %d cores", wanted, cores)
+    if wanted:
+        torch.set_num_threads(wanted)
     if interop_threads:
         # torch takes it once, before its first parallel operation.
         with contextlib.suppress(RuntimeError):

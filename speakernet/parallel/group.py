@@ -113,7 +113,8 @@ class Heartbeat:
     def _beats(self) -> dict[int, list]:
         """The last heartbeat of each rank: number, process, host, pieces of work begun, name of the last one."""
         keys = [f"beat/{rank}" for rank in range(self.place.world_size)]
-        return dict(enumerate(map(json.loads, self._ask(lambda store: store.multi_get(keys), []))))
+        beats: list[bytes] = self._ask(lambda store: store.multi_get(keys), [])
+        return dict(enumerate(map(json.loads, beats)))
 
     def _beat(self) -> None:
         self._number += 1

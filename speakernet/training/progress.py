@@ -293,7 +293,7 @@ class PerformanceTracker:
     def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one optimizer step; `parts` are the seconds of `PARTS`."""
         for window in (self.total, self.epoch, self.window):
-            window.update(steps=1, utterances=utterances, seconds=seconds, **parts)  # type: ignore[arg-type]
+            window.update({"steps": 1, "utterances": utterances, "seconds": seconds, **parts})  # type: ignore[dict-item]
 
     def take_window(self) -> dict[str, float]:
         """The rates since the last call."""

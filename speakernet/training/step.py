@@ -248,9 +248,9 @@ class TrainingStep:
         self.compiler, self.profiler = compiler or Compiler(net, None), profiler
         self.guard = BufferGuard([net, loss])
         # Components of the front end whose draws are keyed by utterance, or that change vocal tracts.
-        self._keyed, self._warping = (
-            [one for one in net.modules() if hasattr(one, name)] for name in ("key_draws", "take_warps")
-        )
+        modules: list[Any] = list(net.modules())
+        self._keyed = [one for one in modules if hasattr(one, "key_draws")]
+        self._warping = [one for one in modules if hasattr(one, "take_warps")]
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
         self._is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
@@ -295,6 +295,9 @@ class TrainingStep:
         eagerly = torch.compiler.set_stance("force_eager") if self.compiler.is_compiled else contextlib.nullcontext()
         with eagerly, self.profiler.paused() if self.profiler else contextlib.nullcontext():
             yield
+
+    _weight_unit: float
+    _num_utterances: int
 
     def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
         """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
@@ -381,7 +384,8 @@ class TrainingStep:
         # accuracy times that, summed over the micro-batches.
         self.indices: list[Tensor] = []
         self._held: list[BatchLike] = []
-        self._weight_unit, self._num_utterances = 0.0, 0
+        self._weight_unit = 0.0
+        self._num_utterances = 0
         self._numbers: Tensor | None = None
 
     def _record(self, loss: Tensor, accuracy: Tensor, weight: float) -> Tensor:

@@ -45,8 +45,10 @@ class EventFiles:
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take in the numbers of one record; a disk that is full costs the curves, never the run."""
+        if self._writer is None:
+            return
         try:
-            for tag, value in scalars(kind, values) if self._writer is not None else ():
+            for tag, value in scalars(kind, values):
                 self._writer.add_scalar(tag, value, step)
         except OSError as error:
             logger.warning("TensorBoard's curves end here: %s", error_line(error))
