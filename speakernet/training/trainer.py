@@ -526,7 +526,8 @@ class Trainer:
         if is_recorded or is_full or (is_shown and not distributed.is_distributed()):
             self.recent.fetch_into(self.state, self.precision)
         if is_recorded:
-            values: dict[str, Any] = {**self.tracker.take_window(), **self.recent.take(), "learning_rate": self.learning_rate(position)}
+            values: dict[str, Any] = {**self.tracker.take_window(), **self.recent.take()}
+            values["learning_rate"] = self.learning_rate(position)
             values["run_time_left"] = self._time_left(values)
             if self.margin is not None:
                 values["margin"] = self.margin(position)
