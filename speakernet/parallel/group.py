@@ -171,6 +171,7 @@ def joined(options: MachineOptions) -> Iterator[None]:
     global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:
+        _choose_backend(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
         return
     # Tensors that the group holds in cycles go while there is an interpreter: gloo's threads free them, for which they

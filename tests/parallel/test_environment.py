@@ -104,6 +104,12 @@ def test_contradictions_are_refused(options: dict[str, Any], message: str, monke
         raise AssertionError("it began")
 
 
+def test_nccl_without_a_gpu_is_refused_in_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="take gloo"), joined(MachineOptions(backend="nccl")):
+        raise AssertionError("it began")
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
