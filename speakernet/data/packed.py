@@ -193,6 +193,7 @@ def read_description(root: Path) -> dict[str, Any]:
         shards = {str(one["name"]): str(one["index_sha256"]) for one in description.get("parts", [])}
         is_ours = description["format"] == FORMAT_NAME and min(numbers.values()) > 0
         more = {"index_sha256": str(description["index_sha256"]), "num_skipped": int(description.get("num_skipped", 0))}
+        more["part_of"] = str(description.get("part_of", ""))
     newest = PARTS_VERSION if shards else FORMAT_VERSION
     if version > newest:
         raise PackedError(f"{path}: format version {version}, this speakernet reads {newest}; update speakernet")

@@ -71,6 +71,9 @@ COUNTS = ("num_utterances", "num_samples", "num_skipped")
 class PackInput(ABC):
     """Utterances in a fixed order, to be decoded one by one in threads."""
 
+    part_of = ""
+    """Of a shard: the digest of the whole's names, rate and number of shards."""
+
     def __init__(self, names: StringTable, description: str, speakers: StringTable | None = None) -> None:
         self.names = names
         self.description = description
@@ -167,7 +170,7 @@ def pack(
             finally:
                 # What was decoded before an error need not be decoded again.
                 writer.flush()
-        summary = _finish(partial, source.names, sample_rate, num_resumed)
+        summary = _finish(partial, source, sample_rate, num_resumed)
     (partial / LOCK_NAME).unlink(missing_ok=True)
     # The one moment at which the corpus appears.
     partial.rename(corpus)
@@ -257,9 +260,9 @@ def _read_journal(folder: Path) -> np.ndarray:
     return np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], dtype=RECORD)
 
 
-def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: int) -> PackSummary:
+def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int) -> PackSummary:
     """Write header, index and description, and clear the journal away."""
-    records = _read_journal(partial)
+    names, records = source.names, _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
         raise PackedError(f"{partial}: not one of {len(names)} utterances could be read; see {SKIPPED} there")
@@ -281,7 +284,8 @@ def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: in
         )
     description = {"version": FORMAT_VERSION, "sample_rate": sample_rate}
     counts = {name: getattr(summary, name) for name in COUNTS}
-    _describe(partial, {**description, **counts, "index_sha256": sha256_of(partial / INDEX)})
+    origin = {"part_of": source.part_of} if source.part_of else {}
+    _describe(partial, {**description, **counts, "index_sha256": sha256_of(partial / INDEX), **origin})
     for name in (PLAN, JOURNAL, *([] if summary.num_skipped else [SKIPPED])):
         (partial / name).unlink()
     return summary
@@ -323,6 +327,7 @@ def pack_part(
     own = _Shard(source, part)
     plan = {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": part.count}
     _check_plan(corpus / PLAN_OF_PARTS, plan)
+    own.part_of = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
     summary = pack(own, corpus / part.name, sample_rate=sample_rate, **options)
     missing = missing_parts(list(parts_in(corpus)), corpus)
     if not missing:
@@ -338,12 +343,14 @@ def join_parts(corpus: str | Path) -> PackSummary:
         raise PackedError(f"{corpus}: holds no parts to join; make them with speakernet pack … --part 1/N")
     if missing := missing_parts(list(found), corpus):
         raise PackedError(f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them first")
-    shards = {shard.name: read_description(path) for shard, path in found.items()}
+    shards = {shard: read_description(path) for shard, path in found.items()}
     rates = {one["sample_rate"] for one in shards.values()}
-    if len(rates) > 1:
-        raise PackedError(f"{corpus}: its parts have rates of {sorted(rates)} Hz; pack them again with one command")
+    # Those of older versions do not say what they are part of.
+    origins = {one["part_of"] for one in shards.values()} - {""}
+    if len(rates) > 1 or len(origins) > 1:
+        raise PackedError(f"{corpus}: its parts are of different lists or rates; pack them again with one command")
     totals = {name: sum(one[name] for one in shards.values()) for name in COUNTS}
-    named = [{"name": name, "index_sha256": one["index_sha256"]} for name, one in shards.items()]
+    named = [{"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()]
     # Of the digests in their order: two copies with the same one are the same.
     digest = hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest()
     description = {"version": PARTS_VERSION, "sample_rate": rates.pop(), **totals}
