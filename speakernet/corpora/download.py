@@ -212,6 +212,7 @@ def download_file(
             except DownloadError as error:
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
+            _note_of(part).unlink(missing_ok=True)
             found = digest_of(part, "md5")
             if file.md5 in (None, found):
                 part.replace(target)
@@ -237,6 +238,11 @@ def shown_url(url: str) -> str:
 
 def _part_of(root: Folder, name: str) -> Path:
     return root.path(name + ".part")
+
+
+def _note_of(part: Path) -> Path:
+    """Which version of the file the half file is of: the address and the server's name of the version."""
+    return part.with_name(part.name + ".version")
 
 
 def _num_bytes(path: Path) -> int:
@@ -282,10 +288,13 @@ def _fetch(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[i
 
 def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> bool:
     """One request, appended to `NAME.part`; True when the file has its full length."""
-    there = _num_bytes(part)
+    there, note = _num_bytes(part), _note_of(part)
     # Not unpacked on the way: offsets and sums are those of the file as it is published.
     headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
-    headers |= {"Range": f"bytes={there}-"} if there else {}
+    if there:
+        headers["Range"] = f"bytes={there}-"
+        address, _, version = note.read_text("utf-8", "replace").partition("\n") if note.exists() else ("", "", "")
+        headers |= {"If-Range": version} if version and address == shown_url(url) else {}
     auth = (options.user, options.password) if options.user or options.password else None
     with requests.get(url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds) as reply:
         if reply.status_code == 416:
@@ -297,15 +306,19 @@ def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callab
             raise requests.HTTPError(f"the server answered {reply.status_code}")
         if not reply.ok:
             raise DownloadError(f"the server answered {reply.status_code} ({reply.reason})")
-        # Without ranges, what is there is of no use.
+        # Without ranges, or with another file by now, what is there is of no use.
         start = there if reply.status_code == 206 else 0
         on_bytes(start - there)
         length = int(reply.headers.get("Content-Length") or 0)
         # Other files arrive at the same time: what was free at the beginning may be taken by now.
         check_space(part.parent, length)
+        etag = reply.headers.get("ETag", "")
+        # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
+        version = etag if etag and not etag.startswith("W/") else reply.headers.get("Last-Modified", "")
         with part.open("r+b" if part.exists() else "xb") as output:
             output.seek(start)
             output.truncate()
+            note.write_text(f"{shown_url(url)}\n{version}", "utf-8")
             # The raw body: requests would unpack what a server calls gzip, as some call every .tar.gz.
             while block := reply.raw.read(BLOCK_BYTES):
                 output.write(block)

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
         source = self.source
         start = 0
         wanted = self.headers.get("Range")
-        if wanted and source.behaviour != "no ranges":
+        tag = f'"{zlib.crc32(content)}"'
+        if wanted and source.behaviour != "no ranges" and self.headers.get("If-Range", tag) == tag:
             start = int(wanted.removeprefix("bytes=").split("-")[0])
             if start >= len(content):
                 self.send_response(416)
@@ -75,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", '"1"')
+        self.send_header("ETag", tag)
         if source.behaviour == "calls it gzip":
             self.send_header("Content-Encoding", "gzip")
         self.end_headers()

@@ -7,6 +7,7 @@ import logging
 import resource
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,16 @@ def test_resuming_sends_only_the_missing_bytes(tmp_path):
         fetch(remote(source), tmp_path)
         assert [one["Range"] for one in source.seen] == ["bytes=150000-"]
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
+
+
+def test_a_file_that_changed_is_not_glued_together(tmp_path):
+    with played_source({"a.zip": CONTENT}, behaviour="cut") as source:
+        file = replace(remote(source), md5=None)
+        assert fetch(file, tmp_path, num_retries=0).broken == 1 and (tmp_path / "a.zip.part").stat().st_size
+        source.files["a.zip"], source.behaviour = CONTENT[::-1], "good"
+        assert fetch(file, tmp_path).made == 1
+    assert (tmp_path / "a.zip").read_bytes() == CONTENT[::-1]
+    assert not (tmp_path / "a.zip.part.version").exists()
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.zip.part"])
