@@ -59,6 +59,10 @@ LEAST_RANGE_DB = 3.0
 """A sound whose loud and quiet frames differ by less is a tone or a hiss: speech has pauses and stops."""
 NOISY_DB = 10.0
 CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
+SPECTRUM_SAMPLES = 512
+BAND_HZ, UPPER_BAND_HZ = (300.0, 3400.0), (5000.0, 7500.0)
+BAND_LIMITED_DB = -60.0
+"""Power density above the telephone's band against that within it; audio resampled from 8 kHz has less than -65 dB."""
 
 
 @dataclass(frozen=True)
@@ -223,12 +227,16 @@ def inspect_recording(
     recording = open_recording(audio, sample_rate, SAMPLE_RATE)
     name, digest = recording.name, hashlib.sha256()
     powers, peaks = [], []
+    spectrum = np.zeros(SPECTRUM_SAMPLES // 2 + 1)
     for _, waveform in recording.pieces():
         digest.update(waveform.astype("<f4").tobytes())
         powers.append(frame_powers(waveform, recording.sample_rate))
         magnitudes = np.abs(waveform)
         peak = float(magnitudes.max(initial=1e-9))
         peaks.append([peak, *(np.count_nonzero(magnitudes >= level) for level in (NEAR_PEAK * peak, CLIP_LEVEL))])
+        frames = waveform[: len(waveform) // SPECTRUM_SAMPLES * SPECTRUM_SAMPLES].reshape(-1, SPECTRUM_SAMPLES)
+        # Loud frames outweigh the pauses by themselves.
+        spectrum += np.square(np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))).sum(axis=0)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
     speech_seconds, ratio = _speech_share(levels) * recording.seconds, power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
@@ -251,6 +259,9 @@ def inspect_recording(
             num_clipped > CLIPPED_SHARE * recording.num_samples
         ),
         f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,
+        "band-limited: nothing above 4 kHz, as over a telephone; enrol with the microphone in use": (
+            _is_band_limited(spectrum, recording.sample_rate)
+        ),
     }
     warnings = tuple(text for text, is_so in found.items() if is_so)
     return Quality(name, recording.seconds, speech_seconds, warnings, digest.hexdigest())
@@ -269,3 +280,12 @@ def _speech_share(levels: np.ndarray) -> float:
         return 0.0
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
     return float(np.mean(levels >= least))
+
+
+def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
+    """Whether the band above the telephone's is empty; not asked of recordings at a lower rate, which have none."""
+    if sample_rate / 2 < UPPER_BAND_HZ[1]:
+        return False
+    hz = np.linspace(0, sample_rate / 2, len(spectrum))
+    low, high = (spectrum[(hz >= band[0]) & (hz <= band[1])].mean() + 1e-12 for band in (BAND_HZ, UPPER_BAND_HZ))
+    return bool(10 * np.log10(high / low) < BAND_LIMITED_DB)

@@ -49,6 +49,7 @@ def test_seconds_of_speech():
         (speech() + noise(0.02), RATE, "noisy"),
         (noise(0.1), RATE, "too short: 0.0 s"),
         (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "too short: 0.0 s"),
+        (speech(rate=8000), 8000, "band-limited"),
     ],
 )
 def test_warnings(audio, rate, expected):
