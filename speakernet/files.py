@@ -10,6 +10,7 @@ import hashlib
 import io
 import itertools
 import logging
+import math
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ import shlex
 import shutil
 import stat
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,6 +52,7 @@ BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
 MOST_PARTS, MOST_PARTS_NAMED = 9999, 20
 LONGEST_SECRET = 4096  # bytes
+DEFLATE_LIMIT = 1033  # times its size is the most that a deflated content can have
 
 IN_PLACE_OF_A_FILE = {
     b"version https://git-lfs": "a pointer of git-lfs, whose file `git lfs pull` fetches",
@@ -415,9 +418,30 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
-    """Every array of an `.npz` file by its name; errors as in `reading`. Pickled objects are never read."""
-    with reading(path, expected, kind), open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    """Every array of an `.npz` file by its name; errors as in `reading`.
+
+    Sizes are compared with the file before memory is taken, and pickled objects are never read.
+    """
+    with reading(path, expected, kind), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        num_bytes = os.fstat(file.fileno()).st_size
+        return {one.filename.removesuffix(".npy"): _read_array(archive, one, num_bytes) for one in archive.infolist()}
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int) -> np.ndarray:
+    if member.file_size > DEFLATE_LIMIT * (min(member.compress_size, archive_bytes) + 1):
+        raise ValueError(f"{member.filename} claims {member.file_size:,} bytes, more than the file can hold")
+    with archive.open(member) as stream:
+        is_first = np.lib.format.read_magic(stream) == (1, 0)
+        read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
+        claimed, found = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+    if claimed != found:
+        raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
+    with archive.open(member) as stream:
+        array = np.lib.format.read_array(stream, allow_pickle=False)
+        # The checksum of a member is compared at its end only.
+        stream.read(1)
+    return array
 
 
 class PartError(ValueError):

@@ -85,12 +85,30 @@ def test_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "claim", ["'<i8', 'shape': (1000000000000,)", "'|O', 'shape': (3,)", "'<i8', 'shape': (3", "'<i8', 'shape': (-1,)"]
+    ("claim", "message"),
+    [
+        ("'<i8', 'shape': (1000000000000,)", "claims 8,000,000,000,000 bytes and has 24"),
+        ("'<i8', 'shape': (4,)", "claims 32 bytes and has 24"),
+        ("'|O', 'shape': (3,)", "Object arrays cannot be loaded"),
+        ("'<i8', 'shape': (3", "TokenError"),
+        ("'<i8', 'shape': (-1,)", "claims -8 bytes"),
+    ],
 )
-def test_false_claims_of_arrays(claim: str, tmp_path: Path) -> None:
+def test_false_claims_of_arrays(claim: str, message: str, tmp_path: Path) -> None:
     header = f"{{'fortran_order': False, 'descr': {claim}, }}"
-    with pytest.raises(OwnError, match=r"my\.npz: .*; expected arrays"):
+    with pytest.raises(OwnError, match=rf"my\.npz: .*{message}.*; expected arrays"):
         read_arrays(npz(tmp_path / "my.npz", header, b"\0" * 24), "arrays", OwnError)
+
+
+def test_a_member_claims_more_than_its_file(tmp_path: Path) -> None:
+    path = npz(tmp_path / "my.npz", "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }", b"\0" * 24)
+    content = bytearray(path.read_bytes())
+    # The two sizes in the directory at the end.
+    directory = content.index(b"PK\x01\x02")
+    content[directory + 20 : directory + 28] = 2 * (128 + 8 * 500_000_000).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"):
+        read_arrays(path, "arrays")
 
 
 def test_a_flipped_byte(tmp_path: Path) -> None:
