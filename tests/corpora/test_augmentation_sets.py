@@ -122,3 +122,21 @@ def test_without_a_network_the_last_word_is_why(tmp_path, monkeypatch, capsys, p
     assert run_data_prep(part, "--save_path", tmp_path) == 1
     last = capsys.readouterr().err.rstrip().rsplit("\n", 1)[-1]
     assert "nothing could be fetched" in last and "is there a network, or a proxy to set?" in last
+
+
+def test_a_broken_noise_file_is_listed_and_the_rest_is_cut(tmp_path):
+    make_musan(tmp_path)
+    (tmp_path / "musan/noise/free/bad.wav").write_bytes(b"no audio")
+    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
+    assert "bad.wav" in (tmp_path / "broken_split_musan.txt").read_text()
+    assert len(list((tmp_path / "musan_split").rglob("*.wav"))) == 8
+
+
+def test_each_microphone_stays_on_its_own(tmp_path):
+    response = np.zeros((4000, 2), dtype=np.float32)
+    response[10, 0] = 0.5
+    response[700, 1] = 0.5
+    write_audio(tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/a_rir.wav", response, 16000)
+    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 0
+    folder = tmp_path / "RIRS_NOISES/real_rirs_mono"
+    assert [int(read_audio(folder / f"a_rir_ch{row}.wav").argmax()) for row in (1, 2)] == [10, 700]

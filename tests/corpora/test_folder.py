@@ -280,3 +280,18 @@ def test_real_speech(tmp_path, shared_data):
 
 def test_few_speakers() -> None:
     assert listing.FEWEST_FOR_AN_INTERVAL == figures.MIN_SPEAKERS
+
+
+def test_speakers_of_one_session(tmp_path, caplog):
+    for part, speakers in (("train", 4), ("dev", 3)):
+        write_voices(tmp_path / "voices" / part, speakers, 2, part + "{speaker}/monday/{utterance}.wav", 0.6)
+        write_voices(tmp_path / "voices" / part, speakers - 1, 2, part + "{speaker}/tuesday/{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+    assert "1 of 3 held-out speakers have one session only (first: dev2)" in caplog.text
+
+
+def test_a_missing_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_data_prep("folder", "nothing") == 1
+    assert "there is no folder nothing" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -125,3 +125,12 @@ def test_one_speaker_or_impossible_shares_are_explained():
         split_speakers(corpus(1, 5), 1)
     with pytest.raises(ValueError, match="add up to less than 1"):
         split_speakers(corpus(20, 5), 1, 0.5, 0.5)
+
+
+def test_random_trials_have_the_number_asked_for_and_follow_the_seed():
+    utterances = corpus(40, 20)
+    rows = every_row(utterances)
+    first = random_pairs(utterances, rows, 500, ANY, 1)
+    assert len(first) == 500
+    assert np.array_equal(first.enrol, random_pairs(utterances, rows, 500, ANY, 1).enrol)
+    assert not np.array_equal(first.enrol, random_pairs(utterances, rows, 500, ANY, 2).enrol)

@@ -126,3 +126,15 @@ def test_no_input_is_overwritten(listed, monkeypatch, command):
     before = {path.name: path.read_bytes() for path in listed.glob("*.txt")}
     assert run_data_prep("trials", *command) == 1
     assert {path.name: path.read_bytes() for path in listed.glob("*.txt")} == before
+
+
+def test_hard_negatives_from_an_embedding_file(listed):
+    names = list(read_training_list(listed / "list.txt").paths)
+    embeddings = np.random.default_rng(1).standard_normal((24, 8)).astype(np.float32)
+    np.savez(listed / "e.npz", names=np.array(names), embeddings=embeddings)
+    options = ("--kind", "hard", "--embeddings", listed / "e.npz", "--nearest", 1)
+    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 0
+    trials = read_trials(listed / "trials.txt")
+    assert 12 <= int((trials.labels == 0).sum()) <= 24
+    np.savez(listed / "e.npz", names=np.array(names[1:]), embeddings=embeddings[1:])
+    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 1

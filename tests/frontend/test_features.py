@@ -246,3 +246,14 @@ def test_other_sample_rates_keep_25_and_10_milliseconds():
     front_end = LogMel(LogMelOptions(), sample_rate=8000)
     assert (front_end.window_samples, front_end.hop_samples, front_end.fft_samples) == (200, 80, 256)
     assert front_end(torch.randn(1, 8000)).shape == (1, 64, 101)
+
+
+def test_fbank_removes_the_mean_of_each_band():
+    waves, _ = some_speech((16000,))
+    features = KaldiFbank(KaldiFbankOptions(num_mels=80))(waves)
+    assert features.mean(dim=2).abs().max() < 1e-4
+    assert (features.std(dim=2) - 1).abs().max() > 0.01  # only the mean
+
+
+def test_mfcc_has_no_more_cepstra_than_bands():
+    assert next(KaldiMfccOptions(num_mels=20, num_cepstra=30).problems())[0] == "num_cepstra"
