@@ -120,7 +120,7 @@ def test_half_of_what_torchrun_sets_is_refused_at_once_and_leaves_nothing(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*command, "--config", "exp01.yaml", "--save_path", "run"]) == 1
     said = capsys.readouterr().err.strip()
-    assert "WORLD_SIZE is 2, but RANK, MASTER_ADDR, MASTER_PORT are not set" in said and len(said.splitlines()) == 1
+    assert "WORLD_SIZE is 2" in said and "RANK, MASTER_ADDR, MASTER_PORT" in said and len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 

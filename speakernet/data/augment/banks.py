@@ -261,7 +261,7 @@ def transform_samples(least: int) -> int:
     """A good length of transform, at least `least`; few different ones, so that many RIRs share one transform.
 
     >>> transform_samples(33_000), transform_samples(36_865)
-    (33792, 40960)
+    (36864, 40960)
     """
     # Few factors of two make a transform a third slower than the next multiple of 256.
     return FFT_BLOCK * next_fast_len(-(-least // FFT_BLOCK), real=True)
