@@ -46,7 +46,7 @@ SEED = 10
 #: Steps of the sets for augmentation; all of them if none is given.
 STEPS = ("download", "extract", "prepare")
 FEWEST_FOR_AN_INTERVAL = 5
-"""Speakers from which on an evaluation gives an interval; tests compare it with `evaluation/bootstrap.py`."""
+"""Speakers from which on an evaluation gives an interval; tests compare it with `evaluation/figures.py`."""
 
 #: Utterances seen in a whole run of a small corpus; a few minutes on a GPU, a quarter of an hour on two CPU cores.
 WANTED_UTTERANCES = 50_000
