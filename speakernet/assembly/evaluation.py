@@ -39,7 +39,7 @@ from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_e
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, speaker_means, verifying_backend
 from speakernet.evaluation.slices import all_slices, read_metadata
-from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
+from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import (
@@ -86,7 +86,8 @@ def build_validation(
     precision = config.evaluation.validation_precision
     embedder = dataclasses.replace(_embedder(config, net, inputs.device, precision), is_stopped=is_stopped)
     backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
-    given = embedder, backend, trials, inputs.validation.source, _speakers(config, trials), options
+    speakers = speakers_of(trials, config.evaluation.speaker_table)
+    given = embedder, backend, trials, inputs.validation.source, speakers, options
     checksum = trials.checksum
 
     def validate() -> dict[str, Any]:
@@ -108,7 +109,7 @@ def run_evaluation(
     sweep = _build_sweep(config)
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
     trials, source = inputs.test.trials, inputs.test.source
-    speakers = _speakers(config, trials)
+    speakers = speakers_of(trials, config.evaluation.speaker_table)
     backend = scoring.backend(trials)
     calibration = scoring.calibration(backend)
     evaluation = evaluate(scoring.embedder, backend, trials, source, speakers, section, seed, calibration)
@@ -334,11 +335,6 @@ def _embedder(config: Config, net: EmbeddingNet, device: torch.device, wanted: s
     name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     return Embedder(net, config.evaluation, device, autocast, name)
-
-
-def _speakers(config: Config, trials: TrialList) -> Speakers:
-    table = config.evaluation.speaker_table
-    return speakers_of(trials, read_speaker_table(table) if table else None)
 
 
 def _build_sweep(config: Config) -> Callable[..., Any] | None:

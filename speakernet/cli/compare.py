@@ -16,7 +16,7 @@ from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, compare_scores, s
 from speakernet.evaluation.files import chosen_on_reported, find_scores, list_in_common
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import headline
-from speakernet.evaluation.speakers import read_speaker_table, speakers_of
+from speakernet.evaluation.speakers import speakers_of
 from speakernet.options import default_of
 
 DIGITS = 3
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"--draws {arguments.draws}: expected at least 1")
     trials = read_trials(arguments.trials) if arguments.trials else list_in_common(arguments.scores)
     paths, systems = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
-    speakers = speakers_of(trials, read_speaker_table(arguments.speaker_table) if arguments.speaker_table else None)
+    speakers = speakers_of(trials, arguments.speaker_table)
     result = compare_scores(
         trials, systems, speakers, num_draws=arguments.draws, seed=arguments.seed, priors=arguments.priors
     )

@@ -23,7 +23,7 @@ from speakernet.evaluation.figures import cautions, figures
 from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.speakers import read_speaker_table, speakers_of
+from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, METRICS
@@ -107,7 +107,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         scores = llrs if len(columns) > 1 else scores
     elif arguments.scores_are_llrs:
         llrs = scores
-    speakers = speakers_of(trials, read_speaker_table(arguments.csv) if arguments.csv else None)
+    speakers = speakers_of(trials, arguments.csv)
     results = figures(trials, scores, speakers, options, DEFAULT_SEED, llrs)
     read = [("trials", arguments.trials), *(("scores", file) for file in files)]
     if fit is not None:

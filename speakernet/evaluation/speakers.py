@@ -5,7 +5,7 @@ the second one of `dev/so0122/…`), the groups that target trials connect. Whic
 """
 
 import csv
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,12 +59,13 @@ def check_known(names: Iterable[str], known: Container[str], table: object) -> N
         raise ValueError(f"{table}: lacks {len(unknown)} utterances of the list: {', '.join(unknown[:MAX_NAMED])}")
 
 
-def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Speakers:
-    """The speaker of every utterance of a trial list, and the rule that found it."""
+def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
+    """The speaker of every utterance of a trial list, by a CSV or by the names, and the rule that found it."""
     names = list(trials.names)
-    if table is not None:
-        check_known(names, table, "the speaker table")
-        return _numbered([table[name] for name in names], "column 'speaker' of the CSV")
+    if table:
+        by_path = read_speaker_table(table)
+        check_known(names, by_path, table)
+        return _numbered([by_path[name] for name in names], "column 'speaker' of the CSV")
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of the name (the list has no labels to check it by)"

@@ -203,9 +203,10 @@ def test_speakers_by_groups_where_names_do_not_tell():
     assert found.count == 2 and len(set(found.ids[:3])) == 1 and not found.names
 
 
-def test_a_speaker_table_that_lacks_names_is_refused():
-    with pytest.raises(ValueError, match=r"lacks 1 .*: b"):
-        speakers_of(trial_list([(0, "a", "b")]), {"a": "x"})
+def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):
+    (tmp_path / "speakers.csv").write_text("path,speaker\na,x\n")
+    with pytest.raises(ValueError, match=r"speakers\.csv: lacks 1 .*: b"):
+        speakers_of(trial_list([(0, "a", "b")]), tmp_path / "speakers.csv")
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e20, 3e38])

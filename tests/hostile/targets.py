@@ -129,8 +129,8 @@ def _trials(path: Path) -> None:
 
 
 def _scores(path: Path) -> None:
-    found = read_scores(path)
-    assert len(found.scores) == len(found.trials)
+    trials, scores = read_scores(path)
+    assert len(scores) == len(trials)
 
 
 TRAINING = "".join(f"{name.split('/')[0]} {name}\n" for name in NAMES)
