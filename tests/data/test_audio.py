@@ -283,3 +283,10 @@ def test_a_worker_does_not_import_the_resampler_before_it_is_needed() -> None:
     code = "import sys, speakernet.data.loader, speakernet.data.packed; print('scipy.signal' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "False"
+
+
+def test_nan_and_infinite_samples_are_refused(tmp_path: Path) -> None:
+    for value in (np.nan, np.inf, -np.inf):
+        soundfile.write(tmp_path / "a.wav", np.array([0.0, value, 0.0]), 16000, subtype="FLOAT")
+        with pytest.raises(AudioError, match="NaN or infinite"):
+            read_audio(tmp_path / "a.wav")

@@ -374,3 +374,14 @@ def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory() -> None:
         crops, _ = ResidentMaker(reader, promised, seed=1, device=CPU).make(request)
         np.testing.assert_array_equal(crops.numpy(), expected)
         assert (crops != 0).all()
+
+
+def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
+    made = loader(tiny_corpus, data__num_workers=0, augment__enabled=True, augment__speed_factors=[0.9, 1.0, 1.1],
+                  augment__volume_db=[-1.0, 1.0])  # fmt: skip
+    batches = epoch(made)
+    labels = torch.cat([batch.labels for batch in batches])
+    assert made.num_classes == 24 and labels.max() >= 16 and labels.min() < 8
+    rows = torch.cat([batch.indices for batch in batches])
+    speakers = [int(name[3:5]) for name in made.file_names(rows)]
+    assert (labels % 8).tolist() == speakers

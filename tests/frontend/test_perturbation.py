@@ -188,3 +188,9 @@ def test_compiled_code_draws_in_every_pass(speech):
     keep_draws_eager(masks)
     run, features = torch.compile(masks, backend="eager"), torch.ones(4, 40, 200)
     assert all(torch.equal(run(features), plain_masks(features)) for _ in range(3))
+
+
+def test_all_widths_and_both_ends_occur():
+    start, width = draw_stretches(random_of(4000), 0, 1, 3, 6)
+    assert set(width.unique().tolist()) == {0, 1, 2, 3}
+    assert int((start + width).max()) == 6 and int(start.min()) == 0

@@ -247,3 +247,10 @@ def test_an_unknown_checkpoint(tmp_path):
     torch.save({"encoder.weight": torch.zeros(1)}, tmp_path / "file.pt")
     with pytest.raises(CheckpointError, match=r"file\.pt.*import-weights"):
         load_initial_weights(network_for(LIGHT), None, tmp_path / "file.pt")
+
+
+def test_nan_weights(tmp_path):
+    state = foreign_state(LIGHT)
+    state["__S__.bn1.running_var"][0] = float("nan")
+    with pytest.raises(ValueError, match=r"trunk\.norm1\.running_var"):
+        load_initial_weights(network_for(LIGHT), None, save(state, tmp_path))

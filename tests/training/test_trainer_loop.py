@@ -175,3 +175,11 @@ def test_averaging_at_the_end_can_win(tmp_path: Path) -> None:
     epochs = [read_own_checkpoint(path)["weights"] for path in trainer.store.epoch_paths()]
     mean = sum(one["first.weight"].double() for one in epochs) / 3
     assert torch.allclose(best.double(), mean) and not torch.equal(tensors(trainer.net)["first.weight"], best)
+
+
+def test_moving_average_is_what_is_evaluated_and_kept(tmp_path: Path):
+    trainer = make_trainer(tmp_path, ema_decay=0.99, max_epochs=1)
+    trainer.train()
+    best = read_own_checkpoint(tmp_path / "best.pt")["weights"]
+    assert not torch.equal(best["first.weight"], trainer.net.state_dict()["first.weight"])
+    assert torch.equal(best["first.weight"], trainer.average._kept[0])
