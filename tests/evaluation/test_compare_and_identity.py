@@ -17,8 +17,10 @@ from speakernet.data.lists import (
     read_trials,
     write_trials,
 )
+from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.speakers import speakers_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_trials
@@ -231,3 +233,11 @@ def test_lists_recognised_by_counts_and_names():
     for trials in (counted(579818, 289922), counted(550894, 7), counted(550894, 275488, "other/{}.wav")):
         assert "not that list as published" in identify_trials(trials)
     assert identify_trials(counted(12345, 600)) == ""
+
+
+def test_both_systems_meet_the_same_draws(trials, random):
+    scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
+    result = compare_scores(trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0)
+    assert len(result.differences[0]) == 3
+    for difference in result.differences[0]:
+        assert (difference.value, difference.interval) == (0, (0, 0))

@@ -186,3 +186,10 @@ def test_a_sweep_without_its_files_is_refused_before_anything_starts():
     for kind, option in (("noise", "augment.noise_path"), ("reverb", "augment.rir_path")):
         with pytest.raises(ValueError, match=option):
             sweep_steps([kind], {}, None, sample_rate=RATE)
+
+
+def test_reverberation_grows_and_keeps_the_loudness_at_the_end(steps, random):
+    speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
+    changed = [np.linalg.norm(step.transform(speech, 0) - speech) for step in steps["reverb"]]
+    assert (np.diff(changed) > 0).all()
+    assert np.std(steps["reverb"][-1].transform(speech, 0)) == pytest.approx(np.std(speech), rel=0.02)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,3 +185,11 @@ def test_what_only_posix_has_is_imported_late_or_in_a_branch() -> None:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         imported = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
         assert not imported & {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}, path
+
+
+def test_yaml_is_read_through_one_door() -> None:
+    """Which has the limits; writing is free."""
+    for path in FILES:
+        if path.name != "files.py":
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"yaml\.\w*(load|parse|compose|scan)|from yaml import", text), path

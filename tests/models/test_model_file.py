@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from speakernet.checkpoint import CheckpointError, read_checkpoint, read_own_checkpoint, write_checkpoint
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import laid_out, load_initial_weights, load_model_file, model_file_contents
@@ -85,7 +85,9 @@ def test_another_network(model_path, caplog):
     assert "front_end" in caplog.text and "24" in caplog.text
 
 
-@pytest.mark.parametrize("read", [load_model_file, lambda path: load_initial_weights(small_net(), None, path)])
+@pytest.mark.parametrize(
+    "read", [load_model_file, read_own_checkpoint, lambda path: load_initial_weights(small_net(), None, path)]
+)
 def test_a_pickle_is_not_run(tmp_path, read):
     class Evil:
         def __reduce__(self):

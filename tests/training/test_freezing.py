@@ -150,3 +150,12 @@ def test_a_compiled_network_freezes_and_thaws_as_an_eager_one(tmp_path: Path) ->
     eager, compiled = trained(tmp_path / "eager", **options), trained(tmp_path / "run", compiles=compiles, **options)
     for one, other in zip(eager.net.parameters(), compiled.net.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_patience_counts_from_the_given_weights(tmp_path: Path) -> None:
+    summary = make_trainer(tmp_path, eers=[1.0, 2.0], max_epochs=20, patience=2, stage=GIVEN).train()
+    assert (summary["epochs"], summary["best_epoch"]) == (2, 0)
+
+
+def test_a_run_of_fresh_weights_is_not_evaluated_before_it_has_learned(tmp_path: Path) -> None:
+    assert make_trainer(tmp_path, eers=[1.0, 2.0]).train()["best_epoch"] == 1
