@@ -2,7 +2,7 @@
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
 
-Kept are name, embedding and path of each recording, never audio. Little speech, clipping, noise and a
+Kept are name, embedding and path of each recording, never audio. Little speech, clipping, noise, a narrow band and a
 voice unlike the person's other recordings cause warnings; --strict refuses them.
 """
 
