@@ -108,7 +108,7 @@ VALUES: dict[str, Values] = {
 TYPOS = {"nLcasses": "nClasses"}
 """Misspelt in published recipes of voxceleb_trainer, whose parser stops there."""
 REMOVED: dict[str, str] = {
-    "runtime.cuda_graphs": "runtime.compile: on with runtime.compile_mode: reduce-overhead, torch's own CUDA graphs",
+    "runtime.cuda_graphs": "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)",
 }
 """Options of earlier versions -> what to write instead. Saved configurations may still hold them."""
 WESPEAKER = {

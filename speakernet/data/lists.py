@@ -36,11 +36,12 @@ class ListError(FileError):
 class ListFile:
     """A list that is being read: iterate to get (number, stripped line) of every line that is not blank.
 
-    A malformed line is an error, or becomes a sentence in the list `malformed` and is left out.
+    A malformed line is an error, or becomes a sentence in the list `malformed` and is left out. `kind` is what a file
+    that cannot be read should have been, if not a list.
     """
 
-    def __init__(self, path: str | Path, malformed: list[str] | None = None) -> None:
-        self.path, self._malformed = path, malformed
+    def __init__(self, path: str | Path, malformed: list[str] | None = None, kind: str = "") -> None:
+        self.path, self._malformed, self._kind = path, malformed, kind
         self.digest = hashlib.sha256()  # of what was read so far
 
     def refuse(self, number: int, problem: str) -> None:
@@ -54,7 +55,7 @@ class ListFile:
         self.refuse(number, f"expected {form}, found {line.decode('utf-8')[:SHOWN_CHARACTERS]!r}")
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        expected = (
+        expected = self._kind or (
             f"a text file. Lists are made by {own_command('prepare folder')} of your recordings, by "
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )

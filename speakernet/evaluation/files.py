@@ -91,7 +91,7 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         The pairs, with labels if every line has the fourth column; and the scores (trials,) float64, higher means more
         alike.
     """
-    file, rows = ListFile(path), numbers()
+    file, rows = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run"), numbers()
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []

@@ -32,8 +32,8 @@ ADVICE = (
     "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
     f"0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
 )
-MOST_RATIO = math.log(999_999)
-"""Log-likelihood ratios beyond are not printed: no calibration list supports them."""
+MOST_RATIO = math.log(1_000_000)
+"""Odds beyond are not printed as a figure: no calibration list supports them."""
 
 
 class NotCalibratedError(ValueError):
@@ -74,8 +74,9 @@ class Decision:
         if ratio is None:
             return words
         hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
-        times = float(f"{math.exp(min(abs(ratio), MOST_RATIO)):.3g}")
-        return f"{words}; {hypothesis} {times:,g} times as likely"
+        if abs(ratio) > MOST_RATIO:
+            return f"{words}; {hypothesis} more than a million times as likely"
+        return f"{words}; {hypothesis} {float(f'{math.exp(abs(ratio)):.3g}'):,.7g} times as likely"
 
 
 @dataclass(frozen=True)

@@ -241,3 +241,8 @@ def test_both_systems_meet_the_same_draws(trials, random):
     assert len(result.differences[0]) == 3
     for difference in result.differences[0]:
         assert (difference.value, difference.interval) == (0, (0, 0))
+
+
+def test_a_missing_score_file_is_not_called_a_list(tmp_path):
+    with pytest.raises(ListError, match=r"gone: cannot be read .*expected a score file .*or the folder of a run"):
+        read_scores(tmp_path / "gone")
