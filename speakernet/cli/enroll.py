@@ -27,12 +27,14 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> list[str]:
     """Inspect the recordings, embed them, keep the embeddings."""
     # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.people import checked_name
     from speakernet.inference.recordings import audio_inputs
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
     _, files = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
     # Before a store is made for them.
+    checked_name(arguments.name)
     recordings = [verifier.open(file) for file in files]
     # A mistyped path makes a second store without the people of the first.
     new = "" if arguments.store.exists() else "the new store "

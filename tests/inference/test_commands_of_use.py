@@ -175,6 +175,12 @@ def test_mistakes_with_stores(say, voices, calibrated, uncalibrated, store, tmp_
     assert not (tmp_path / "new.db").exists()
 
 
+def test_a_refused_name_makes_no_store(say, voices, calibrated, tmp_path):
+    store = tmp_path / "new.db"
+    assert say("enroll", ".", voices / "s00/0.wav", "--model", calibrated, "--store", store)[0] == 1
+    assert not store.exists()
+
+
 def test_enroll_warns_and_refuses_when_strict(say, voices, calibrated, tmp_path, caplog):
     names = [voices / "s00/0.wav", voices / "s00/1.wav", voices / "s00/2.wav", voices / "s06/0.wav"]
     words = ["--model", calibrated, "--store", tmp_path / "p.db"]
