@@ -167,7 +167,7 @@ def test_real_runs_of_a_tiny_study(tiny_corpus: Path, tmp_path: Path) -> None:
         "data": {"batch_size": 8, "crop_frames": 50, "num_workers": 0},
         "model": {
             "embedding_dim": 8,
-            "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 4},
+            "options": {"channels": 8, "blocks": [1, 1], "mel_strides": [1, 2], "frame_strides": [2, 2]},
         },
         "training": {"max_epochs": 1, "test_interval": 1},
         "evaluation": {"bootstrap_samples": 0},
