@@ -161,7 +161,9 @@ class StopRequest:
     def is_requested(self) -> bool:
         """Whether some rank was asked, as far as is known here: for work that can be left at any moment."""
         if not self.number:
-            self.number = requested(STOP)
+            # A signal may arrive while the others are asked: no answer must not erase it.
+            if asked := requested(STOP):
+                self.number = asked
         elif not self._is_passed_on:
             request_everywhere(STOP, self.number)
             self._is_passed_on = True

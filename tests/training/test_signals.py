@@ -12,7 +12,8 @@ import psutil
 import pytest
 from training_fakes import FakeLoader, assert_same_bits, make_trainer, step_of, trained
 
-from speakernet.training.progress import Interrupted
+from speakernet.training import progress
+from speakernet.training.progress import Interrupted, StopRequest
 from tests.tiny_recipe import MANY_STEPS, write_recipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this platform")
@@ -112,3 +113,10 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
 
 
 EER = {"eer_percent": 9.0}
+
+
+def test_a_signal_that_comes_while_the_other_ranks_are_asked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopRequest()
+    monkeypatch.setattr(progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0)
+    stop.is_requested()
+    assert stop.number == signal.SIGTERM and stop.is_requested()
