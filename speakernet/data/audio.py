@@ -92,7 +92,7 @@ class AudioInfo:
     num_channels: int
     format: str
     data_offset: int
-    """Of the samples, if they lie in the file as they are, to be read by seeking; else -1."""
+    """Of the samples if they can be read by seeking in the file, else -1."""
     is_truncated: bool
     file_bytes: int
     modified_ns: int

@@ -83,7 +83,7 @@ class DegradedSource(AudioSource):
             waveform = self._transform(self._source.read(name), row)
             return waveform[start : None if num_samples is None else start + num_samples]
         stop = total if num_samples is None else min(total, start + num_samples)
-        # Those windows that the crop touches, and of each what lies in the crop.
+        # The windows that overlap the crop, each cut to their common part.
         pieces = [
             self._transform(self._source.read(name, begin, end - begin), row)[max(0, start - begin) : stop - begin]
             for begin, end in itertools.pairwise(edges)
