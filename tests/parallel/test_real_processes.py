@@ -103,10 +103,11 @@ def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
     with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
         last = started.ranks()[1]
         last.suspend()
-        started.until(lambda: "no heartbeat" in started.said, "naming the process that is stopped")
+        # Rank 0 may name it before the collective gives up; resumed in between, it would catch up and train on.
+        started.until(lambda: "the same command resumes" in started.said, "ending for the process that is stopped")
         last.resume()
         assert started.end()
-        assert f"rank 1 (process {last.pid} on " in started.said and "the same command resumes" in started.said
+        assert f"rank 1 (process {last.pid} on " in started.said and "no heartbeat" in started.said
 
 
 def test_a_process_that_waits_for_its_data_is_named(recipe: Path) -> None:
