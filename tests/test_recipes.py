@@ -62,6 +62,8 @@ def assert_has(config: Config, values: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_schedules_of_the_sources(recipe: str) -> None:
+    text = (ROOT / "configs" / recipe).read_text(encoding="utf-8")
+    assert text.startswith("# "), "the first line says what the recipe is for"
     assert_follows(at(scheduled_epochs(recipe_config(recipe)), ""), SCHEDULES[recipe])
 
 

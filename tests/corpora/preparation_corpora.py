@@ -137,10 +137,7 @@ def publish(root: Path, ffmpeg: str, copies: int = 1) -> Published:
     vox1 = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
     vox2 = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
     archives = {**vox1, **vox2, "vox1_test_wav.zip": whole["vox1_test"], "vox2_test_aac.zip": whole["vox2_test"]}
-    joined = {
-        "vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]),
-        "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"]),
-    }
+    joined = {"vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]), "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"])}
     lists = {"veri_test.txt": TRIALS, "veri_test2.txt": TRIALS}
     musan, rirs = {"musan.tar.gz": tar_tree(root / "musan")}, {"rirs_noises.zip": zip_tree(root / "rirs")}
     corpora = {

@@ -104,12 +104,6 @@ def test_a_broken_simulated_response_is_found(tmp_path):
     assert "bad.wav" in (tmp_path / "broken_prepare_rirs.txt").read_text()
 
 
-def test_nothing_to_prepare_is_explained(tmp_path, capsys):
-    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 1
-    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
-    assert "--download" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("part", ["musan", "rirs"])
 def test_without_a_network_the_last_word_is_why(tmp_path, monkeypatch, capsys, part):
     def no_name(*arguments, **options):

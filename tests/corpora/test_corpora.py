@@ -3,15 +3,7 @@
 from pathlib import Path
 
 import pytest
-from preparation_corpora import (
-    catalogue_entry,
-    parts_of,
-    run_data_prep,
-    tar_tree,
-    voice,
-    write_catalogue,
-    write_voices,
-)
+from preparation_corpora import catalogue_entry, parts_of, run_data_prep, tar_tree, voice, write_catalogue, write_voices
 from preparation_server import played_source
 
 from speakernet.corpora.cnceleb import groups_of_length
@@ -48,15 +40,6 @@ def test_librispeech_by_its_own_parts(tmp_path):
     for enrol, test, label in zip(trials.enrol.tolist(), trials.test.tolist(), trials.labels.tolist(), strict=True):
         if label:
             assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], "another chapter"
-
-
-def test_one_part_alone_is_split_anew(tmp_path):
-    for speaker in range(6):
-        for chapter in (1, 2):
-            name = f"LibriSpeech/dev-clean/{speaker}/{chapter}/{speaker}-{chapter}-0000.flac"
-            write_audio(tmp_path / name, voice(speaker, chapter, 0.6), 16000)
-    assert run_data_prep("librispeech", "--save_path", tmp_path) == 0
-    assert len(read_training_list(tmp_path / "librispeech_lists" / "train_list.txt").speakers) == 4
 
 
 def test_vctk_takes_one_microphone_and_knows_genders(tmp_path):

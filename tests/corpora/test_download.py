@@ -197,12 +197,6 @@ def test_other_schemes(tmp_path):
     assert not (tmp_path / "a.zip").exists()
 
 
-def test_names_stay_inside_the_folder(tmp_path):
-    with played_source({"a.zip": CONTENT}) as source, pytest.raises(ValueError, match="leads outside"):
-        fetch(RemoteFile("../a.zip", (f"{source.address}/a.zip",), None, 0, ""), tmp_path / "out")
-    assert list(tmp_path.rglob("a.zip")) == []
-
-
 def test_the_shipped_table(tmp_path):
     for name in load_catalogue():
         corpus = load_corpus(name, key="k y")

@@ -4,17 +4,15 @@ import csv
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
 
 from speakernet.config import load_config
-from speakernet.corpora import listing, own_folder
+from speakernet.corpora import own_folder
 from speakernet.corpora.listing import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.evaluation import figures
 
 
 def prepare(folder: Path, save_path: Path, *arguments: object) -> int:
@@ -95,19 +93,6 @@ def test_empty_folders_are_named(tmp_path, caplog):
     (root / ".trash").mkdir()
     assert prepare(root, tmp_path / "out") == 0
     assert "1 of 9 speakers' folders hold no recording that can be read: peter" in caplog.text
-
-
-def test_sessions_are_kept_apart(tmp_path):
-    root, out = tmp_path / "voices", tmp_path / "out"
-    for session in ("monday", "tuesday"):
-        write_voices(root, 6, 2, "spk{speaker}/" + session + "/{utterance}.wav", 0.6)
-    assert prepare(root, out) == 0
-    trials = read_trials(out / "validation_trials.txt")
-    targets = np.flatnonzero(trials.labels == 1)
-    assert len(targets)
-    for row in targets:
-        enrol, test = trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]
-        assert enrol.split("/")[1] != test.split("/")[1]
 
 
 def test_a_table(tmp_path):
@@ -276,10 +261,6 @@ def test_real_speech(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
     assert "1440 found, 1440 usable, 0 skipped, 0 broken" in (out / "summary.txt").read_text()
-
-
-def test_few_speakers() -> None:
-    assert listing.FEWEST_FOR_AN_INTERVAL == figures.MIN_SPEAKERS
 
 
 def test_speakers_of_one_session(tmp_path, caplog):

@@ -59,8 +59,3 @@ def test_lists_are_written(training: TrainingList, tmp_path: Path) -> None:
     assert list(read_training_list(out / "train_list.txt").paths) == list(held.training.paths)
     trials = read_trials(out / "trials.txt")
     assert set(trials.names) == set(held.trials.names) and len(trials) == len(held.trials) == 135
-
-
-def test_too_many_are_explained(training: TrainingList, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_data_prep("trials", "hold_out", tmp_path / "all.txt", tmp_path / "out", "--speakers", 14) == 1
-    assert "expected 2 to 12" in capsys.readouterr().err and not (tmp_path / "out").exists()

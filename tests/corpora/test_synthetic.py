@@ -6,26 +6,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import fft, signal
+from scipy import signal
 
 from speakernet.cli import main
 from speakernet.corpora.synthetic import CorpusParameters, make_corpus
-from speakernet.corpora.synthetic.scenes import (
-    NOISES,
-    draw_session,
-    record,
-    room_response,
-)
+from speakernet.corpora.synthetic.scenes import NOISES, draw_session, record, room_response
 from speakernet.corpora.synthetic.speech import (
-    FFT_SIZE,
     FRAME_SECONDS,
-    HOP,
     PHONE_NAMES,
     SAMPLE_RATE,
     VOWELS,
-    _overlap_add,
     _resonator_polynomials,
-    _spectra,
     _vocal_tract,
     draw_phones,
     draw_voice,
@@ -84,18 +75,6 @@ def test_the_durations_of_segments_are_kept_and_tempo_shortens_them() -> None:
     assert len(many.phone) * FRAME_SECONDS / 1000 == pytest.approx(0.115 * np.exp(0.22**2 / 2), rel=0.03)
 
 
-def test_aspiration_takes_the_formants_of_the_vowel_that_follows() -> None:
-    tracks = lay_out(["h", "i"], generator(0))
-    assert (tracks.formants[tracks.phone == PHONE_NAMES.index("h")] == VOWELS["i"]).all()
-
-
-def test_frames_and_overlap_add_give_the_signal_back() -> None:
-    noise = generator(3).standard_normal(40 * HOP).astype(np.float32)
-    rebuilt = _overlap_add(fft.irfft(_spectra(noise), FFT_SIZE, axis=1))
-    # The first and last hop have one window only.
-    np.testing.assert_allclose(rebuilt[HOP : 38 * HOP], noise[HOP : 38 * HOP], atol=1e-5)
-
-
 def test_the_cascade_has_its_poles_at_the_formants() -> None:
     hz, bandwidth = np.array([[500.0, 1500.0, 2500.0]]), np.array([[60.0, 90.0, 150.0]])
     polynomial = _resonator_polynomials(hz, bandwidth)
@@ -126,14 +105,6 @@ def test_the_pitch_of_the_waveform_is_the_voices() -> None:
         best = lags[candidates][autocorrelation[candidates].argmax()]
         # Half an octave of intonation around the mean; an octave error would be found.
         assert abs(np.log2(SAMPLE_RATE / best / voice.pitch_hz)) < 0.7
-
-
-def test_a_shorter_vocal_tract_has_higher_formants() -> None:
-    voices = [draw_voice(generator(seed)) for seed in range(60)]
-    lengths = np.array([voice.tract_centimetres for voice in voices])
-    factors = np.array([voice.formant_factors.mean() for voice in voices])
-    assert np.corrcoef(lengths, factors)[0, 1] < -0.7
-    assert {voice.gender for voice in voices} == {"m", "f"}
 
 
 def test_speakers_differ_more_than_the_sentences_of_one() -> None:

@@ -64,16 +64,6 @@ def test_archives_that_the_user_has_are_not_fetched(tmp_path, published):
         assert not source.requests
 
 
-def test_flac_and_removed_originals(tmp_path, published):
-    folder = tmp_path / "data"
-    with played_source(published.files) as source:
-        options = ("--subsets", "vox2_dev", "--format", "flac", "--remove_originals")
-        assert prepare(source, published, folder, "--all", *options) == 0
-        assert not list(folder.rglob("*.m4a"))
-        assert len(list((folder / "voxceleb2/dev/flac").rglob("*.flac"))) == 12
-        assert len(read_training_list(folder / "lists" / "vox2_dev_list.txt")) == 12
-
-
 def test_nothing_is_converted_through_a_link_that_leads_outside(tmp_path, published):
     folder, outside = tmp_path / "data", tmp_path / "outside"
     outside.mkdir()

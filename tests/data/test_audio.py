@@ -123,12 +123,6 @@ def test_broken_files_say_so(tmp_path: Path, content: bytes, message: str) -> No
         read_audio(path)
 
 
-def test_missing_and_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent.wav", tmp_path):
-        with pytest.raises(AudioError, match=r"cannot be read|not a regular file"):
-            read_audio(path)
-
-
 def flac_that_claims(path: Path, num_samples: int) -> Path:
     """A second of FLAC whose header says another length."""
     soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(16000), 16000)
@@ -186,19 +180,6 @@ def test_fuzzed_header_never_crashes(noise: bytes, cut: int, size: int) -> None:
         if found is not None:
             frame_bytes = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3}.get(found.format, 4) * found.num_channels
             assert found.data_offset + found.num_samples * frame_bytes <= max(len(content), found.data_offset)
-
-
-@settings(max_examples=100, deadline=20_000)
-@given(st.data())
-def test_fuzzed_file_reads_or_refuses(data: st.DataObject) -> None:
-    content = bytearray(wav_bytes(np.arange(200)))
-    for _ in range(data.draw(st.integers(1, 6))):
-        content[data.draw(st.integers(0, 60))] = data.draw(st.integers(0, 255))
-    try:
-        found = read_audio_bytes(bytes(content), "fuzzed.wav", 0, 50, 16000)
-    except AudioError:
-        return
-    assert found.dtype == np.float32 and 0 < len(found) <= 50 and np.isfinite(found).all()
 
 
 CODINGS = {"m4a": [], "aac": [], "webm": [], "wma": [], "mka": [], "3gp": ["-c:a", "aac"], "mov": [], "caf": []}
@@ -259,13 +240,9 @@ def test_m4a_cut_short_or_without_ffmpeg(tmp_path: Path, monkeypatch: pytest.Mon
         audio_info(path)
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
     with pytest.raises(AudioError, match=r"tone\.webm: .*/no/such/ffmpeg"):
-        read_audio(encoded_again(path))
-
-
-def encoded_again(path: Path) -> Path:
-    """The same content at another time, which no decoded copy is kept of."""
-    path.write_bytes(path.read_bytes()[:19000])
-    return path
+        # Other content, which no decoded copy is kept of.
+        path.write_bytes(path.read_bytes()[:19000])
+        read_audio(path)
 
 
 @pytest.mark.parametrize("loudest", [1e30, 32767.0, np.nan, np.inf])
@@ -283,10 +260,3 @@ def test_a_worker_does_not_import_the_resampler_before_it_is_needed() -> None:
     code = "import sys, speakernet.data.loader, speakernet.data.packed; print('scipy.signal' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "False"
-
-
-def test_nan_and_infinite_samples_are_refused(tmp_path: Path) -> None:
-    for value in (np.nan, np.inf, -np.inf):
-        soundfile.write(tmp_path / "a.wav", np.array([0.0, value, 0.0]), 16000, subtype="FLOAT")
-        with pytest.raises(AudioError, match="NaN or infinite"):
-            read_audio(tmp_path / "a.wav")

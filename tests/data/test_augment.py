@@ -155,12 +155,6 @@ def test_a_category_without_files_is_shared_among_the_others(folders: tuple[Path
     assert set(Augmenter({}, None, AugmentOptions()).draw(np.arange(50), 0).kinds) == {CLEAN}
 
 
-def test_silence_stays_finite(folders: tuple[Path, Path]) -> None:
-    for style in ("ours", "classic"):
-        result, _, _ = augment(make(folders, style=style), torch.zeros(60, SAMPLES))
-        assert torch.isfinite(result).all()
-
-
 def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
     times = torch.arange(16000) / 16000
     tones = torch.stack([torch.sin(2 * torch.pi * hz * times) for hz in (100, 1000, 5000)])
@@ -213,6 +207,7 @@ def test_the_way_for_cpus_gives_the_same(
     folders: tuple[Path, Path], random: np.random.Generator, style: str, in_memory: bool
 ) -> None:
     clean = speech(random, 80)
+    clean[:20] = 0  # of silence too: what is compared is finite
     augmenter = make(folders, style=style)
     expected, _, _ = augment(augmenter, clean, epoch=3)
     if in_memory:

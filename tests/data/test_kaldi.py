@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.lists import (
-    ListError,
-    StringTable,
-    audio_folder_of,
-    read_training_list,
-)
+from speakernet.data.lists import ListError, StringTable, audio_folder_of, read_training_list
 from speakernet.data.opening import KaldiSource, open_source
 from speakernet.files import sha256_of
 

@@ -90,14 +90,6 @@ def test_batches_hold_crops_of_their_files(tiny_corpus: Path) -> None:
             assert any(np.allclose(whole[p : p + 8240], waveform.numpy(), atol=1e-6) for p in place)
 
 
-def test_same_seed_same_batches_other_epoch_others(tiny_corpus: Path, disturbances: Path) -> None:
-    first = loader(tiny_corpus, disturbances)
-    batches = epoch(first)
-    assert_same(batches, epoch(loader(tiny_corpus, disturbances)))
-    assert not torch.equal(batches[0].indices, epoch(first, 1)[0].indices)
-    assert_same(batches, epoch(first, 0))
-
-
 @pytest.mark.parametrize("augmented", [False, True])
 def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, augmented: bool) -> None:
     noise = disturbances if augmented else None
@@ -137,18 +129,6 @@ def test_a_position_among_other_batches_is_refused(tiny_corpus: Path, disturbanc
         loader(tiny_corpus, disturbances, data__batch_size=4).load_state_dict(stopped.state_dict())
 
 
-def test_ranks_together_see_what_one_process_sees(tiny_corpus: Path, disturbances: Path) -> None:
-    whole = epoch(loader(tiny_corpus, disturbances, data__utterances_per_speaker=2, data__batch_size=4))
-    parts = []
-    for rank in range(2):
-        made = loader(tiny_corpus, disturbances, data__utterances_per_speaker=2, data__batch_size=4)
-        made._rank, made._world_size = rank, 2
-        parts.append(epoch(made))
-    for one, first, second in zip(whole, *parts, strict=True):
-        torch.testing.assert_close(one.waveforms, torch.cat([first.waveforms, second.waveforms]), atol=1e-6, rtol=0)
-        assert torch.equal(one.labels, torch.cat([first.labels, second.labels]))
-
-
 def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, disturbances: Path) -> None:
     for noise in (None, disturbances):
         plain = epoch(loader(tiny_corpus, noise))
@@ -184,9 +164,14 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_w
                      dtype=np.int16, changes_speed=False)  # fmt: skip
     there.options = there.options.model_copy(update={"num_workers": num_workers, "prefetch_factor": 1})
     there.maker = Workers(raw, there.options) if num_workers else raw
+    labels, speakers = [], []
     for one, other in zip(epoch(here), epoch(there), strict=True):
         torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
         assert torch.equal(one.labels, other.labels)
+        labels += one.labels.tolist()
+        speakers += [int(name[3:5]) for name in here.file_names(one.indices)]
+    # A speaker at another speed is another class.
+    assert here.num_classes == 24 and max(labels) >= 16 and [label % 8 for label in labels] == speakers
     there.close()
 
 
@@ -257,7 +242,6 @@ def test_bad_files_are_errors_or_replaced(tiny_corpus: Path, tmp_path: Path, num
     root = broken_corpus(tiny_corpus, tmp_path)
     made = loader(root, data__num_workers=num_workers)
     skipping = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.1)
-    strict = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.01)
     (root / "spk03" / "utt1.wav").write_bytes(b"no longer audio")
     with pytest.raises(AudioError, match=r"spk03/utt1\.wav"):
         epoch(made)
@@ -265,10 +249,8 @@ def test_bad_files_are_errors_or_replaced(tiny_corpus: Path, tmp_path: Path, num
     names = skipping.file_names(torch.cat([batch.indices for batch in batches]))
     assert "spk03/utt1.wav" not in names and sum(name.startswith("spk03/") for name in names) == 4
     assert skipping.epoch_report()["bad_utterances"] >= 1
-    with pytest.raises(AudioError, match="max_bad_share"):
-        epoch(strict)
-    for one in (made, skipping, strict):
-        one.close()
+    made.close()
+    skipping.close()
 
 
 def test_what_is_wrong_at_the_start_is_said(
@@ -374,14 +356,3 @@ def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory() -> None:
         crops, _ = ResidentMaker(reader, promised, seed=1, device=CPU).make(request)
         np.testing.assert_array_equal(crops.numpy(), expected)
         assert (crops != 0).all()
-
-
-def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
-    made = loader(tiny_corpus, data__num_workers=0, augment__enabled=True, augment__speed_factors=[0.9, 1.0, 1.1],
-                  augment__volume_db=[-1.0, 1.0])  # fmt: skip
-    batches = epoch(made)
-    labels = torch.cat([batch.labels for batch in batches])
-    assert made.num_classes == 24 and labels.max() >= 16 and labels.min() < 8
-    rows = torch.cat([batch.indices for batch in batches])
-    speakers = [int(name[3:5]) for name in made.file_names(rows)]
-    assert (labels % 8).tolist() == speakers

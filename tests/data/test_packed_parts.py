@@ -2,7 +2,6 @@
 
 import json
 import logging
-import pickle
 import shutil
 from pathlib import Path
 
@@ -14,15 +13,7 @@ from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
-from speakernet.data.packed import (
-    DESCRIPTION,
-    PLAN_OF_PARTS,
-    SAMPLES,
-    PackedError,
-    PackedSource,
-    read_index,
-    verify,
-)
+from speakernet.data.packed import DESCRIPTION, PLAN_OF_PARTS, SAMPLES, PackedError, read_index, verify
 from speakernet.data.packing import PackInput, join_parts, pack, pack_part
 from speakernet.files import PartError, WorkPart
 
@@ -72,25 +63,6 @@ def test_the_parts_together_are_the_whole_byte_for_byte(whole: Path, parts: Path
     assert verify(parts) == []
     assert main(["pack", str(parts), "--verify"]) == 0
     assert main(["pack", str(parts / "part-0002-of-0003"), "--verify"]) == 0
-
-
-def test_reading_is_the_same(whole: Path, parts: Path) -> None:
-    names = StringTable.from_strings([NAMES[6], NAMES[0], NAMES[9], "nobody.wav", NAMES[4]])
-    rows, starts = np.arange(5), np.array([0, 400, 10, 0, 750])
-    found = []
-    for corpus in (whole, parts):
-        source = open_source(corpus)
-        assert isinstance(source, PackedSource) and len(source) == len(NAMES)
-        assert source.missing(names).tolist() == [3]
-        reader = source.rows(names, source.lookup_table(names))
-        again = pickle.loads(pickle.dumps(reader))
-        for one in (reader, again):
-            batch = np.zeros((5, 300), dtype=np.float32)
-            problems = one.fill(rows, starts, batch)
-            assert list(problems) == [3]
-            found.append(batch)
-        found.append(source.read(NAMES[7], 5, 20))
-    assert all(np.array_equal(left, right) for left, right in zip(found[:3], found[3:], strict=True))
 
 
 def test_missing_parts_are_named(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,10 +38,7 @@ def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time() -> None:
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
 def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, size: int, by_rounds: bool) -> None:
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
-    options = {
-        "utterances_per_speaker": unit,
-        "batch_size": size,
-    }
+    options = {"utterances_per_speaker": unit, "batch_size": size}
     if sum(count >= unit for count in counts) < size:
         with pytest.raises(ValueError, match="a batch takes"):
             BalancedSampler(labels, DataOptions(**options), seed=3)

@@ -44,12 +44,6 @@ def test_the_share_as_recorded_holds_in_every_batch(share: float) -> None:
         assert np.bincount(plan.voices)[1:].min() > 960 * (1 - share) / 16
 
 
-def test_a_share_of_small_batches_adds_up_over_the_epoch() -> None:
-    plan = shuffled(Voices(**NINE, real_share=0.1), batch_size=4).epoch(0)
-    assert (plan.voices == 0).sum() == 96
-    assert set((plan.voices == 0).reshape(-1, 4).sum(axis=1).tolist()) == {0, 1}
-
-
 def test_the_tail_is_as_recorded() -> None:
     sampler = shuffled(Voices(**NINE, real_share=0.5, real_from=2))
     assert [bool(sampler.epoch(epoch).voices.any()) for epoch in range(4)] == [True, True, False, False]

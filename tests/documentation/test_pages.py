@@ -124,13 +124,6 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")} | {"configuration.md"})
 
 
-def test_the_two_commands_of_the_readme() -> None:
-    assert [text.strip() for text in blocks(ROOT / "README.md", "sh")] == [
-        "pip install -e . && python trainSpeakerNet.py --config exp01.yaml",
-        "pip install -e '.[test]' && pytest",
-    ]
-
-
 def test_the_page_of_runs_has_every_exit_status() -> None:
     codes = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)

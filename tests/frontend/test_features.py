@@ -10,14 +10,7 @@ import torch
 import torchaudio
 from torch import nn
 
-from speakernet.frontend.features import (
-    FrontEnd,
-    KaldiFbank,
-    KaldiMfcc,
-    LogMel,
-    normalize_waveforms,
-    use_convolution,
-)
+from speakernet.frontend.features import FrontEnd, KaldiFbank, KaldiMfcc, LogMel, normalize_waveforms, use_convolution
 from speakernet.frontend.options import (
     FEATURES,
     KaldiFbankOptions,

@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speakernet.frontend.options import FEATURES, SpecAugmentOptions
-from speakernet.frontend.perturbation import (
-    SpecAugment,
-    draw_stretches,
-    keep_draws_eager,
-    masked,
-    warped,
-)
+from speakernet.frontend.perturbation import SpecAugment, draw_stretches, keep_draws_eager, masked, warped
 from speakernet.options import create
 from speakernet.random import KeyedRandom
 

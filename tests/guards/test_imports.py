@@ -8,11 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {
-    *("options", "terminal", "files", "random", "machine"),
-    *("parallel", "checkpoint"),
-    "run_folder",
-}
+BASE = {*("options", "terminal", "files", "random", "machine"), *("parallel", "checkpoint"), "run_folder"}
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
     "options": set(),
