@@ -362,6 +362,22 @@ class GrowingFile:
         return True
 
 
+class LogFile(logging.Handler):
+    """Log records in a file whose folder may be made later; a full disk drops lines."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = GrowingFile(path)
+        self._waiting: list[bytes] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, after those that waited for the folder."""
+        self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+        if self._file.path.parent.is_dir():
+            waited, self._waiting = self._waiting, []
+            self._file.append(b"".join(waited))
+
+
 class _YamlLoader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number."""
 

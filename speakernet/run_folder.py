@@ -45,16 +45,6 @@ DECISIONS = "decisions.csv"
 """Written by an evaluation without error rates, if there is a calibration or a threshold."""
 
 
-def epoch_path(folder: Path, epoch: int) -> Path:
-    """The model after so many epochs."""
-    return folder / CHECKPOINTS / f"epoch_{epoch:04d}.pt"
-
-
-def epoch_paths(folder: Path) -> list[Path]:
-    """The models of epochs that are kept, oldest first."""
-    return sorted((folder / CHECKPOINTS).glob("epoch_*.pt"))
-
-
 def evaluation_folder(folder: Path, trial_list: str | Path) -> Path:
     """Where a separate evaluation writes."""
     return folder / EVALUATIONS / Path(trial_list).stem

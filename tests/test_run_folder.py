@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from speakernet.cli import main
-from speakernet.run_folder import epoch_path, epoch_paths, evaluation_folder, held, move_aside, refuse_unusable
+from speakernet.run_folder import evaluation_folder, held, move_aside, refuse_unusable
 
 
 def test_lock(tmp_path: Path) -> None:
@@ -45,10 +45,6 @@ def test_lock_of_another_process(tmp_path: Path) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    for epoch in (10, 9):
-        epoch_path(tmp_path, epoch).parent.mkdir(exist_ok=True)
-        epoch_path(tmp_path, epoch).touch()
-    assert [path.name for path in epoch_paths(tmp_path)] == ["epoch_0009.pt", "epoch_0010.pt"]
     assert evaluation_folder(tmp_path, "lists/trials.clean.txt") == tmp_path / "eval" / "trials.clean"
     for number in (1, 2):
         (tmp_path / "old").mkdir()

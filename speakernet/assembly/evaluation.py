@@ -334,7 +334,9 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 def _embedder(config: Config, net: EmbeddingNet, device: torch.device, wanted: str) -> Embedder:
     name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
-    return Embedder(net, config.evaluation, device, autocast, name)
+    # The cores of this process are counted here, once.
+    options = config.evaluation.model_copy(update={"num_workers": reader_threads(config.evaluation)})
+    return Embedder(net, options, device, autocast, name)
 
 
 def _build_sweep(config: Config) -> Callable[..., Any] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet.cli import load_configuration
-from speakernet.files import GrowingFile, own_command
+from speakernet.files import LogFile, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
@@ -59,28 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Write everything that is logged, details too, to the run folder once it exists."""
-    handler = _RunLog(path) if distributed.is_main() else logging.NullHandler()
+    handler = LogFile(path) if distributed.is_main() else logging.NullHandler()
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-
-
-class _RunLog(logging.Handler):
-    """Log records in a file of the run folder, once the run has made it; a full disk drops lines, not the run."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = GrowingFile(path)
-        self._waiting: list[bytes] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
-        if self._file.path.parent.is_dir():
-            waited, self._waiting = self._waiting, []
-            self._file.append(b"".join(waited))
 
 
 def written_line(files: Sequence[Path]) -> str:

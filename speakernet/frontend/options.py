@@ -43,10 +43,6 @@ class FrontendOptions(NamedOptions):
         }
         return self.model_copy(update=chosen)
 
-    def values(self) -> dict[str, Any]:
-        """What describes the features, as a model file keeps it: everything but the name and SpecAugment."""
-        return self.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
-
 
 class MelOptions(SpecAugmentOptions, FrontendOptions):
     """The base of front ends with mel bands."""

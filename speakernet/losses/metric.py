@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classes import accuracy_percent
-from speakernet.losses.classification import SpeakerLoss
+from speakernet.losses.classification import SpeakerLoss, accuracy_percent
 from speakernet.losses.options import (
     LOSSES,
     AngularPrototypicalOptions,

@@ -206,9 +206,11 @@ class SpeakerNet(nn.Module):
         sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
         pooling_options = model.pooling_options.model_dump()
         sizes |= {"pooling_options": pooling_options} if pooling_options else {}
+        # What describes the features: not SpecAugment, which acts in training only.
+        features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
         return {
             "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
-            "front_end": {"name": self._frontend.name, "options": self._frontend.values()},
+            "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
         }
 

@@ -26,8 +26,6 @@ from speakernet.run_folder import (
     LAST,
     PLOTS,
     PREVIOUS,
-    epoch_path,
-    epoch_paths,
     move_aside,
 )
 from speakernet.training.options import TrainingOptions
@@ -65,10 +63,6 @@ class CheckpointStore:
         self._thread: threading.Thread | None = None
         self._failures: dict[str, OSError] = {}
 
-    def epoch_paths(self) -> list[Path]:
-        """The kept models, oldest first."""
-        return epoch_paths(self.folder)
-
     def save(self, path: Path, contents: dict[str, Any]) -> None:
         """Write one of the run's files in the background, on rank 0; `contents` are copied before this returns."""
         if not distributed.is_main():
@@ -82,7 +76,7 @@ class CheckpointStore:
     def save_epoch(self, epoch: int, contents: dict[str, Any]) -> None:
         """Write the model of an epoch into checkpoints/ and remove those too many."""
         if self.keep > 0:
-            self.save(epoch_path(self.folder, epoch), contents)
+            self.save(self.folder / CHECKPOINTS / f"epoch_{epoch:04d}.pt", contents)
 
     def replace_damaged(self) -> None:
         """Put the one before in the place of a damaged last.pt, which keeps another name."""
@@ -110,7 +104,7 @@ class CheckpointStore:
 
     def set_aside_earlier_run(self) -> None:
         """Rename what an earlier run left: a new one must not average, remove, resume from or replace it."""
-        names = [CHECKPOINTS] if self.epoch_paths() else []
+        names = [CHECKPOINTS] if epoch_paths(self.folder) else []
         names += [one for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS) if (self.folder / one).exists()]
         if names:
             moved = ", ".join(move_aside(self.folder / one).name for one in names)
@@ -138,7 +132,7 @@ class CheckpointStore:
                 new.replace(path)
             else:
                 write_checkpoint(path, contents, compress=self.compress)
-            for old in self.epoch_paths()[: -self.keep] if self.keep else ():
+            for old in epoch_paths(self.folder)[: -self.keep] if self.keep else ():
                 old.unlink(missing_ok=True)
             self._failures.pop(path.name, None)
         except OSError as error:
@@ -149,6 +143,11 @@ class CheckpointStore:
                     *(path, error.strerror or error),
                 )
             self._failures[path.name] = error
+
+
+def epoch_paths(folder: Path) -> list[Path]:
+    """The models of epochs that are kept, oldest first."""
+    return sorted((folder / CHECKPOINTS).glob("epoch_*.pt"))
 
 
 def to_cpu(value: Any) -> Any:

@@ -29,9 +29,9 @@ from speakernet.run_folder import (
     METRICS,
     PREVIOUS,
     SECOND_STAGE,
-    epoch_paths,
 )
 from speakernet.terminal import counted
+from speakernet.training.checkpoints import epoch_paths
 
 logger = logging.getLogger(__name__)
 

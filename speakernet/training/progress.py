@@ -162,7 +162,7 @@ class StopRequest:
         """Whether some rank was asked, as far as is known here: for work that can be left at any moment."""
         if not self.number:
             # A signal may arrive while the others are asked: no answer must not erase it.
-            if asked := requested(STOP):
+            if distributed.world_size() > 1 and (asked := requested(STOP)):
                 self.number = asked
         elif not self._is_passed_on:
             request_everywhere(STOP, self.number)

@@ -30,6 +30,7 @@ from speakernet.training.checkpoints import (
     CheckpointStore,
     average_checkpoints,
     changed_options,
+    epoch_paths,
     find_checkpoint,
     log_changes,
     refuse_other_speakers,
@@ -352,7 +353,7 @@ class Trainer:
         """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
         self.store.wait()
         number = self.options.average_checkpoints
-        mean = functools.partial(average_checkpoints, self.store.epoch_paths(), number)
+        mean = functools.partial(average_checkpoints, epoch_paths(self.store.folder), number)
         weights, head = distributed.from_main(mean)
         own = to_cpu(self.net.state_dict())
         # What a model file does not hold (the position in keyed draws) stays as it is.

@@ -12,7 +12,7 @@ from torch import distributed as torch_distributed
 from torch import multiprocessing, nn
 
 from speakernet.losses import LOSSES
-from speakernet.losses.classes import ClassShard
+from speakernet.losses.classification import ClassShard
 from speakernet.losses.options import (
     AAMSoftmaxOptions,
     AMSoftmaxOptions,

@@ -14,7 +14,7 @@ from training_fakes import FakeLoader, make_trainer, step_of, trained
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.training import checkpoints
-from speakernet.training.checkpoints import CheckpointStore, average_weights, changed_options, to_cpu
+from speakernet.training.checkpoints import CheckpointStore, average_weights, changed_options, epoch_paths, to_cpu
 from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import NonFiniteError
 
@@ -62,7 +62,7 @@ def test_only_the_newest_models_are_kept(tmp_path: Path):
     for epoch in (1, 2, 3, 10):
         store.save_epoch(epoch, contents(epoch))
     store.close()
-    assert [path.name for path in store.epoch_paths()] == ["epoch_0003.pt", "epoch_0010.pt"]
+    assert [path.name for path in epoch_paths(tmp_path)] == ["epoch_0003.pt", "epoch_0010.pt"]
 
 
 def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture):

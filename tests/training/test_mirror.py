@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from training_fakes import assert_same_bits, trained
 
-from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, PREVIOUS, RESULTS, SECOND_STAGE, epoch_path
+from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, PREVIOUS, RESULTS, SECOND_STAGE
 from speakernet.training import mirror
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
 
@@ -55,15 +55,16 @@ def test_fresh_folder(tmp_path: Path, kind: str) -> None:
 def test_changes_are_copied(tmp_path: Path) -> None:
     run, there = tmp_path / "run", tmp_path / "there"
     fill(run)
-    epoch_path(run, 1).parent.mkdir()
-    epoch_path(run, 1).write_text("1")
+    epoch = run / CHECKPOINTS / "epoch_0001.pt"
+    epoch.parent.mkdir()
+    epoch.write_text("1")
     with mirrored(str(there), run, with_epochs=True):
         wait_until((there / LAST).exists)
         (run / LAST).write_text("two")
         wait_until(lambda: (there / PREVIOUS).exists() and (there / LAST).exists())
         assert (there / LAST).read_text() == "two"
-        epoch_path(run, 1).unlink()
-        wait_until(lambda: not (there / CHECKPOINTS / "epoch_0001.pt").exists())
+        epoch.unlink()
+        wait_until(lambda: not (there / CHECKPOINTS / epoch.name).exists())
     assert (there / PREVIOUS).read_text() == f"one {LAST}"
 
 

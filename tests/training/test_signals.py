@@ -117,6 +117,7 @@ EER = {"eer_percent": 9.0}
 
 def test_a_signal_that_comes_while_the_other_ranks_are_asked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopRequest()
+    monkeypatch.setattr(progress.distributed, "world_size", lambda: 2)
     monkeypatch.setattr(progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0)
     stop.is_requested()
     assert stop.number == signal.SIGTERM and stop.is_requested()

@@ -23,6 +23,7 @@ from training_fakes import (
 
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.run_folder import held
+from speakernet.training.checkpoints import epoch_paths
 from speakernet.training.progress import NonFiniteError
 
 
@@ -172,7 +173,7 @@ def test_averaging_at_the_end_can_win(tmp_path: Path) -> None:
     trainer = trained(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
     assert trainer.state.best_eer_percent == 3.0
     best = read_own_checkpoint(tmp_path / "best.pt")["weights"]["first.weight"]
-    epochs = [read_own_checkpoint(path)["weights"] for path in trainer.store.epoch_paths()]
+    epochs = [read_own_checkpoint(path)["weights"] for path in epoch_paths(tmp_path)]
     mean = sum(one["first.weight"].double() for one in epochs) / 3
     assert torch.allclose(best.double(), mean) and not torch.equal(tensors(trainer.net)["first.weight"], best)
 
