@@ -113,12 +113,7 @@ def test_few_lines_before_the_first_step(recipe: Path, run_folder: Path, caplog:
     assert sum("device" in line for line in lines[:first]) == 1
     assert sum("memory_fraction has no effect" in line for line in lines[:first]) == 1
     log = (run_folder / "log.txt").read_text()
-    for detail in (
-        "torch settings: ",
-        "machine: ",
-        "RAM corpus: no (",
-        "audio: files: all 32 exist",
-    ):
+    for detail in ("torch settings: ", "machine: ", "RAM corpus: no (", "audio: files: all 32 exist"):
         assert detail in log and not any(detail in line for line in lines), detail
     assert all(line in log for line in lines if "\n" not in line)
 

@@ -26,14 +26,10 @@ EVERY_STAGE: dict[str, Any] = {
 """Moving average, mean of checkpoints, large margin, evaluation and report; the same bits every time."""
 
 
-def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) -> Path:
-    """Write the recipe of a run in the folder `run` over a corpus with its lists, and return its path.
+def recipe_of(corpus: Path, run: Path | str, *changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The recipe of a run in the folder `run` over a corpus with its lists: section -> option -> value.
 
-    Args:
-        path: of the recipe.
-        corpus: audio, train_list.txt and trials.txt.
-        run: training.save_path.
-        changes: section -> option -> value, the later ones on top.
+    Later `changes` are on top.
     """
     sections: dict[str, dict[str, Any]] = {
         "data": {
@@ -45,11 +41,7 @@ def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) 
             "crop_frames": 40,
             "num_workers": 0,
         },
-        "model": {
-            "name": "ResNet",
-            "embedding_dim": 8,
-            "options": {"channels": 8, "blocks": [1], "stem_stride": 4},
-        },
+        "model": {"name": "ResNet", "embedding_dim": 8, "options": {"channels": 8, "blocks": [1], "stem_stride": 4}},
         "loss": {"name": "amsoftmax"},
         "training": {"save_path": str(run), "log_interval": 1},
         "runtime": {"device": "cpu", "precision": "no", "compile": "off"},
@@ -58,6 +50,11 @@ def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) 
     for change in changes:
         for section, options in change.items():
             sections.setdefault(section, {}).update(options)
+    return sections
+
+
+def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) -> Path:
+    """Write that recipe and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(sections, sort_keys=False))
+    path.write_text(yaml.safe_dump(recipe_of(corpus, run, *changes), sort_keys=False))
     return path

@@ -15,19 +15,11 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report import write_evaluation
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
+from tests.tiny_recipe import write_recipe
 
 SMALL = {"channels": 8, "blocks": [1, 1]}
-RECIPE = """# an untrained network is enough to see where numbers go
-data:
-  train_list: {root}/train_list.txt
-  train_path: {root}
-  test_list: {root}/trials.txt
-  test_path: {root}
-model: {{name: ResNet, embedding_dim: 16, options: {{channels: 8, blocks: [1, 1]}}}}
-training: {{save_path: {run}}}
-evaluation: {{eval_frames: 60, num_crops: 2, bootstrap_samples: 20}}
-runtime: {{device: cpu, precision: "no", compile: "off"}}
-"""
+# An untrained network is enough to see where numbers go.
+SHORT = {"evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 20}}
 
 
 @pytest.fixture()
@@ -39,8 +31,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def configure(root: Path, folder: Path, *options: str) -> Config:
-    path = folder / "tiny.yaml"
-    path.write_text(RECIPE.format(root=root, run=folder / "run"))
+    path = write_recipe(folder / "tiny.yaml", root, folder / "run", SHORT)
     return load_config(["--config", str(path), *options]).config
 
 

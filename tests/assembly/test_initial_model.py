@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly.fine_tuning import refuse_other_network
-from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
 from speakernet.cli import load_configuration, main
 from speakernet.models.model_file import model_file_contents
@@ -166,11 +164,3 @@ def test_what_contradicts_the_file_is_refused_by_name(
     message = capsys.readouterr().err
     assert all(one in message for one in expected), message
     assert "Traceback" not in message and not (tmp_path / "run" / "last.pt").exists()
-
-
-def test_noise_of_training_alone_may_differ(given: Path, recipe: Path) -> None:
-    options = ["--frontend.dither", "1.0", "--frontend.spec_augment", "true"]
-    config = load_configuration(["--config", str(recipe), "--initial_model", str(given), *options]).config
-    net = build_model(config)
-    refuse_other_network(config, net)
-    assert net.front_end.options.dither == 1.0 and net.spec_augment is not None

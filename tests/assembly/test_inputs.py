@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from speakernet.assembly import inputs as inputs_module
 from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
+from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, LoadedConfig, load_config
@@ -27,6 +26,7 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
+from tests.tiny_recipe import write_recipe
 
 CPU = torch.device("cpu")
 
@@ -65,20 +65,21 @@ def lists(tiny_corpus: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+CHANGES: dict[str, Any] = {
+    "data": {"batch_size": 8, "crop_frames": 50},
+    "training": {"max_epochs": 1, "large_margin_epochs": 1, "large_margin_crop_frames": 60},
+    "evaluation": {
+        **{"num_crops": 1, "eval_frames": 60, "bootstrap_samples": 0, "subtract_mean": True, "mean_utterances": 7},
+        **{"score_norm": "as", "cohort_utterances": 1, "cohort_size": 4},
+    },
+}
+"""One epoch and a second stage of one, scored with all that needs the training list."""
+
+
 def loaded(lists: Path, corpus: Path, *options: str) -> LoadedConfig:
-    """One epoch and a second stage of one of the smallest network, scored with all that needs the training list."""
     paths = [f"--data.{kind}_list={lists / kind}.txt" for kind in ("train", "validation", "test")]
-    paths += [f"--data.{kind}_path={corpus}" for kind in ("train", "validation", "test")]
-    sizes = ["--data.batch_size=8", "--data.crop_frames=50", "--data.num_workers=0", "--augment.enabled=false"]
-    model = ["--model.name=ResNet", "--model.embedding_dim=8", "--frontend.num_mels=40"]
-    model += ["--model.options={channels: 16, blocks: [1, 1], stem_stride: 2}"]
-    stages = ["--training.max_epochs=1", "--training.large_margin_epochs=1", "--training.large_margin_crop_frames=60"]
-    scoring = ["--evaluation.num_crops=1", "--evaluation.eval_frames=60", "--evaluation.bootstrap_samples=0"]
-    scoring += ["--evaluation.subtract_mean=true", "--evaluation.mean_utterances=7"]
-    scoring += ["--evaluation.score_norm=as", "--evaluation.cohort_utterances=1", "--evaluation.cohort_size=4"]
-    machine = ["--runtime.device=cpu", "--runtime.compile=off", "--runtime.precision=no"]
-    folder = f"--training.save_path={lists / 'run'}"
-    return load_config([*paths, *sizes, *model, *stages, *scoring, *machine, folder, *options])
+    recipe = write_recipe(lists / "run.yaml", corpus, lists / "run", CHANGES)
+    return load_config([f"--config={recipe}", *paths, f"--data.validation_path={corpus}", *options])
 
 
 def test_a_run_reads_every_list_once(
@@ -119,23 +120,6 @@ def test_paths_follow_their_lists() -> None:
     assert (data.validation_list, data.validation_path) == ("b/test.txt", "c")
     data = with_default_paths(replaced(Config(), data={"validation_list": "b/v.txt", "test_path": "c"})).data
     assert (data.test_list, data.test_path, data.validation_path) == ("b/v.txt", "b", "b")
-
-
-@pytest.mark.parametrize(("is_main", "local_rank", "waits_before"), [(True, 0, 0), (False, 0, 1), (False, 1, 2)])
-def test_who_makes_the_synthetic_corpus(
-    is_main: bool, local_rank: int, waits_before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    made = types.SimpleNamespace(**dict.fromkeys(("train_list", "train_path", "test_list", "test_path"), "made"))
-    made.noise_path = made.rir_path = "made"
-    monkeypatch.setattr(distributed, "is_main", lambda: is_main)
-    monkeypatch.setattr(distributed, "local_rank", lambda: local_rank)
-    monkeypatch.setattr(distributed, "barrier", lambda: done.append("wait"))
-    monkeypatch.setattr(inputs_module, "make_corpus", lambda folder, **_: done.append("make") or made)
-    config = make_synthetic_corpus(replaced(Config(), data={"synthetic_corpus": "somewhere"}))
-    assert config.data.train_list == "made"
-    # Others of the same disk come later, and find it made; all wait as often.
-    assert done == [*["wait"] * waits_before, "make", *["wait"] * (3 - waits_before)]
 
 
 NAMES = [f"s{speaker}/{utterance}.wav" for speaker in range(2) for utterance in range(3)]

@@ -15,23 +15,28 @@ from speakernet.config import LoadedConfig, load_config
 from speakernet.data.batches import ResidentMaker
 from speakernet.evaluation.results import Results
 from speakernet.training.trainer import Trainer
+from tests.tiny_recipe import write_recipe
 
 SPEAKERS = 8
 
 
+CHANGES: dict[str, Any] = {
+    "data": {"batch_size": 8, "crop_frames": 50, "ram_corpus": "on"},
+    "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]},
+    "frontend": {"spec_augment": True},
+    "loss": {"name": "aamsoftmax"},
+    "training": {
+        **{"max_epochs": 2, "test_interval": 2, "average_checkpoints": 2, "save_steps": 1},
+        **{"large_margin_epochs": 2, "large_margin_crop_frames": 70},
+    },
+    "evaluation": {"num_crops": 1, "eval_frames": 60, "bootstrap_samples": 0},
+}
+"""Two epochs and a second stage of two, with all that is random."""
+
+
 def loaded(corpus: Path, run: Path, *options: str) -> LoadedConfig:
-    """Two epochs and a second stage of two, of a network as small as there is, with all that is random."""
-    lists = ["--data.train_list", f"{corpus}/train_list.txt", "--data.test_list", f"{corpus}/trials.txt"]
-    sizes = ["--data.batch_size", "8", "--data.crop_frames", "50", "--training.large_margin_crop_frames", "70"]
-    model = ["--model.name", "ResNet", "--model.embedding_dim", "16", "--frontend.num_mels", "40"]
-    model += ["--model.options", "{channels: 16, blocks: [1, 1], stem_stride: 2}", "--frontend.spec_augment", "true"]
-    more = ["--training.max_epochs", "2", "--training.large_margin_epochs", "2", "--training.test_interval", "2"]
-    more += ["--training.average_checkpoints", "2", "--training.save_steps", "1", "--training.save_path", str(run)]
-    scoring = ["--evaluation.num_crops", "1", "--evaluation.eval_frames", "60", "--evaluation.bootstrap_samples", "0"]
-    machine = ["--runtime.device", "cpu", "--runtime.compile", "off", "--runtime.precision", "no"]
-    machine += ["--data.num_workers", "0", "--data.ram_corpus", "on"]
-    speeds = ["--augment.speed_factors", "[0.9, 1.0, 1.1]", "--loss.name", "aamsoftmax"]
-    return load_config([*lists, *sizes, *model, *more, *scoring, *machine, *speeds, *options])
+    recipe = write_recipe(run.parent / f"{run.name}.yaml", corpus, run, CHANGES)
+    return load_config(["--config", str(recipe), *options])
 
 
 @dataclasses.dataclass

@@ -75,14 +75,6 @@ def test_the_last_epochs_are_as_recorded_with_the_head_of_all_voices(tiny_corpus
     assert all(batch.labels.max() < 8 and not batch.warps.any() for batch in epoch(made, 3))
 
 
-def test_the_front_end_has_a_mel_matrix_for_each_warp(tiny_corpus: Path) -> None:
-    net = build_model(voiced_config(tiny_corpus))
-    assert net.front_end.tracts.banks.shape[0] == 3
-    assert torch.equal(net.front_end.tracts.banks[0], net.front_end.mel_bank), "1.0 comes first, and is the plain one"
-    assert build_model(voiced_config(tiny_corpus, augment={"enabled": False})).front_end.tracts is None
-    assert build_model(voiced_config(tiny_corpus, augment={"warp_factors": [1.0]})).front_end.tracts is None
-
-
 def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
     with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: "):

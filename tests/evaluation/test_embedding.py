@@ -88,22 +88,6 @@ def test_crops_equal_one_utterance_at_a_time(net, source, names, batch_size, fra
         np.testing.assert_allclose(found[row], expected.numpy(), atol=1e-5)
 
 
-def test_crops_of_long_recordings_are_read_where_they_lie(net, source, names, monkeypatch):
-    options = EvaluationOptions(eval_frames=30, num_crops=4)
-    expected = embed_utterances(net, source, names, options)
-    read: list[int | None] = []
-    monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
-    read_any = source.read
-
-    def counted(name, start=0, count=None):
-        read.append(count)
-        return read_any(name, start, count)
-
-    monkeypatch.setattr(source, "read", counted)
-    np.testing.assert_array_equal(embed_utterances(net, source, names, options), expected)
-    assert set(read) == {None, 30 * 160 + 240}
-
-
 def test_long_recordings_are_the_mean_of_their_windows(net, source, names, monkeypatch, caplog):
     caplog.set_level("INFO", logger="speakernet")
     whole = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0))

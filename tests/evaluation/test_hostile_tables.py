@@ -4,12 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from speakernet.corpora.utterances import read_table
-from speakernet.data.lists import read_trials
-from speakernet.evaluation.files import read_scores, scores_for
+from speakernet.evaluation.files import read_scores
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import read_speaker_table
 
@@ -45,18 +43,3 @@ def test_rows_of_another_length_are_named(reader, tmp_path):
         path.write_text(f"path,speaker\na,b\n{row}\n")
         with pytest.raises(ValueError, match=r"my\.csv, line 3: "):
             READERS[reader](path)
-
-
-def test_infinite_and_huge_scores_are_refused_with_their_lines(tmp_path):
-    (tmp_path / "trials.txt").write_text("1 a b\n0 a c\n0 b c\n")
-    (tmp_path / "scores.txt").write_text("a b 1.0\na c inf\nb c -1e308\n")
-    with pytest.raises(ValueError, match=r"scores\.txt: 2 of 3 scores .*: lines 2, 3"):
-        scores_for(read_trials(tmp_path / "trials.txt"), tmp_path / "scores.txt")
-
-
-def test_lines_of_windows_are_lines(tmp_path):
-    for number, end in enumerate(("\r\n", "\n")):
-        path = tmp_path / f"{number}.txt"
-        path.write_bytes(f"\ufeffa b 1{end}{end}a c 2{end}".encode())
-        trials, scores = read_scores(path)
-        assert list(trials.names) == ["a", "b", "c"] and np.array_equal(scores, [1.0, 2.0])

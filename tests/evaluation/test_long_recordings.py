@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from speakernet.checks.samples import read_facts
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import StringTable
@@ -115,22 +114,3 @@ def test_a_sweep_over_a_long_recording_takes_the_memory_of_its_windows(source, s
     source.lookup_table(names)
     options = EvaluationOptions(eval_frames=frames, num_crops=2, num_workers=1, batch_size=4)
     assert peak_of(lambda: embed_utterances(Counting(), degraded, names, options)) < WHOLE_BYTES
-
-
-@pytest.mark.parametrize("read", [signal_to_noise_ratios, read_facts])
-def test_a_long_recording_is_read_in_parts(source, read):
-    assert peak_of(lambda: read(source, StringTable.from_strings(["long.wav"]), 1)) < WHOLE_BYTES
-
-
-def test_windows_go_through_the_network_one_by_one(source, monkeypatch):
-    monkeypatch.setattr(embedding, "LONG_SECONDS", 0.2)
-    monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.1)
-    batches: list[int] = []
-
-    class Watching(Counting):
-        def embed(self, waveforms, lengths, *, sample_rate):
-            batches.append(len(waveforms))
-            return super().embed(waveforms, lengths, sample_rate=sample_rate)
-
-    embed_utterances(Watching(), source, ["5.wav", "0.wav", "1.wav"], EvaluationOptions(eval_frames=0))
-    assert batches == [2, 1, 1, 1, 1]

@@ -8,8 +8,7 @@ from scipy.special import ndtri
 
 from speakernet.evaluation import plots
 from speakernet.evaluation.metrics import OperatingPoint, equal_error_point, error_rates
-from speakernet.evaluation.plots import MUTED, PALETTE, SERIES, figure_svg
-from speakernet.evaluation.results import GroupResult
+from speakernet.evaluation.plots import PALETTE, figure_svg
 
 
 def overlapping_scores(random, num_trials=400):
@@ -52,13 +51,6 @@ def test_rates_by_threshold(random):
     for threshold in list(accepts)[::40]:
         assert accepts[threshold] == pytest.approx(100 * np.mean(scores[labels == 0] >= threshold))
         assert rejects[threshold] == pytest.approx(100 * np.mean(scores[labels == 1] < threshold))
-
-
-def test_slices():
-    rows = [GroupResult("few", 9.0, (7.0, 12.0), num_targets=29), GroupResult("enough", 9.0, num_targets=30)]
-    axes = plots.slices_figure([*rows, GroupResult("none")]).axes[0]
-    assert [line.get_color() for line in axes.lines] == [MUTED, MUTED, SERIES[0]]
-    assert [text.get_text().strip() for text in axes.texts] == ["no EER"]
 
 
 def test_svg(random):

@@ -10,7 +10,6 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.data.lists import StringTable, TrialList, repeated_trials
-from speakernet.evaluation.embedding import modes_of, way_of
 from speakernet.evaluation.figures import cautions, figures
 from speakernet.evaluation.files import write_scores
 from speakernet.evaluation.options import EvaluationOptions
@@ -100,14 +99,6 @@ def test_the_headline_is_written_in_one_way_everywhere(tmp_path, trials, scores,
     assert ["EER", "(%)", eer.number, eer.number] in table and ["minDCF(0.01)", cost.number, cost.number] in table
     page = (tmp_path / "out" / "report.html").read_text()
     assert f"<b>{headline(results)[0].text}</b>" in page and "minDCF(0.01)" in page
-
-
-def test_options_choose_one_way_of_embedding_or_both():
-    assert modes_of(EvaluationOptions()) == ("crops",) and modes_of(EvaluationOptions(eval_frames=0)) == ("whole",)
-    both = EvaluationOptions(embedding="both", num_crops=3)
-    assert modes_of(both) == ("crops", "whole")
-    assert way_of(both) == {"embedding": "both", "eval_frames": 400, "num_crops": 3}
-    assert way_of(EvaluationOptions(embedding="whole")) == {"embedding": "whole"}
 
 
 GOOD = Results(

@@ -91,14 +91,6 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, 
         assert "Traceback" not in other.said
 
 
-def test_without_its_loader_worker_a_process_ends_all(recipe: Path) -> None:
-    with in_steps(recipe) as started:
-        (worker,) = started.ranks()[1].children()
-        worker.kill()
-        assert started.end()
-        assert "loader worker 0 of 1" in started.said and "was ended by SIGKILL" in started.said
-
-
 def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
     with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
         last = started.ranks()[1]

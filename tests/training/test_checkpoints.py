@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import pytest
 import torch
-from training_fakes import FakeLoader, make_trainer, step_of, trained
+from training_fakes import FakeLoader, step_of, trained
 
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
@@ -180,17 +180,6 @@ def test_damaged_last_is_replaced_by_the_one_before(tmp_path: Path, caplog: pyte
     damaged = (tmp_path / "last.pt").read_bytes()
     assert trained(tmp_path, seed=99).state.step == 3 * 7
     assert "last.previous.pt" in caplog.text and (tmp_path / "last.pt.damaged-1").read_bytes() == damaged
-
-
-def test_refused_start_renames_nothing(tmp_path: Path):
-    trained(tmp_path, max_epochs=2)
-    cut(tmp_path / "last.pt")
-    other = make_trainer(tmp_path, max_epochs=3)
-    other.loss.head = torch.nn.Linear(8, 9)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(CheckpointError, match="number of speakers"):
-        other.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*before, "run.lock"})
 
 
 def test_nothing_readable_is_refused(tmp_path: Path) -> None:

@@ -61,16 +61,6 @@ def test_statistics_of_the_moving_average_are_measured_anew(tmp_path: Path) -> N
     assert torch.equal(best["norm.running_var"], seen[1][-1]["norm.running_var"])
 
 
-def test_a_run_that_measures_statistics_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    options = {"ema_decay": 0.9, "ema_statistics": "measured"}
-    straight = trained(tmp_path / "straight", **options)
-    trained(tmp_path / "run", **options, max_epochs=2, scheduled_epochs=3)
-    resumed = trained(tmp_path / "run", **options, seed=7)
-    assert_same_bits(straight, resumed)
-    first, second = (read_own_checkpoint(tmp_path / one / "best.pt")["weights"] for one in ("straight", "run"))
-    assert all(torch.equal(first[key], second[key]) for key in first)
-
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [

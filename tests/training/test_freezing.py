@@ -21,7 +21,7 @@ from training_fakes import (
 
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.optimizers import Freezing, create_optimizer
-from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
+from speakernet.training.options import OPTIMIZERS, TrainingOptions
 from speakernet.training.progress import Stage
 from speakernet.training.trainer import Trainer
 
@@ -56,12 +56,6 @@ def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path: Path, 
     assert all(same(seen[0], one) for one in seen[: 2 * 7 + 1])
     after = trainer.net.state_dict()
     assert not same(seen[14], after, "weight") and not same(seen[14], after, "running_mean")
-
-
-def test_a_frozen_network_leaves_no_trace_in_the_optimizer(tmp_path: Path) -> None:
-    interrupted(tmp_path, 8, freeze_epochs=2, stage=GIVEN)
-    saved = read_own_checkpoint(tmp_path / "last.pt")["training"]["optimizer"]
-    assert len(saved["state"]) == len(list(FakeLoss().parameters()))
 
 
 def test_statistics_stay_where_they_are_to_stay(tmp_path: Path) -> None:
@@ -121,41 +115,3 @@ def test_each_factor_has_groups_of_its_own_and_the_factor_one_none() -> None:
     assert {rates[id(parameter)] for parameter in loss.parameters()} == {0.1}
     # As every checkpoint of a run without a factor has them.
     assert len(create_optimizer(optimizer_options("adamw"), [net, loss], CPU).param_groups) == 2
-
-
-def test_the_gradient_cache_trains_the_head_of_a_frozen_network() -> None:
-    class WithHead(FakeLoss):
-        is_metric = True
-
-        def forward(self, embeddings, labels):
-            return super().forward(embeddings[:, 0], labels)
-
-    torch.manual_seed(0)
-    net, loss = FakeNet(), WithHead()
-    Freezing(net, TrainingOptions(freeze_epochs=1)).begin_training(0)
-    optimizer = create_optimizer(optimizer_options("sgd", learning_rate=0.1), [net, loss], CPU)
-    step = make_step(net, loss, optimizer, gradient_cache=True)
-    before, head = tensors(net), loss.head.weight.clone()
-    for position in range(2):
-        step.add(FakeLoader().batch(position))
-    step.finish(0.1)
-    assert same(before, net.state_dict()) and not torch.equal(head, loss.head.weight)
-
-
-@pytest.mark.slow
-def test_a_compiled_network_freezes_and_thaws_as_an_eager_one(tmp_path: Path) -> None:
-    # Adam would make whole steps of the rounding in the gradient of a bias before batch norm, which is zero.
-    options = {"dropout": 0.0, "freeze_epochs": 1, "stage": GIVEN, "optimizer": "sgd"}
-    compiles = RuntimeOptions(compile="on", compile_scope="whole")
-    eager, compiled = trained(tmp_path / "eager", **options), trained(tmp_path / "run", compiles=compiles, **options)
-    for one, other in zip(eager.net.parameters(), compiled.net.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
-def test_patience_counts_from_the_given_weights(tmp_path: Path) -> None:
-    summary = make_trainer(tmp_path, eers=[1.0, 2.0], max_epochs=20, patience=2, stage=GIVEN).train()
-    assert (summary["epochs"], summary["best_epoch"]) == (2, 0)
-
-
-def test_a_run_of_fresh_weights_is_not_evaluated_before_it_has_learned(tmp_path: Path) -> None:
-    assert make_trainer(tmp_path, eers=[1.0, 2.0]).train()["best_epoch"] == 1

@@ -6,7 +6,7 @@ from torch import nn
 from training_fakes import FakeNet, trained
 
 from speakernet.training import compiling
-from speakernet.training.compiling import Compiler, enable_gradient_checkpointing, repeated_blocks, training_bytes
+from speakernet.training.compiling import Compiler, enable_gradient_checkpointing, training_bytes
 from speakernet.training.options import RuntimeOptions
 
 
@@ -59,13 +59,6 @@ def test_checkpointing_is_refused_with_the_reason():
         enable_gradient_checkpointing(net)
     with pytest.raises(ValueError, match="no blocks that repeat"):
         enable_gradient_checkpointing(FakeNet())
-
-
-def test_blocks_are_found_inside_stages():
-    net = Net()
-    assert [type(block) for block in repeated_blocks(net)] == [Block] * 4
-    flat = FakeNet()
-    assert repeated_blocks(flat) == [flat]
 
 
 class Recorder(nn.Module):

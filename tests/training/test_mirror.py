@@ -156,9 +156,3 @@ def test_unusable_addresses(tmp_path: Path, address: str) -> None:
     with pytest.raises(RemoteError), mirrored(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False):
         pass
     assert (tmp_path / METRICS).read_text() == f"one {METRICS}"
-
-
-def test_no_mirror_does_nothing(tmp_path: Path) -> None:
-    before = threading.active_count()
-    with mirrored("", tmp_path, with_epochs=False):
-        assert threading.active_count() == before

@@ -77,12 +77,3 @@ def test_moving_average_against_a_loop():
     with average.applied():
         torch.testing.assert_close(net.weight.detach(), expected)
     assert torch.equal(net.weight.detach(), own)
-
-
-def test_a_moving_average_switched_on_at_a_resume_begins_with_the_weights_of_then():
-    net = nn.Linear(2, 2)
-    average = WeightAverage(net, decay=0.8)
-    net.weight.data.fill_(3.0)  # what the resume brought
-    average.load_state_dict(WeightAverage(net, decay=0.0).state_dict())
-    with average.applied():
-        assert torch.equal(net.weight.detach(), torch.full((2, 2), 3.0))

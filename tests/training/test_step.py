@@ -16,7 +16,7 @@ from training_fakes import (
     tensors,
 )
 
-from speakernet.training.optimizers import BufferGuard, OptimizerState, create_optimizer
+from speakernet.training.optimizers import BufferGuard, create_optimizer
 from speakernet.training.options import SgdOptions
 from speakernet.training.step import TrainingStep
 
@@ -146,15 +146,6 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
         results.append([parameter.detach() for parameter in [*net.parameters(), *loss.parameters()]])
     for one, other in zip(*results, strict=True):
         assert torch.isfinite(one).all() and torch.equal(one, other)
-
-
-def test_momentum_that_was_not_saved_begins_at_zero() -> None:
-    """A checkpoint from before the first good step has none."""
-    weight = nn.Parameter(torch.ones(2))
-    moves = create_optimizer(SgdOptions(learning_rate=0.1, fused="on"), [nn.ParameterList([weight])], CPU)
-    state = OptimizerState(moves)
-    state.load_state_dict({**state.state_dict(), "state": {}})
-    assert torch.equal(moves.state[weight]["momentum_buffer"], torch.zeros(2))
 
 
 @pytest.mark.parametrize("is_bad", [True, False])

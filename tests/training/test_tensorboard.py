@@ -68,12 +68,6 @@ def test_a_resume_replaces_later_steps(tmp_path: Path) -> None:
     assert [step for step, _ in points(read(tmp_path), "step/loss")] == list(range(1, 21))
 
 
-def test_settings_are_text(tmp_path: Path) -> None:
-    train(tmp_path, 1, 1)
-    (text,) = read(tmp_path).Tensors("configuration/text_summary")
-    assert "    model:\n      name: ResNet\n" in text.tensor_proto.string_val[0].decode()
-
-
 def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path: Path) -> None:
     train(tmp_path, 1, 10)
     figure, axes = new_figure("x")

@@ -96,13 +96,6 @@ def test_where_the_number_must_stay_only_the_cure_is_said(
     assert len(caplog.records) == 1 and "runtime.threads: 1" in caplog.text
 
 
-def test_one_thread_and_an_undisturbed_run_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    for run in (Run(1, disturbed), Run(4, alone)):
-        run.go(300)
-        assert run.set == []
-    assert not caplog.records
-
-
 def test_the_trainer_hands_over_every_step_and_restores_the_threads(tmp_path: Path) -> None:
     run = Run(2, alone)
     trainer = make_trainer(tmp_path)
@@ -112,10 +105,3 @@ def test_the_trainer_hands_over_every_step_and_restores_the_threads(tmp_path: Pa
     trainer.train()
     assert len(seen) == trainer.state.step and sum(step[2] for step in seen) == trainer.state.utterances
     assert run.set == [2]
-
-
-def test_long_steps_are_not_waited_for() -> None:
-    """64 utterances at 2 a second: half a minute a step."""
-    run = Run(2, lambda threads: (2.0, BUSY) if threads > 1 else (31.0, 0.6))
-    run.go(2 * SKIPPED_STEPS + 8)
-    assert run.used[SKIPPED_STEPS + 2] == 1 and run.watch.threads == 1
