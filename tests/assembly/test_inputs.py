@@ -1,5 +1,7 @@
 """The inputs of a run: default paths, every list and header read once, the same corpus and a share for each rank."""
 
+import builtins
+import io
 import logging
 import shutil
 from collections.abc import Callable
@@ -9,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly import inputs as inputs_module
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
@@ -23,21 +24,28 @@ from speakernet.data.lists import StringTable
 from speakernet.data.packing import pack, pack_part
 from speakernet.files import WorkPart
 from speakernet.models.model_file import model_file_contents
-from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
+from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture()
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the lists that are read while the test runs."""
+def opened(lists: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the lists, each as often as its file is opened while the test runs."""
     found: list[str] = []
-    for name in ("read_training_list", "read_trials"):
-        read = getattr(inputs_module, name)
-        monkeypatch.setattr(inputs_module, name, lambda path, read=read: found.append(Path(path).name) or read(path))
+    original = open
+
+    def noting(file: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(file, str | Path) and Path(file).name in ("train.txt", "validation.txt", "test.txt"):
+            found.append(Path(file).name)
+        return original(file, *arguments, **options)
+
+    # `Path.open` has the second one.
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", noting)
     return found
 
 
@@ -96,7 +104,7 @@ def test_a_run_reads_every_list_once(
 
 def test_scoring_reads_one_list(lists: Path, tiny_corpus: Path, opened: list[str], looked_up: list[int]) -> None:
     model = lists / "model.pt"
-    write_checkpoint(model, model_file_contents(SpeakerNet.named("ResNetSE34L", embedding_dim=8), loss_normalizes=True))
+    write_checkpoint(model, model_file_contents(small_network("ResNet"), loss_normalizes=True))
     plain = ["--evaluation.subtract_mean=false", "--evaluation.score_norm=none", f"--training.initial_model={model}"]
     score_experiment(loaded(lists, tiny_corpus, *plain))
     assert opened == ["test.txt"] and looked_up == [15]
