@@ -8,7 +8,6 @@ imported when it is built and not before. This file defines no option and reads 
 import difflib
 import importlib
 import inspect
-import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,12 +74,6 @@ class Options(BaseModel):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Values that contradict each other, as (field, found and expected)."""
         yield from ()
-
-
-class NamedOptions(Options):
-    """The base of sections that choose a component: `name` is its row in the table."""
-
-    name: str = ""
 
 
 class OptionError(ValueError):
@@ -154,21 +147,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(map(repr, near))}?" if near else "known: " + ", ".join(known)
 
 
-def variant(owner: type[Options], name: str, defaults: Mapping[str, Any] | None = None, **facts: Any) -> type[Any]:
-    """A subclass with other defaults and other class attributes, as the sizes of a family have."""
-    fields = {option: owner.model_fields[option] for option in defaults or {}}
-    namespace: dict[str, Any] = {
-        **{"__module__": owner.__module__, "__qualname__": name, "__doc__": owner.__doc__},
-        # Classes made at run time have no source to read docstrings from.
-        "model_config": ConfigDict(use_attribute_docstrings=False),
-        "__annotations__": {option: field.rebuild_annotation() for option, field in fields.items()},
-        **(defaults or {}),
-        **facts,
-    }
-    metaclass: Any = type(owner)
-    return metaclass(name, (owner,), namespace)
-
-
 def default_of(owner: type[Options], name: str) -> Any:
     """The default of an option."""
     return owner.model_fields[name].get_default(call_default_factory=True)
@@ -220,11 +198,3 @@ def in_words(declared: Any) -> str:
     if origin in (typing.Union, types.UnionType, Literal):
         return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
     return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__
-
-
-def pair_problems(options: Options, *fields: str) -> Iterator[tuple[str, str]]:
-    """The fields that should hold a lowest and a highest value and do not."""
-    for name in fields:
-        value = getattr(options, name)
-        if len(value) != 2 or not all(map(math.isfinite, value)) or value[0] > value[1]:
-            yield name, f"{value}; expected two numbers, the lower first"

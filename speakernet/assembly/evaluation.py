@@ -23,7 +23,7 @@ from speakernet.assembly.inputs import Inputs, chosen_by_validation
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
-from speakernet.config.schema import config_to_dict, replaced
+from speakernet.config.schema import replaced
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioCache, AudioSource
@@ -313,7 +313,7 @@ class _Scoring:
             thresholds=[one for one in thresholds if one["backend"] == results.backend],
             versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
             machine=system_info(),
-            config=config_to_dict(self.config)["evaluation"],
+            config=self.config.model_dump()["evaluation"],
             command=" ".join(sys.argv),
             date=time.strftime("%Y-%m-%d %H:%M"),
             warnings=[*chosen, *self.warnings, *cautions(results)],

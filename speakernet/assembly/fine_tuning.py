@@ -37,7 +37,7 @@ from speakernet.terminal import counted
 from speakernet.training.checkpoints import find_checkpoint
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
-from speakernet.training.options.schedules import CosineOptions, ExponentialOptions
+from speakernet.training.options.schedules import ExponentialOptions, FloorOptions
 from speakernet.training.progress import Stage, StopRequest
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def large_margin_config(config: Config) -> Config:
     training = config.training
     rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
     is_cosine = training.large_margin_schedule == "cosine"
-    schedule = (CosineOptions if is_cosine else ExponentialOptions)(
+    schedule = (FloorOptions if is_cosine else ExponentialOptions)(
         final_learning_rate=rate / 4 if final == "auto" else final,
         warmup_epochs=training.large_margin_warmup_epochs,
         warmup_overlaps=not is_cosine,

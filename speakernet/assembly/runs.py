@@ -36,7 +36,6 @@ from speakernet.checks import Finding, worst
 from speakernet.checks.lists import quick_check
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
-from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report import write_evaluation
@@ -206,7 +205,7 @@ def _comparable(config: Config) -> dict[str, Any]:
     places = ("_path", "_list", "_corpus", "speaker_table", "initial_model")
     options = {
         f"{section}.{name}": value
-        for section, fields in config_to_dict(config).items()
+        for section, fields in config.model_dump().items()
         for name, value in fields.items()
         if not name.endswith(places)
     }

@@ -14,7 +14,7 @@ from torch import nn
 from speakernet.assembly.inputs import voices_of
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
-from speakernet.config.schema import Config, config_to_dict
+from speakernet.config.schema import Config
 from speakernet.data.choices import Choice
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES, LossOptions
@@ -314,7 +314,7 @@ def build_trainer(
     )
     # A reproducible run keeps its number of threads, since another gives other bits.
     adapts = runtime.threads == "auto" and not runtime.deterministic
-    values = config_to_dict(config)
+    values = config.model_dump()
 
     def on_start() -> None:
         # A later stage is part of the run whose configuration this is.

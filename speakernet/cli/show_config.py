@@ -9,7 +9,6 @@ import logging
 import yaml
 
 from speakernet.cli import load_configuration
-from speakernet.config import config_to_dict
 from speakernet.config.reference import reference
 
 TAKES_CONFIG = True
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         from speakernet.assembly.fine_tuning import schedule_table
 
         return [schedule_table(loaded.config)]
-    values = config_to_dict(loaded.config)
+    values = loaded.config.model_dump()
     if arguments.given:
         given = [key.partition(".") for key in loaded.given]
         found = {

@@ -1,6 +1,6 @@
 """Configuration: the options of all packages in one, and loading them from YAML files and the command line."""
 
 from speakernet.config.loading import ConfigError, LoadedConfig, load_config
-from speakernet.config.schema import Config, config_from_dict, config_to_dict
+from speakernet.config.schema import Config, config_from_dict
 
-__all__ = ["Config", "ConfigError", "LoadedConfig", "config_from_dict", "config_to_dict", "load_config"]
+__all__ = ["Config", "ConfigError", "LoadedConfig", "config_from_dict", "load_config"]

@@ -36,7 +36,6 @@ from speakernet.config.schema import (
     Names,
     chosen,
     config_from_dict,
-    config_to_dict,
     known_fields,
     owner_of,
     problems,
@@ -174,7 +173,7 @@ def save_config(config: Config, path: Path) -> None:
 
     It means the same from any folder: inputs are absolute, and the run folder is that of the file.
     """
-    values = config_to_dict(config)
+    values = config.model_dump()
     del values["training"]["save_path"]
     for section, fields in values.items():
         owner = type(getattr(config, section))
@@ -328,7 +327,7 @@ def _pairs(mapping: yaml.MappingNode, path: Path) -> list[tuple[str, yaml.Node, 
 
 def _differences(config: Config, given: frozenset[str]) -> str:
     """The values that hold because voxceleb_trainer has them, with ours."""
-    values, ours = config_to_dict(config), config_to_dict(Config())
+    values, ours = config.model_dump(), Config().model_dump()
     # What costs most if nobody notices it comes first.
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []

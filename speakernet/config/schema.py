@@ -19,7 +19,7 @@ from speakernet.losses.options import CLASSIFICATIONS, LOSSES, METRICS, AAMSoftm
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import Component, OptionError, Options, default_of, lookup
 from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, TrainingOptions
-from speakernet.training.options.schedules import SCHEDULES, CosineOptions, ScheduleOptions
+from speakernet.training.options.schedules import SCHEDULES, FloorOptions, ScheduleOptions
 
 
 class Config(Options):
@@ -31,7 +31,7 @@ class Config(Options):
     model: ModelOptions = Field(default_factory=ModelOptions)
     loss: SerializeAsAny[LossOptions] = Field(default_factory=AAMSoftmaxOptions)
     optimizer: SerializeAsAny[OptimizerOptions] = Field(default_factory=AdamOptions)
-    schedule: SerializeAsAny[ScheduleOptions] = Field(default_factory=CosineOptions)
+    schedule: SerializeAsAny[ScheduleOptions] = Field(default_factory=FloorOptions)
     training: TrainingOptions = Field(default_factory=TrainingOptions)
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
     runtime: RuntimeOptions = Field(default_factory=RuntimeOptions)
@@ -61,7 +61,7 @@ CHOICES = {
     ),
     "loss.metric": Choice("metric loss", METRICS, "loss.metric.name", default_of(CombinedOptions, "metric").name),
     "optimizer": Choice("optimizer", OPTIMIZERS, "optimizer.name", default_of(AdamOptions, "name")),
-    "schedule": Choice("schedule", SCHEDULES, "schedule.name", default_of(CosineOptions, "name")),
+    "schedule": Choice("schedule", SCHEDULES, "schedule.name", default_of(FloorOptions, "name")),
 }
 """Holder (the section or field that holds a chosen component's options) -> the choice."""
 DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
@@ -113,13 +113,8 @@ def known_fields(section: str) -> list[str]:
     return list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
 
 
-def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """Plain nested dictionaries, as they are saved with the run and inside the checkpoint."""
-    return config.model_dump()
-
-
 def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
-    """The configuration that `config_to_dict` wrote; what is missing keeps its default."""
+    """The configuration that `model_dump` gave; what is missing keeps its default."""
     if unknown := set(values) - set(SECTIONS):
         raise ValueError(f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}")
     names = names_in(values)
@@ -143,7 +138,7 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
 
     The options of a component that is replaced go; those of the new one start from their defaults.
     """
-    values = config_to_dict(config)
+    values = config.model_dump()
     before = names_in(values)
     for section, fields in sections.items():
         values[section] |= dict(fields)

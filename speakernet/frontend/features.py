@@ -19,7 +19,7 @@ from speakernet.frontend.options import (
     KaldiMfccOptions,
     LogMelOptions,
     MelOptions,
-    ShapedMelOptions,
+    TfMelOptions,
 )
 from speakernet.frontend.perturbation import KeyedDraws, VocalTracts, warped_banks
 from speakernet.machine.facts import TORCH_PAIR
@@ -314,7 +314,7 @@ def _convolved_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
     return real.square() + imaginary.square()
 
 
-def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, float]:
+def band_edges(options: TfMelOptions, sample_rate: int) -> tuple[float, float]:
     """The lower edge of the lowest band and the upper edge of the highest, in Hz."""
     low_hz, high_hz = float(options.low_hz), float(options.high_hz) or sample_rate / 2
     if not low_hz < high_hz <= sample_rate / 2:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from speakernet.options import Component, NamedOptions, Options, Positive, Share
+from speakernet.options import Component, Options, Positive, Share
 
 MelCount = Annotated[int, Ge(1), Le(512)]
 Hertz = Annotated[float, Ge(0.0), Le(400_000.0)]
@@ -27,7 +27,7 @@ class SpecAugmentOptions(Options):
     """SpecAugment: widest time mask, in frames of 10 ms."""
 
 
-class FrontendOptions(NamedOptions):
+class FrontendOptions(Options):
     """From samples to features, and SpecAugment on them. What is `auto` follows the model's own definition."""
 
     name: str = "auto"
@@ -53,8 +53,8 @@ class MelOptions(SpecAugmentOptions, FrontendOptions):
     """Over each utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel, else mean."""
 
 
-class ShapedMelOptions(MelOptions):
-    """The base of front ends that work on the whole signal before it is cut into frames."""
+class TfMelOptions(MelOptions):
+    """Log mel energies as ReDimNet2 is trained on in wespeaker (its `tfmel`): triangles over mels, mean removed."""
 
     preemphasis: Share | Literal["auto"] = "auto"
     """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, ReDimNet and tf_mel, else 0."""
@@ -65,8 +65,16 @@ class ShapedMelOptions(MelOptions):
     normalize_waveform: bool | Literal["auto"] = "auto"
     """Remove the mean of each utterance's samples and divide by their deviation first; auto: in ReDimNet and tf_mel."""
 
+    auto_values: ClassVar = {
+        "preemphasis": 0.97,
+        "normalize": "mean",
+        "low_hz": 20.0,
+        "high_hz": 7600.0,
+        "normalize_waveform": True,
+    }
 
-class LogMelOptions(ShapedMelOptions):
+
+class LogMelOptions(TfMelOptions):
     """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm."""
 
     log_input: bool = True
@@ -81,18 +89,6 @@ class LogMelOptions(ShapedMelOptions):
         "low_hz": 0.0,
         "high_hz": 0.0,
         "normalize_waveform": False,
-    }
-
-
-class TfMelOptions(ShapedMelOptions):
-    """Log mel energies as ReDimNet2 is trained on in wespeaker (its `tfmel`): triangles over mels, mean removed."""
-
-    auto_values: ClassVar = {
-        "preemphasis": 0.97,
-        "normalize": "mean",
-        "low_hz": 20.0,
-        "high_hz": 7600.0,
-        "normalize_waveform": True,
     }
 
 

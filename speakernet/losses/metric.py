@@ -15,7 +15,6 @@ from speakernet.losses.options import (
     LOSSES,
     AngularPrototypicalOptions,
     CombinedOptions,
-    LearnedScaleOptions,
     SoftmaxOptions,
     SoftmaxPrototypicalOptions,
     SupervisedContrastiveOptions,
@@ -63,7 +62,7 @@ class Prototypical(MetricLoss):
 class LearnedScale(MetricLoss):
     """The abstract metric loss with a learned scale and bias of its cosines."""
 
-    def __init__(self, options: LearnedScaleOptions) -> None:
+    def __init__(self, options: AngularPrototypicalOptions) -> None:
         super().__init__(options)
         self.scale = nn.Parameter(torch.tensor(options.initial_scale))
         self.bias = nn.Parameter(torch.tensor(options.initial_bias))
@@ -75,7 +74,7 @@ class AngularPrototypical(LearnedScale):
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition", section 2.2.
 
     >>> same = torch.ones(2, 2, 3)
-    >>> loss = AngularPrototypical(LearnedScaleOptions())
+    >>> loss = AngularPrototypical(AngularPrototypicalOptions())
     >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
     0.6931
     """

@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from pydantic import Field, SerializeAsAny, model_validator
 
-from speakernet.options import Component, NamedOptions, Positive, Share, Switch, lookup
+from speakernet.options import Component, Options, Positive, Share, Switch, lookup
 
 Weight = Annotated[float, Ge(0.0), Le(1e6)]
 Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
 
 
-class LossOptions(NamedOptions):
+class LossOptions(Options):
     """The loss of the training."""
 
     name: str = "aamsoftmax"
@@ -113,22 +113,17 @@ class PrototypicalOptions(MetricOptions):
     normalize_embeddings = False
 
 
-class LearnedScaleOptions(MetricOptions):
-    """The base of losses that learn the scale and bias of their cosines."""
+class AngularPrototypicalOptions(MetricOptions):
+    """Scaled cosines between a query and the mean of each speaker's other utterances."""
 
+    name: str = "angleproto"
     initial_scale: Scalar = 10.0
     """Starting value of the learned scale."""
     initial_bias: Scalar = -5.0
     """Starting value of the learned bias."""
 
 
-class AngularPrototypicalOptions(LearnedScaleOptions):
-    """Scaled cosines between a query and the mean of each speaker's other utterances."""
-
-    name: str = "angleproto"
-
-
-class GE2EOptions(LearnedScaleOptions):
+class GE2EOptions(AngularPrototypicalOptions):
     """Scaled cosines between every utterance and every speaker's centroid, its own left out."""
 
     name: str = "ge2e"
@@ -154,7 +149,7 @@ class TripletOptions(MetricOptions):
     """A hard negative is one of the hard_rank + 1 nearest; below 0: semi-hard negatives."""
 
 
-class SoftmaxPrototypicalOptions(LearnedScaleOptions):
+class SoftmaxPrototypicalOptions(AngularPrototypicalOptions):
     """Softmax and angular prototypical, added; voxceleb_trainer's name of that case of `combined`."""
 
     name: str = "softmaxproto"

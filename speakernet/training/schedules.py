@@ -7,15 +7,13 @@ Everything is computed from the number of steps done, so a resumed run needs no 
 import math
 from typing import Any
 
-from speakernet.options import default_of, lookup
+from speakernet.options import lookup
 from speakernet.training.options.schedules import (
+    DECAY,
     SCHEDULES,
-    CosineOptions,
     CosineRestartsOptions,
     ExponentialOptions,
-    FactorOptions,
     FloorOptions,
-    LinearOptions,
     OneCycleOptions,
     PlateauOptions,
     PolynomialOptions,
@@ -50,11 +48,11 @@ def exponential(options: ExponentialOptions, top: float, epoch: float, num_epoch
     """
     if options.final_learning_rate != "auto":
         return float(top * (options.final_learning_rate / top) ** _share(epoch, num_epochs))
-    decay = default_of(FactorOptions, "decay") if options.decay == "auto" else options.decay
+    decay = DECAY if options.decay == "auto" else options.decay
     return float(top * decay ** (epoch / options.decay_interval))
 
 
-def linear(options: LinearOptions, top: float, epoch: float, num_epochs: float) -> float:
+def linear(options: FloorOptions, top: float, epoch: float, num_epochs: float) -> float:
     """A straight line from the top to the floor."""
     return top + (_floor(options, top) - top) * _share(epoch, num_epochs)
 
@@ -65,10 +63,10 @@ def polynomial(options: PolynomialOptions, top: float, epoch: float, num_epochs:
     return floor + (top - floor) * (1 - _share(epoch, num_epochs)) ** options.power
 
 
-def cosine(options: CosineOptions, top: float, epoch: float, num_epochs: float) -> float:
+def cosine(options: FloorOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Half a cosine from the top to the floor.
 
-    >>> cosine(CosineOptions(final_learning_rate=0.0), 1.0, 20, 40)
+    >>> cosine(FloorOptions(final_learning_rate=0.0), 1.0, 20, 40)
     0.5
     """
     return _half_cosine(top, _floor(options, top), _share(epoch, num_epochs))

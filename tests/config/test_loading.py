@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speakernet.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
+from speakernet.config import Config, ConfigError, config_from_dict, load_config
 from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, REMOVED, translate
 from speakernet.config.loading import find_config, save_config
 from speakernet.config.reference import help_text, reference
@@ -87,7 +87,7 @@ def test_removed_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     save_config(config, tmp_path / "config.yaml")
     text = (tmp_path / "config.yaml").read_text()
     assert load_config(["--config", write(tmp_path, text + "  old_way: 3\n", "config.yaml")]).config == config
-    values = config_to_dict(config)
+    values = config.model_dump()
     values["runtime"]["old_way"] = 3
     assert config_from_dict(values) == config
     with pytest.raises(ConfigError, match=r"my\.yaml:2: runtime\.old_way .*runtime\.new_way"):
@@ -135,7 +135,7 @@ def test_which_defaults_hold(tmp_path: Path) -> None:
     sections = write(tmp_path, "data:\n  batch_size: 7\n", "sections.yaml")
     loaded = load_config(["--config", flat])
     assert loaded.is_classic and loaded.defaults.startswith(f"voxceleb_trainer's ({flat}")
-    values = config_to_dict(loaded.config)
+    values = loaded.config.model_dump()
     assert values["loss"] == {"name": "amsoftmax", "sharded": "auto", "margin": 0.1, "scale": 30.0}
     for key, expected in CLASSIC_DEFAULTS.items():
         section, field = key.split(".")
@@ -203,7 +203,7 @@ def test_saved_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
     given = ["--train_list", "list.txt", "--data.synthetic_corpus", "made", "--save_path", "run", "--lr", "3e-4"]
     config = load_config([*given, "--loss.name", "softmax", "--schedule.name", "constant"]).config
-    assert config_from_dict(config_to_dict(config)) == config
+    assert config_from_dict(config.model_dump()) == config
     save_config(config, Path("run/config.yaml"))
     saved = yaml.safe_load(Path("run/config.yaml").read_text())
     assert saved["loss"] == {"name": "softmax", "sharded": "auto"} and "final_learning_rate" not in saved["schedule"]
@@ -266,5 +266,5 @@ def test_old_names_lead_to_fields_that_exist() -> None:
 
 
 def test_fields_are_plain_values() -> None:
-    assert yaml.safe_load(yaml.safe_dump(config_to_dict(Config()))) == config_to_dict(Config())
-    assert list(config_to_dict(Config())) == list(SECTIONS)
+    assert yaml.safe_load(yaml.safe_dump(Config().model_dump())) == Config().model_dump()
+    assert list(Config().model_dump()) == list(SECTIONS)

@@ -9,7 +9,7 @@ import yaml
 
 from speakernet.assembly.fine_tuning import large_margin_config
 from speakernet.assembly.training import build_loss
-from speakernet.config import ConfigError, config_from_dict, config_to_dict, load_config
+from speakernet.config import ConfigError, config_from_dict, load_config
 from speakernet.config.loading import save_config
 from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced
 from speakernet.losses.options import (
@@ -240,7 +240,7 @@ def test_another_model_or_pooling(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     # The model's own pooling, and what it means by a common name.
     config = load_config(["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]).config
     assert config.model.pooling_options.variance_floor == 1e-8
-    assert config_from_dict(config_to_dict(config)) == config
+    assert config_from_dict(config.model_dump()) == config
     assert replaced(config, model={"name": "ResNet34"}).model.pooling_options == config.model.pooling_options
     assert replaced(config, model={"pooling": "ASTP"}).model.pooling_options == POOLINGS["ASTP"].options()
     config = load_config(["--model", "ECAPA_TDNN", "--model.pooling", "ASP"]).config
@@ -265,7 +265,7 @@ def test_losses_within_combined(tmp_path: Path, caplog: pytest.LogCaptureFixture
     file = write(tmp_path, COMBINED)
     config = load_config(["--config", file]).config
     assert config.loss == MEANT and config.loss.margin == 0.3
-    assert config_from_dict(config_to_dict(config)) == config
+    assert config_from_dict(config.model_dump()) == config
     save_config(config, tmp_path / "config.yaml")
     assert load_config(["--config", str(tmp_path / "config.yaml")]).config.loss == MEANT
     given = ["--loss.name", "combined", "--loss.metric.name", "triplet", "--loss.metric.margin", "0.1"]

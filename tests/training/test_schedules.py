@@ -6,7 +6,6 @@ import pytest
 
 from speakernet.training.options.schedules import (
     SCHEDULES,
-    ConstantOptions,
     ExponentialOptions,
     FloorOptions,
     PlateauOptions,
@@ -20,7 +19,7 @@ def rates(name: str, steps: list[int], **options) -> list[float]:
     """The rates of 40 epochs of 10 steps from a top of 1, down to 0 where nothing else is said."""
     owner = SCHEDULES[name].options
     floor = {"final_learning_rate": 0.0} if issubclass(owner, FloorOptions) else {}
-    schedule = LearningRateSchedule(owner(**{**floor, **options}), 1.0, steps_per_epoch=10, num_epochs=40)
+    schedule = LearningRateSchedule(owner(**{"name": name, **floor, **options}), 1.0, steps_per_epoch=10, num_epochs=40)
     return [schedule(step) for step in steps]
 
 
@@ -99,6 +98,6 @@ def test_margin_ramps():
     steep = MarginSchedule(ScheduleOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10)
     # half way: 1 - 0.001 ** 0.5 = 0.968377 of 0.999
     assert [steep(step) for step in (0, 10, 20)] == pytest.approx([0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5)
-    assert MarginSchedule(ConstantOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
+    assert MarginSchedule(ScheduleOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
         ScheduleOptions(margin="cubic")

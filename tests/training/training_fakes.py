@@ -19,7 +19,7 @@ from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, OptimizerOptions, RuntimeOptions, TrainingOptions
-from speakernet.training.options.schedules import CosineOptions
+from speakernet.training.options.schedules import FloorOptions
 from speakernet.training.precision import Precision
 from speakernet.training.progress import WHOLE_RUN, Interrupted, Progress, Stage
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
@@ -189,7 +189,7 @@ def make_trainer(
     settings = TrainingOptions(**{**usual, **options})
     steps = -(-len(loader) // settings.accumulation_steps)
     epochs = scheduled_epochs or settings.max_epochs
-    schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
+    schedule = FloorOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
     return Trainer(
         make_step(net, loss, moves, compiler=Compiler(net, compiles), max_grad_norm=settings.max_grad_norm),
         loader,

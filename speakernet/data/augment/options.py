@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share, pair_problems
+from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share
 
 
 class AugmentOptions(Options):
@@ -53,8 +53,10 @@ class AugmentOptions(Options):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Pairs of bounds; no voice at all, or an option for the recorded voice if it is missing or the only one."""
-        yield from super().problems()
-        yield from pair_problems(self, "noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers")
+        for name in ("noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers"):
+            bounds = getattr(self, name)
+            if len(bounds) != 2 or bounds[0] > bounds[1]:
+                yield name, f"{bounds}; expected two numbers, the lower first"
         for name in ("speed_factors", "warp_factors"):
             factors = getattr(self, name)
             if not factors or len(set(factors)) < len(factors):

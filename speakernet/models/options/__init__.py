@@ -24,7 +24,7 @@ from speakernet.models.options.trunks import (
     VGGVoxOptions,
     XVectorOptions,
 )
-from speakernet.options import Component, NamedOptions, lookup
+from speakernet.options import Component, Options, lookup
 
 FAMILIES: dict[str, dict[str, Component]] = {
     family: {name: Component(options, f"speakernet.models.{trunk}") for name, options in sizes.items()}
@@ -65,7 +65,7 @@ def pooling_of(model: str, pooling: str) -> str:
     return name
 
 
-class ModelOptions(NamedOptions):
+class ModelOptions(Options):
     """The network between features and embedding."""
 
     name: str = "ResNetSE34L"

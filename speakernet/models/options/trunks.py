@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from speakernet.options import Options, variant
+from speakernet.options import Options
 
 Channels = Annotated[int, Ge(8), Le(16_384)]
 PlaneChannels = Annotated[int, Ge(8), Le(4096)]
@@ -79,8 +79,19 @@ def sized(
     defaults: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> type[Any]:
-    """Another published size of a family."""
-    return variant(owner, name, defaults, published=owner.published._replace(parameters=parameters, macs=macs), **facts)
+    """Another published size of a family: a subclass with other defaults and other facts."""
+    fields = {option: owner.model_fields[option] for option in defaults or {}}
+    namespace: dict[str, Any] = {
+        **{"__module__": owner.__module__, "__qualname__": name, "__doc__": owner.__doc__},
+        # Classes made at run time have no source to read docstrings from.
+        "model_config": ConfigDict(use_attribute_docstrings=False),
+        "__annotations__": {option: field.rebuild_annotation() for option, field in fields.items()},
+        "published": owner.published._replace(parameters=parameters, macs=macs),
+        **(defaults or {}),
+        **facts,
+    }
+    metaclass: Any = type(owner)
+    return metaclass(name, (owner,), namespace)
 
 
 class ResNetSE34LOptions(TrunkOptions):
@@ -291,9 +302,11 @@ ERES2NETS: dict[str, type[Any]] = {
     "ERes2NetLarge": sized(ERes2NetOptions, "ERes2NetLarge", 22_462_784, 13_427_548_160, {"channels": 64}),
 }
 ERES2NETV2S: dict[str, type[Any]] = {
-    "ERes2NetV2": variant(
+    "ERes2NetV2": sized(
         ERes2NetOptions,
         "ERes2NetV2",
+        17_859_632,
+        8_296_588_160,
         # `baseWidth=26` of 3D-Speaker's ERes2NetV2.py: narrower groups than the first version's 32.
         {"channels": 64, "base_width": 26},
         first_joined_stage=2,

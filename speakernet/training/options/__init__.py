@@ -18,7 +18,6 @@ from speakernet.options import (
     Epochs,
     Frames,
     InputPath,
-    NamedOptions,
     NotNegative,
     Options,
     Switch,
@@ -28,7 +27,7 @@ from speakernet.training.options.schedules import LearningRate
 LARGEST_SEED = 2**48
 
 
-class OptimizerOptions(NamedOptions):
+class OptimizerOptions(Options):
     """The optimizer and its learning rate."""
 
     name: str = "adam"

@@ -5,17 +5,20 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from speakernet.options import Component, Count, Epochs, NamedOptions, Share
+from speakernet.options import Component, Count, Epochs, Options, Share
 
 LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
 Factor = Annotated[float, Gt(0.0), Le(1.0)]
 Interval = Annotated[float, Gt(0.0), Le(1e6)]
+DECAY = 0.95
 DECAY_INTERVAL = 10.0  # epochs; voxceleb_trainer's, with its default test_interval
 
 
-class ScheduleOptions(NamedOptions):
+class ScheduleOptions(Options):
     """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
 
+    name: str = "cosine"
+    """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
     margin: Literal["constant", "linear", "exponential"] = "constant"
     """How the margin of the loss grows from `margin_initial` to its full value."""
     margin_initial: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
@@ -24,8 +27,6 @@ class ScheduleOptions(NamedOptions):
     """Epoch (from 0) at which the ramp begins."""
     margin_end_epoch: Epochs = 10.0
     """Epoch at which the margin reaches its full value."""
-    name: str = "cosine"
-    """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
     warmup_epochs: Epochs = 0.0
     """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
     warmup_overlaps: bool = False
@@ -40,30 +41,19 @@ class ScheduleOptions(NamedOptions):
             )
 
 
-class ConstantOptions(ScheduleOptions):
-    """The full learning rate throughout."""
-
-    name: str = "constant"
-
-
 class FloorOptions(ScheduleOptions):
-    """The base of schedules that end at a floor."""
+    """Options of cosine and linear, and the base of other schedules that end at a floor."""
 
     final_learning_rate: Annotated[float, Ge(0.0), Le(1000.0)] = 1e-6
     """The learning rate at the end; the minimum of plateau."""
 
 
-class FactorOptions(ScheduleOptions):
-    """The base of schedules that multiply by a factor."""
-
-    decay: Factor = 0.95
-    """The factor."""
-
-
-class StepOptions(FactorOptions):
+class StepOptions(ScheduleOptions):
     """Times `decay` after each `decay_interval` epochs."""
 
     name: str = "step"
+    decay: Factor = DECAY
+    """The factor."""
     decay_interval: Interval = DECAY_INTERVAL
     """Epochs between two factors."""
 
@@ -88,18 +78,6 @@ class ExponentialOptions(ScheduleOptions):
                 f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential falls to the one or by "
                 "the other: give one of them",
             )
-
-
-class LinearOptions(FloorOptions):
-    """A straight line from the top to the floor."""
-
-    name: str = "linear"
-
-
-class CosineOptions(FloorOptions):
-    """Half a cosine from the top to the floor."""
-
-    name: str = "cosine"
 
 
 class CosineRestartsOptions(FloorOptions):
@@ -128,19 +106,27 @@ class OneCycleOptions(FloorOptions):
     """Share of the run after which the learning rate reaches its top."""
 
 
-class PlateauOptions(FloorOptions, FactorOptions):
+class PlateauOptions(FloorOptions):
     """The top, times `decay` whenever `plateau_patience` evaluations brought no better EER."""
 
     name: str = "plateau"
+    decay: Factor = DECAY
+    """The factor."""
     plateau_patience: Count = 3
     """Evaluations without a better EER before the next factor."""
 
 
 SCHEDULES: dict[str, Component] = {
-    "constant": Component(ConstantOptions, "speakernet.training.schedules:constant"),
+    "constant": Component(
+        ScheduleOptions, "speakernet.training.schedules:constant", "The full learning rate throughout."
+    ),
     "step": Component(StepOptions, "speakernet.training.schedules:step"),
-    "linear": Component(LinearOptions, "speakernet.training.schedules:linear"),
-    "cosine": Component(CosineOptions, "speakernet.training.schedules:cosine"),
+    "linear": Component(
+        FloorOptions, "speakernet.training.schedules:linear", "A straight line from the top to the floor."
+    ),
+    "cosine": Component(
+        FloorOptions, "speakernet.training.schedules:cosine", "Half a cosine from the top to the floor."
+    ),
     "cosine_restarts": Component(CosineRestartsOptions, "speakernet.training.schedules:cosine_restarts"),
     "polynomial": Component(PolynomialOptions, "speakernet.training.schedules:polynomial"),
     "exponential": Component(ExponentialOptions, "speakernet.training.schedules:exponential"),
