@@ -50,6 +50,9 @@ def tree(folder):
 def test_members_come_out_whole_and_once(tmp_path, make, kind):
     members = {f"wav/id{speaker}/{row}.wav": bytes([speaker, row]) * 500 for speaker in range(5) for row in range(7)}
     members |= {odd: odd.encode() for odd in ODD_NAMES}
+    make(tmp_path / kind, members | {"wav/id0": b"a file and a folder"})
+    with pytest.raises(ArchiveError, match="id0"):
+        unpack(tmp_path / kind, tmp_path / "both")
     make(tmp_path / kind, members)
     summary = unpack(tmp_path / kind, tmp_path / "out", num_jobs=3)
     assert tree(tmp_path / "out") == members
@@ -83,16 +86,6 @@ def test_links_and_devices_in_a_tar(tmp_path, kind):
     with pytest.raises(ArchiveError, match="link"):
         unpack(tmp_path / "a.tar", tmp_path / "out")
     assert not (tmp_path / "out" / "link").exists()
-
-
-def test_a_link_in_a_zip_is_a_file(tmp_path):
-    info = zipfile.ZipInfo("link")
-    info.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(info, "/etc/passwd")
-    unpack(tmp_path / "a.zip", tmp_path / "out")
-    assert not (tmp_path / "out" / "link").is_symlink()
-    assert tree(tmp_path / "out") == {"link": b"/etc/passwd"}
 
 
 def test_links_in_the_target_are_not_followed(tmp_path):
@@ -129,7 +122,12 @@ def test_a_member_that_holds_more_than_it_declares(tmp_path):
     assert "a.wav" not in tree(tmp_path / "out")
 
 
-def test_a_cut_archive(tmp_path):
+def test_a_cut_archive_and_what_is_none(tmp_path):
+    os.mkfifo(tmp_path / "pipe.zip")
+    (tmp_path / "a.zip").write_bytes(gzip.compress(b"hello"))
+    for name in ("pipe.zip", "a.zip"):
+        with pytest.raises(ArchiveError, match=name):
+            unpack(tmp_path / name, tmp_path / "out")
     make_tar(tmp_path / "a.tar.gz", {f"{row}.wav": hashlib.sha256(bytes([row])).digest() * 3000 for row in range(9)})
     content = (tmp_path / "a.tar.gz").read_bytes()
     for keep in (0.5, 0.97):
@@ -163,14 +161,6 @@ def test_a_damaged_member_is_listed(tmp_path, member):
     assert "a.wav" not in tree(tmp_path / "out")
 
 
-def test_a_name_that_is_file_and_folder(tmp_path):
-    members = {"a": b"file", "a/b.wav": b"below it"}
-    for make, kind in ((make_zip, "a.zip"), (make_tar, "a.tar.gz")):
-        make(tmp_path / kind, members)
-        with pytest.raises(ArchiveError, match="a"):
-            unpack(tmp_path / kind, tmp_path / kind[2:])
-
-
 @KINDS
 def test_a_full_disk_is_not_blamed_on_the_archive(tmp_path, monkeypatch, make, kind):
     def fill_up(*_):
@@ -181,14 +171,6 @@ def test_a_full_disk_is_not_blamed_on_the_archive(tmp_path, monkeypatch, make, k
     with pytest.raises(ArchiveError, match=r"a\.wav.*No space left"):
         unpack(tmp_path / kind, tmp_path / "out")
     assert tree(tmp_path / "out") == {}
-
-
-def test_what_is_not_an_archive(tmp_path):
-    os.mkfifo(tmp_path / "pipe.zip")
-    (tmp_path / "a.zip").write_bytes(gzip.compress(b"hello"))
-    for name in ("pipe.zip", "a.zip"):
-        with pytest.raises(ArchiveError, match=name):
-            unpack(tmp_path / name, tmp_path / "out")
 
 
 def test_pieces_are_removed_only_once_the_whole_is_verified(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from preparation_corpora import catalogue_entry, run_data_prep, tar_tree, write_catalogue, zip_tree
 from preparation_server import played_source
 
@@ -32,13 +33,15 @@ def make_responses(root: Path) -> None:
     write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav", noise(1.0, 5, 4), 16000)
 
 
+def prepare_from_archive(part: str, name: str, archive: bytes, folder: Path) -> None:
+    with played_source({name: archive}) as source:
+        table = write_catalogue(folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})})
+        assert run_data_prep(part, "--save_path", folder / "data", "--catalogue", table) == 0
+
+
 def test_musan_from_the_archive_to_pieces(tmp_path):
     make_musan(tmp_path / "made")
-    archive = tar_tree(tmp_path / "made")
-    with played_source({"musan.tar.gz": archive}) as source:
-        corpora = {"musan": catalogue_entry({"musan.tar.gz": archive})}
-        table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
-        assert run_data_prep("musan", "--save_path", tmp_path / "data", "--catalogue", table) == 0
+    prepare_from_archive("musan", "musan.tar.gz", tar_tree(tmp_path / "made"), tmp_path)
     split = tmp_path / "data" / "musan_split"
     pieces = sorted(path.relative_to(split).as_posix() for path in split.rglob("*.wav"))
     assert pieces == [
@@ -74,11 +77,7 @@ def test_pieces_that_would_share_a_name_or_be_empty_are_refused(tmp_path, wrong,
 
 def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
     make_responses(tmp_path / "made")
-    archive = zip_tree(tmp_path / "made")
-    with played_source({"rirs_noises.zip": archive}) as source:
-        corpora = {"rirs": catalogue_entry({"rirs_noises.zip": archive})}
-        table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
-        assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--catalogue", table) == 0
+    prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(tmp_path / "made"), tmp_path)
     mono = sorted((tmp_path / "data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
     assert [path.name for path in mono] == [f"RWCP_type1_rir_a_ch{channel}.wav" for channel in (1, 2, 3, 4)]
     for path in mono:
@@ -86,6 +85,10 @@ def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
         assert info.num_channels == 1
         # exp(-t / 800 samples) in amplitude loses 60 dB in 800 ln(1000) = 5526 samples.
         assert info.num_samples == pytest.approx(5526, rel=0.05)
+        channel = int(path.stem[-1]) - 1
+        whole, _ = soundfile.read(tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav")
+        found, expected = read_audio(path), whole[: info.num_samples, channel]
+        np.testing.assert_allclose(found / np.abs(found).max(), expected / np.abs(expected).max(), atol=1e-3)
     assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--prepare") == 0
 
 
@@ -97,11 +100,20 @@ def test_the_trimming_follows_schroeder():
     assert len(trimmed_response(response)) == 5001, "the last echo above -60 dB of the energy to come"
 
 
-def test_a_broken_simulated_response_is_found(tmp_path):
-    make_responses(tmp_path)
-    (tmp_path / "RIRS_NOISES/simulated_rirs/smallroom/Room001/bad.wav").write_bytes(b"RIFF")
-    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 1
-    assert "bad.wav" in (tmp_path / "broken_prepare_rirs.txt").read_text()
+@pytest.mark.parametrize(
+    ("part", "step", "make", "bad"),
+    [
+        ("musan", "split", make_musan, "musan/noise/free/bad.wav"),
+        ("rirs", "prepare", make_responses, "RIRS_NOISES/simulated_rirs/smallroom/Room001/bad.wav"),
+    ],
+)
+def test_a_broken_file_is_listed_and_the_rest_is_made(tmp_path, part, step, make, bad):
+    make(tmp_path)
+    (tmp_path / bad).write_bytes(b"no audio")
+    assert run_data_prep(part, "--save_path", tmp_path, f"--{step}") == 1
+    assert "bad.wav" in (tmp_path / f"broken_{step}_{part}.txt").read_text()
+    made = [*tmp_path.glob("musan_split/**/*.wav"), *tmp_path.glob("RIRS_NOISES/real_rirs_mono/**/*.wav")]
+    assert len(made) == {"musan": 8, "rirs": 4}[part]
 
 
 @pytest.mark.parametrize("part", ["musan", "rirs"])
@@ -116,21 +128,3 @@ def test_without_a_network_the_last_word_is_why(tmp_path, monkeypatch, capsys, p
     assert run_data_prep(part, "--save_path", tmp_path) == 1
     last = capsys.readouterr().err.rstrip().rsplit("\n", 1)[-1]
     assert "nothing could be fetched" in last and "is there a network, or a proxy to set?" in last
-
-
-def test_a_broken_noise_file_is_listed_and_the_rest_is_cut(tmp_path):
-    make_musan(tmp_path)
-    (tmp_path / "musan/noise/free/bad.wav").write_bytes(b"no audio")
-    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
-    assert "bad.wav" in (tmp_path / "broken_split_musan.txt").read_text()
-    assert len(list((tmp_path / "musan_split").rglob("*.wav"))) == 8
-
-
-def test_each_microphone_stays_on_its_own(tmp_path):
-    response = np.zeros((4000, 2), dtype=np.float32)
-    response[10, 0] = 0.5
-    response[700, 1] = 0.5
-    write_audio(tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/a_rir.wav", response, 16000)
-    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 0
-    folder = tmp_path / "RIRS_NOISES/real_rirs_mono"
-    assert [int(read_audio(folder / f"a_rir_ch{row}.wav").argmax()) for row in (1, 2)] == [10, 700]

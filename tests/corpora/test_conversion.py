@@ -13,7 +13,6 @@ from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
 
 from speakernet.corpora.steps import DiskFullError, StepSummary, convert_all, walk_files
 from speakernet.data.audio import audio_info, read_audio, write_audio
-from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 
 #: Runs in a process of its own, so that the peak of its memory is the conversion's alone.
 CONVERT = """
@@ -56,18 +55,9 @@ def test_m4a_becomes_mono_16_khz(tmp_path, ffmpeg, file_format):
     assert source.exists()
 
 
-def test_leftovers_of_other_tools_are_made_again(tmp_path, ffmpeg):
-    sources = [make_m4a(ffmpeg, tmp_path / f"{row}.m4a") for row in range(4)]
-    pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
-    assert convert(tmp_path, pairs).made == 4
-    whole = [target.read_bytes() for _, target in pairs]
-    assert convert(tmp_path, pairs).skipped == 4
-    pairs[0][1].write_bytes(whole[0][:44])
-    pairs[1][1].write_bytes(whole[1][: len(whole[1]) // 2])
-    pairs[2][1].write_bytes(b"")
-    summary = convert(tmp_path, pairs)
-    assert (summary.made, summary.skipped) == (3, 1)
-    assert [target.read_bytes() for _, target in pairs] == whole
+def make_wav_start(folder: Path) -> bytes:
+    write_audio(folder / "whole.wav", voice(1, 1), 16000)
+    return (folder / "whole.wav").read_bytes()[:10_000]
 
 
 def test_damaged_sources_are_listed(tmp_path, ffmpeg):
@@ -77,8 +67,11 @@ def test_damaged_sources_are_listed(tmp_path, ffmpeg):
     sources[2].write_bytes(content[: len(content) // 2])
     sources[3].write_bytes(b"")
     pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
+    # What another tool left of the first is made again.
+    (tmp_path / "out").mkdir()
+    pairs[0][1].write_bytes(make_wav_start(tmp_path))
     summary = convert(tmp_path, pairs, keep_sources=False)
-    assert (summary.made, summary.broken) == (2, 3)
+    assert (summary.made, summary.broken) == (2, 3) and audio_info(pairs[0][1]).seconds > 1.9
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.wav", "4.wav"]
     assert [source.exists() for source in sources] == [False, True, True, True, False]
     listed = summary.broken_path.read_text()
@@ -93,17 +86,6 @@ def test_odd_names(tmp_path, ffmpeg, name):
     target = tmp_path / "out" / (source.stem + ".wav")
     assert convert(tmp_path, [(source, target)]).made == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out"])
-
-
-def test_ffmpeg_is_found_or_explained(tmp_path, monkeypatch):
-    own = tmp_path / "ffmpeg"
-    own.write_text("#!/bin/sh\n")
-    own.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_ffmpeg() == str(own)
-    monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")
-    with pytest.raises(FfmpegError, match="/nowhere/ffmpeg"):
-        find_ffmpeg()
 
 
 def test_a_full_disk_stops_the_conversion(tmp_path, ffmpeg, monkeypatch):
@@ -180,16 +162,10 @@ def test_shares_make_the_whole(tmp_path, ffmpeg, capsys):
     assert "1/3, 3/3" in capsys.readouterr().err
     for part in ("3/3", "1/3"):
         assert convert_voxceleb(shares, "--convert", "--part", part, "--remove_originals") == 0
+    assert convert_voxceleb(shares, "--convert", "--part", "0/4") == 1 and "--part" in capsys.readouterr().err
     assert digests(shares / TARGETS) == digests(whole / TARGETS) and len(digests(whole / TARGETS)) == 8
     assert not list((shares / SOURCES).rglob("*.m4a"))
     # What a killed share left goes when the lists are made.
     (shares / TARGETS / ".half.wav.1-ab.tmp").touch()
     convert_voxceleb(shares, "--lists", "--lists_from", tmp_path)
     assert digests(shares / TARGETS) == digests(whole / TARGETS)
-
-
-@pytest.mark.parametrize("options", [("--convert", "--lists", "--part", "1/2"), ("--convert", "--part", "0/4")])
-def test_wrong_shares(options, tmp_path, capsys, ffmpeg):
-    assert convert_voxceleb(tmp_path / "data", *options) == 1
-    assert "--part" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()

@@ -1,5 +1,6 @@
 """The public corpora in their published layouts, tiny: rows, parts, sessions, joined utterances, trials."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,12 @@ def speakers_of(path: Path, depth: int) -> set[str]:
 
 
 def make_librispeech(root: Path) -> None:
-    for part, first in (("train-clean-100", 0), ("dev-clean", 10), ("test-clean", 20)):
-        for speaker in range(first, first + 3):
-            for chapter in (1, 2):
-                for row in range(2):
-                    name = f"LibriSpeech/{part}/{speaker}/{chapter}/{speaker}-{chapter}-{row:04}.flac"
-                    write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6), 16000)
-    genders = "\n".join(
-        f"{row}  | {'F' if row % 2 else 'M'} | x | 1.0 | Name" for row in (0, 1, 2, 10, 11, 12, 20, 21, 22)
-    )
+    speakers = {"train-clean-100": (0, 1, 2), "dev-clean": (10, 11, 12), "test-clean": (20, 21, 22)}
+    for part, speaker in ((part, one) for part, some in speakers.items() for one in some):
+        for chapter, row in itertools.product((1, 2), range(2)):
+            name = f"LibriSpeech/{part}/{speaker}/{chapter}/{speaker}-{chapter}-{row:04}.flac"
+            write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6), 16000)
+    genders = "\n".join(f"{row}  | {'FM'[row % 2]} | x | 1.0 | Name" for some in speakers.values() for row in some)
     (root / "LibriSpeech" / "SPEAKERS.TXT").write_text(f"; a comment | x | y\n{genders}\n")
 
 
@@ -71,12 +69,11 @@ def test_common_voice_by_its_table(tmp_path):
 
 
 def make_cnceleb(root: Path) -> None:
-    for speaker in range(8):
-        for session in ("singing-01", "singing-02", "interview-01"):
-            for row in range(4):
-                seconds = 6.0 if row == 3 and session == "singing-01" else 2.0
-                name = f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac"
-                write_audio(root / name, voice(speaker, row, seconds), 16000)
+    sessions = ("singing-01", "singing-02", "interview-01")
+    voices = {seconds: voice(1, 1, seconds) for seconds in (2.0, 6.0)}
+    for speaker, session, row in itertools.product(range(8), sessions, range(4)):
+        samples = voices[6.0 if row == 3 and session == "singing-01" else 2.0]
+        write_audio(root / f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac", samples, 16000)
     evaluation = root / "CN-Celeb_flac" / "eval"
     write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac", 0.6)
     write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac", 0.6)

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparation_corpora import run_data_prep
 
 from speakernet.corpora.utterances import hold_out
-from speakernet.data.lists import ListError, TrainingList, read_training_list, read_trials, write_training_list
+from speakernet.data.lists import ListError, TrainingList, read_training_list, write_training_list
 
 
 @pytest.fixture()
@@ -49,13 +48,3 @@ def test_the_seed_decides(training: TrainingList) -> None:
 def test_too_few_on_either_side_are_refused(training: TrainingList, number: int) -> None:
     with pytest.raises(ListError, match=rf"{number} speakers to be held out of 14, of whom 12 .*; expected 2 to 12"):
         hold_out(training, number, seed=1)
-
-
-def test_lists_are_written(training: TrainingList, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    options = ("--speakers", 3, "--seed", 5, "--nontargets_per_target", 2)
-    assert run_data_prep("trials", "hold_out", tmp_path / "all.txt", out, *options) == 0
-    held = hold_out(training, 3, seed=5, nontargets_per_target=2)
-    assert list(read_training_list(out / "train_list.txt").paths) == list(held.training.paths)
-    trials = read_trials(out / "trials.txt")
-    assert set(trials.names) == set(held.trials.names) and len(trials) == len(held.trials) == 135

@@ -89,19 +89,13 @@ def test_the_command_that_the_preparation_prints_trains_the_recipe(prepared, mon
     assert config.augment.rir_path == str(prepared / "data/RIRS_NOISES/simulated_rirs")
 
 
+QUICK = "--runtime.device cpu --data.num_workers 0 --runtime.precision no --training.max_epochs 1"
+TINY = ("--model", "ResNet", "--model.options", "{channels: 8, blocks: [1], stem_stride: 4}")
+
+
 def train(folder: Path, *arguments: object) -> dict:
     """Train one epoch into `folder`; the results of the final evaluation."""
-    quick = (
-        "--runtime.device",
-        "cpu",
-        "--data.num_workers",
-        0,
-        "--runtime.precision",
-        "no",
-        "--training.max_epochs",
-        1,
-    )
-    assert main(["train", *map(str, (*arguments, *quick, "--training.save_path", folder))]) == 0
+    assert main(["train", *QUICK.split(), *map(str, arguments), "--training.save_path", str(folder)]) == 0
     return json.loads((folder / "results.json").read_text())
 
 
@@ -117,6 +111,7 @@ def test_prepared_corpora_train(prepared, tmp_path, monkeypatch, list_name, belo
     data = prepared / "data"
     results = train(
         tmp_path / "run",
+        *TINY,
         *("--data.train_list", data / "lists" / list_name, "--data.train_path", data / below),
         *("--data.test_list", data / "lists/veri_test2.txt", "--data.test_path", data / trials),
         *("--data.batch_size", 8, "--data.crop_frames", 60, "--evaluation.eval_frames", 60),
@@ -128,7 +123,8 @@ def test_a_folder_of_voices_trains_with_the_written_config(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     write_voices(tmp_path / "voices", 10, 4, "spk{speaker}/{utterance}.wav", 0.8)
     assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out", "--jobs", 2) == 0
-    results = train(tmp_path / "run", "--config", "small_data.yaml", "--config", tmp_path / "out" / "out.yaml")
+    configs = ("--config", "small_data.yaml", "--config", tmp_path / "out" / "out.yaml")
+    results = train(tmp_path / "run", *configs, "--model.options.channels", 8)
     assert 0 <= results["eer_percent"] <= 100
 
 

@@ -60,15 +60,6 @@ def test_a_wheel_names_the_commands_that_it_has(tmp_path, monkeypatch, capsys):
     assert "data_prep" not in build_parser("voxceleb").format_help()
 
 
-def test_a_checkout_names_its_scripts_also_from_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(SCRIPTS.parent)
-    assert files.own_command("train") == "python trainSpeakerNet.py"
-    assert files.own_command("prepare rirs") == "python data_prep/rirs.py"
-    assert files.own_command("doctor") == "speakernet doctor"
-    monkeypatch.chdir(tmp_path)
-    assert files.own_command("train") == f"python {SCRIPTS.parent / 'trainSpeakerNet.py'}"
-
-
 def test_no_secret_is_shown_in_the_help(monkeypatch):
     for name in ("KEY", "USER", "PASSWORD"):
         monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")

@@ -38,6 +38,10 @@ def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
         assert run_data_prep("trials", "make", listed / "list.txt", listed / f"{kind}.txt", *options) == 0
         made.append((listed / f"{kind}.txt").read_text())
     assert made[0] == made[1]
+    assert 12 <= int((read_trials(listed / "plain.txt").labels == 0).sum()) <= 24
+    np.savez(listed / "plain.npz", names=np.array(names[1:]), embeddings=embeddings[1:, 0])
+    command = ("trials", "make", listed / "list.txt", listed / "new.txt", "--kind", "hard", "--nearest", 1)
+    assert run_data_prep(*command, "--embeddings", listed / "plain.npz") == 1
 
 
 def test_overlap_with_training_is_refused_unless_told(listed, capsys):
@@ -126,15 +130,3 @@ def test_no_input_is_overwritten(listed, monkeypatch, command):
     before = {path.name: path.read_bytes() for path in listed.glob("*.txt")}
     assert run_data_prep("trials", *command) == 1
     assert {path.name: path.read_bytes() for path in listed.glob("*.txt")} == before
-
-
-def test_hard_negatives_from_an_embedding_file(listed):
-    names = list(read_training_list(listed / "list.txt").paths)
-    embeddings = np.random.default_rng(1).standard_normal((24, 8)).astype(np.float32)
-    np.savez(listed / "e.npz", names=np.array(names), embeddings=embeddings)
-    options = ("--kind", "hard", "--embeddings", listed / "e.npz", "--nearest", 1)
-    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 0
-    trials = read_trials(listed / "trials.txt")
-    assert 12 <= int((trials.labels == 0).sum()) <= 24
-    np.savez(listed / "e.npz", names=np.array(names[1:]), embeddings=embeddings[1:])
-    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 1

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from preparation_corpora import TRIALS, Published, run_data_prep, write_catalogue
 from preparation_server import PlayedSource, played_source
 
@@ -68,9 +67,8 @@ def test_nothing_is_converted_through_a_link_that_leads_outside(tmp_path, publis
     folder, outside = tmp_path / "data", tmp_path / "outside"
     outside.mkdir()
     with played_source(published.files) as source:
-        assert (
-            prepare(source, published, folder, "--download", "--concatenate", "--extract", "--subsets", "vox2_dev") == 0
-        )
+        steps = ("--download", "--concatenate", "--extract", "--subsets", "vox2_dev")
+        assert prepare(source, published, folder, *steps) == 0
         (folder / "voxceleb2/dev/wav").mkdir()
         (folder / "voxceleb2/dev/wav/id00001").symlink_to(outside, target_is_directory=True)
         assert prepare(source, published, folder, "--convert", "--subsets", "vox2_dev") == 1
@@ -98,12 +96,10 @@ def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch
         assert not source.requests, "ffmpeg is looked for before the download, not after"
 
 
-@pytest.mark.parametrize("joined", [False, True], ids=["from parts", "from whole archives"])
-def test_packed_straight_from_the_archives(tmp_path, published, joined):
+def test_packed_straight_from_the_archives(tmp_path, published):
     folder = tmp_path / "data"
     with played_source(published.files) as source:
-        steps = ("--download", "--concatenate", "--pack") if joined else ("--download", "--pack")
-        assert prepare(source, published, folder, *steps) == 0
+        assert prepare(source, published, folder, "--download", "--pack") == 0
         assert prepare(source, published, folder, "--pack") == 0, "a second run finds them done"
     assert not list(folder.rglob("*.wav"))
     training = read_training_list(folder / "lists" / "vox2_dev_packed_list.txt")

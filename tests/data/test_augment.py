@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.signal import convolve
+from scipy.signal import convolve, fftconvolve
 
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.augmenter import Augmenter, distinct_choices, mu_law_codec
@@ -40,15 +40,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("augment")
     for folder in ("noise/free/a", "music/fma/b", "speech/us/c"):
         for number in range(9):
-            path = root / "musan" / folder / f"{number}.wav"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_audio(path, 0.1 * random.standard_normal(5000 + 1500 * number).astype(np.float32), 16000)
+            write_audio(root / f"musan/{folder}/{number}.wav", 0.1 * random.standard_normal(5000 + 1500 * number))
     for number, length in enumerate((300, 5000, 20000)):
         response = random.standard_normal(length) * np.exp(-np.arange(length) / 400) * 0.1
         response[40 + number] = 0.9
-        path = root / "rirs" / "real" / "room" / f"{number}.wav"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_audio(path, response.astype(np.float32), 16000)
+        write_audio(root / f"rirs/real/room/{number}.wav", response)
     return root / "musan", root / "rirs"
 
 
@@ -100,7 +96,7 @@ def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(
     clean = speech(random)
     augmenter = make(folders)
     wet, drawn, _ = augment(augmenter, clean)
-    rows = np.flatnonzero(drawn.kinds == REVERB)
+    rows = np.flatnonzero(drawn.kinds == REVERB)[:9]
     assert set(drawn.rirs[rows]) == {0, 1, 2}
     for row in rows:
         rir = int(drawn.rirs[row])
@@ -122,7 +118,7 @@ def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: n
         expected = audio
         if drawn.kinds[row] == REVERB:
             response = augmenter.rirs.source.read(augmenter.rirs.names[int(drawn.rirs[row])]).astype(np.float64)
-            expected = convolve(audio, response / np.sqrt((response**2).sum()), mode="full")[:SAMPLES]
+            expected = fftconvolve(audio, response / np.sqrt((response**2).sum()))[:SAMPLES]
         else:
             clean_db = 10 * np.log10(np.mean(audio**2) + 1e-4)
             for source in np.flatnonzero(drawn.source_rows == row):

@@ -1,5 +1,7 @@
 """Automatic choices: the value and the reason for every kind of machine and corpus."""
 
+from collections.abc import Callable
+
 import pytest
 
 from speakernet.data.choices import (
@@ -44,43 +46,50 @@ def test_num_workers(changes: dict, value: int, reason: str) -> None:
     assert choice.value == value and reason in choice.reason
 
 
-def test_prefetch() -> None:
-    assert choose_prefetch(num_workers=2, batch_bytes=1 << 20, free_shared_bytes=1 << 30).value == 4
-    assert choose_prefetch(num_workers=2, batch_bytes=8 << 20, free_shared_bytes=64 << 20).value == 2
-    assert choose_prefetch(num_workers=2, batch_bytes=1 << 30, free_shared_bytes=64 << 20).value == 1
+CHOICES = {
+    choose_prefetch: {"num_workers": 2, "batch_bytes": 8 << 20, "free_shared_bytes": 64 << 20},
+    choose_ram_corpus: {"corpus_bytes": 9, "is_compressed": True, "is_packed": False, "budget_bytes": 9},
+    choose_device_resident: {"device_type": "cuda", "corpus_bytes": 9, "is_flat": True, "budget_bytes": 9},
+    choose_device_banks: {"bank_bytes": 9, "budget_bytes": 9, "needs_corpus": False, "is_corpus_there": False},
+}
 
 
-def test_ram_corpus() -> None:
-    facts = {"corpus_bytes": 100, "is_compressed": True, "is_packed": False, "budget_bytes": 200}
-    assert choose_ram_corpus(switch="auto", **facts).value
-    assert not choose_ram_corpus(switch="auto", **{**facts, "is_compressed": False}).value
-    assert not choose_ram_corpus(switch="auto", **{**facts, "budget_bytes": 50}).value
-    assert not choose_ram_corpus(switch="on", **{**facts, "is_packed": True}).value
-    assert not choose_ram_corpus(switch="off", **facts).value
-    with pytest.raises(ValueError, match="ram_corpus_gigabytes"):
-        choose_ram_corpus(switch="on", **{**facts, "budget_bytes": 50})
+@pytest.mark.parametrize(
+    ("choose", "changes", "value"),
+    [
+        (choose_prefetch, {}, 2),
+        (choose_prefetch, {"batch_bytes": 1 << 20, "free_shared_bytes": 1 << 30}, 4),
+        (choose_prefetch, {"batch_bytes": 1 << 30}, 1),
+        (choose_ram_corpus, {"switch": "auto"}, True),
+        (choose_ram_corpus, {"switch": "auto", "is_compressed": False}, False),
+        (choose_ram_corpus, {"switch": "auto", "budget_bytes": 8}, False),
+        (choose_ram_corpus, {"switch": "on", "is_packed": True}, False),
+        (choose_ram_corpus, {"switch": "off"}, False),
+        (choose_device_resident, {"switch": "auto"}, True),
+        (choose_device_resident, {"switch": "auto", "device_type": "cpu"}, False),
+        (choose_device_resident, {"switch": "on", "device_type": "cpu"}, True),
+        (choose_device_resident, {"switch": "off"}, False),
+        (choose_device_banks, {}, True),
+        (choose_device_banks, {"needs_corpus": True, "is_corpus_there": True}, True),
+        (choose_device_banks, {"needs_corpus": True}, False),
+        (choose_device_banks, {"bank_bytes": 10}, False),
+    ],
+)
+def test_choices(choose: Callable, changes: dict, value: int | bool) -> None:
+    assert choose(**{**CHOICES[choose], **changes}).value == value
 
 
-def test_device_resident() -> None:
-    facts = {"device_type": "cuda", "corpus_bytes": 100, "is_flat": True, "budget_bytes": 200}
-    assert choose_device_resident(switch="auto", **facts).value
-    assert not choose_device_resident(switch="auto", **{**facts, "device_type": "cpu"}).value
-    assert choose_device_resident(switch="on", **{**facts, "device_type": "cpu"}).value
-    for change, word in [
-        ({"is_flat": False}, "packed"),
-        ({"budget_bytes": 9}, "takes"),
-        ({"augments_elsewhere": True}, "without noise and RIRs"),
-    ]:
-        assert not choose_device_resident(switch="auto", **{**facts, **change}).value
-        with pytest.raises(ValueError, match=word):
-            choose_device_resident(switch="on", **{**facts, **change})
-    assert not choose_device_resident(switch="off", **facts).value
-
-
-def test_noise_and_rirs_on_the_device() -> None:
-    facts = {"bank_bytes": 100, "budget_bytes": 200, "needs_corpus": False, "is_corpus_there": False}
-    assert choose_device_banks(**facts).value
-    assert choose_device_banks(**{**facts, "needs_corpus": True, "is_corpus_there": True}).value
-    for change, reason in (({"bank_bytes": 300}, "they take 300 B, 200 B are"), ({"needs_corpus": True}, "a folder")):
-        choice = choose_device_banks(**{**facts, **change})
-        assert not choice.value and reason in choice.reason
+@pytest.mark.parametrize(
+    ("choose", "changes", "word"),
+    [
+        (choose_ram_corpus, {"budget_bytes": 8}, "ram_corpus_gigabytes"),
+        (choose_device_resident, {"is_flat": False}, "packed"),
+        (choose_device_resident, {"budget_bytes": 8}, "takes"),
+        (choose_device_resident, {"augments_elsewhere": True}, "without noise and RIRs"),
+    ],
+)
+def test_what_is_asked_for_and_cannot_be(choose: Callable, changes: dict, word: str) -> None:
+    facts = {**CHOICES[choose], **changes}
+    assert not choose(switch="auto", **facts).value
+    with pytest.raises(ValueError, match=word):
+        choose(switch="on", **facts)

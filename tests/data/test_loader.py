@@ -3,7 +3,6 @@
 import functools
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.data import build_augmenter, build_training_loader, choose_placement
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
+from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
+from speakernet.data.augment.banks import bytes_of_banks
 from speakernet.data.batches import Batch, BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import TrainingLoader
-from speakernet.data.packed import RamRows
+from speakernet.data.packed import RamRows, load_into_ram
+from speakernet.data.packing import pack
 from speakernet.data.workers import Workers
 
 CPU = torch.device("cpu")
@@ -26,18 +28,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def disturbances(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two noises of each kind and two room responses."""
+    """A folder with three noises of each kind and two room responses."""
     root = tmp_path_factory.mktemp("disturbances")
     random = np.random.default_rng(3)
-    for kind in ("noise", "music", "speech"):
-        for number in range(3):
-            (root / "musan" / kind / "x").mkdir(parents=True, exist_ok=True)
-            write_audio(root / "musan" / kind / "x" / f"{number}.wav", 0.1 * random.standard_normal(9000))
-    (root / "rirs").mkdir()
+    for name in (f"{kind}/x/{number}.wav" for kind in ("noise", "music", "speech") for number in range(3)):
+        write_audio(root / "musan" / name, 0.1 * random.standard_normal(9000))
     for number in range(2):
-        write_audio(
-            root / "rirs" / f"{number}.wav", 0.2 * random.standard_normal(2000) * np.exp(-np.arange(2000) / 300)
-        )
+        response = random.standard_normal(2000) * np.exp(-np.arange(2000) / 300)
+        write_audio(root / "rirs" / f"{number}.wav", 0.2 * response)
     return root
 
 
@@ -104,6 +102,55 @@ def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, au
     helped.close()
 
 
+@pytest.fixture(scope="module")
+def packed(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny corpus, packed."""
+    folder = tmp_path_factory.mktemp("packed") / "corpus"
+    pack(FolderInput(tiny_corpus), folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_packed_corpus_gives_the_same_batches(tiny_corpus: Path, packed: str, num_workers: int) -> None:
+    # Some utterances are shorter than a crop and wrap around.
+    options = {"data__crop_frames": 120, "data__num_workers": num_workers, "data__device_resident": "off"}
+    files, made = loader(tiny_corpus, **options), loader(tiny_corpus, data__train_path=packed, **options)
+    for one, other in zip(epoch(files, 1), epoch(made, 1), strict=True):
+        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.labels, other.labels)
+    files.close()
+    made.close()
+
+
+def test_noise_and_rooms_are_counted_before_the_corpus(
+    tiny_corpus: Path, disturbances: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte: with one less than both take, the corpus stays where it is."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    config = config_of(tiny_corpus, disturbances, data__ram_corpus="on")
+    inputs = Inputs(config, torch.device("cuda"))
+    given = inputs.training
+    reader = load_into_ram(given.source, given.rows.paths, given.table)
+    augmenter = build_augmenter(config, reader, given.table, np.arange(len(given.rows)))
+    both = bytes_of_banks(augmenter.banks, augmenter.rirs, reader) + 2 * int(given.table.num_samples.sum())
+    for allowed, is_there in ((both, True), (both - 1, False)):
+        asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
+        found = choose_placement(asked, reader, inputs, augmenter)
+        assert (found.banks, found.corpus) == (True, is_there)
+
+
+@pytest.mark.parametrize(("reserved", "is_there"), [(0, True), (1 << 30, False)])
+def test_what_training_takes_is_left_to_it(
+    tiny_corpus: Path, packed: str, reserved: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision comes before anything is moved: no GPU is needed to see it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    config = config_of(tiny_corpus, data__train_path=packed)
+    inputs = Inputs(config, torch.device("cuda"))
+    given = inputs.training
+    reader = given.source.rows(given.rows.paths, given.table)
+    assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there
+
+
 @pytest.mark.slow
 def test_spawned_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path) -> None:
     made = loader(tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip")
@@ -120,12 +167,7 @@ def test_position_in_the_epoch_is_state(tiny_corpus: Path, disturbances: Path) -
     resumed = loader(tiny_corpus, disturbances)
     resumed.load_state_dict(stopped.state_dict())
     assert_same(straight, first + list(resumed))
-
-
-def test_a_position_among_other_batches_is_refused(tiny_corpus: Path, disturbances: Path) -> None:
-    stopped = loader(tiny_corpus, disturbances)
-    next(iter(stopped))
-    with pytest.raises(ValueError, match=r"1 of 4 batches were done.*the batch size"):
+    with pytest.raises(ValueError, match=r"2 of 4 batches were done.*the batch size"):
         loader(tiny_corpus, disturbances, data__batch_size=4).load_state_dict(stopped.state_dict())
 
 
@@ -192,22 +234,6 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
         build_training_loader(resident, Inputs(resident, gpu))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_report_counts_cache_hits_of_the_epoch(tiny_corpus: Path, tmp_path: Path, num_workers: int) -> None:
-    for path in sorted(tiny_corpus.rglob("*.wav")):
-        target = tmp_path / "flac" / path.relative_to(tiny_corpus).with_suffix(".flac")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_audio(target, read_audio(path))
-    listed = (tiny_corpus / "train_list.txt").read_text(encoding="utf-8").replace(".wav", ".flac")
-    (tmp_path / "flac" / "train_list.txt").write_text(listed, encoding="utf-8")
-    made = loader(tmp_path / "flac", data__ram_corpus="off", data__cache_megabytes=64, data__num_workers=num_workers)
-    for number, (hits, misses) in enumerate([(0, 32), (32, 0), (32, 0)]):
-        epoch(made, number)
-        report = made.epoch_report()
-        assert (report.get("cache_hits", 0), report.get("cache_misses", 0)) == (hits, misses)
-    made.close()
-
-
 def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU copies from the ring while the host goes on; of two spare places one may still be copied."""
     made, done, before = loader(tiny_corpus), [], []
@@ -230,33 +256,18 @@ def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, m
     assert before[4] == [0, 1, 2, 3]
 
 
-def broken_corpus(tiny_corpus: Path, folder: Path) -> Path:
+@pytest.fixture()
+def root(tiny_corpus: Path, tmp_path: Path) -> Path:
     """A copy of the tiny corpus to be damaged."""
-    root = folder / "broken"
-    shutil.copytree(tiny_corpus, root)
-    return root
+    return Path(shutil.copytree(tiny_corpus, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_bad_files_are_errors_or_replaced(tiny_corpus: Path, tmp_path: Path, num_workers: int) -> None:
-    root = broken_corpus(tiny_corpus, tmp_path)
-    made = loader(root, data__num_workers=num_workers)
-    skipping = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.1)
-    (root / "spk03" / "utt1.wav").write_bytes(b"no longer audio")
-    with pytest.raises(AudioError, match=r"spk03/utt1\.wav"):
-        epoch(made)
-    batches = epoch(skipping)
-    names = skipping.file_names(torch.cat([batch.indices for batch in batches]))
-    assert "spk03/utt1.wav" not in names and sum(name.startswith("spk03/") for name in names) == 4
-    assert skipping.epoch_report()["bad_utterances"] >= 1
-    made.close()
-    skipping.close()
+def spoil(root: Path, num_bad: int = 2) -> None:
+    for number in range(num_bad):
+        (root / f"spk{number:02d}" / "utt1.wav").write_bytes(b"no longer audio")
 
 
-def test_what_is_wrong_at_the_start_is_said(
-    tiny_corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = broken_corpus(tiny_corpus, tmp_path)
+def test_what_is_wrong_at_the_start_is_said(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="8 speakers"):
         loader(root, data__num_classes=5)
     loader(root, data__num_classes=9)
@@ -266,8 +277,6 @@ def test_what_is_wrong_at_the_start_is_said(
     with pytest.raises(ValueError, match="training runs on cpu"):
         loader(root, tmp_path, augment__device="cuda", augment__noise_path="", augment__rir_path="",
                augment__volume_db=[-1.0, 1.0])  # fmt: skip
-    # Another folder: a table that was kept is trusted until a file is opened.
-    root = broken_corpus(tiny_corpus, tmp_path / "second")
     (root / "spk00" / "utt0.wav").unlink()
     with pytest.raises(AudioError, match=r"1 of 32 training files cannot be read.*spk00/utt0\.wav"):
         loader(root)
@@ -281,62 +290,50 @@ def trusted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speakernet.data.lookup.audio_info", functools.cache(audio_info))
 
 
-def rotten_corpus(tiny_corpus: Path, folder: Path, num_bad: int) -> tuple[Path, Callable[[], None]]:
-    """A copy of the tiny corpus, and what spoils its first files once their headers were read."""
-    root = broken_corpus(tiny_corpus, folder)
-
-    def rot() -> None:
-        for number in range(num_bad):
-            (root / f"spk{number:02d}" / "utt1.wav").write_bytes(b"no longer audio")
-
-    return root, rot
-
-
 @pytest.mark.usefixtures("trusted_lookup")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_few_bad_files_over_the_limit_end_the_epoch(tiny_corpus: Path, tmp_path: Path, num_workers: int) -> None:
+def test_bad_files_are_errors_or_replaced(root: Path, num_workers: int) -> None:
     """Fewer than are said at once, and a reader that asks for no more batches than there are, as training does."""
-    root, rot = rotten_corpus(tiny_corpus, tmp_path, 2)
-    options = {"data__num_workers": num_workers, "data__on_bad_audio": "skip"}
-    strict, lenient = (
-        loader(root, **options, data__max_bad_share=0.05),
-        loader(root, **options, data__max_bad_share=0.1),
+    strict, lenient, failing = (
+        loader(root, data__num_workers=num_workers, data__on_bad_audio=kind, data__max_bad_share=share)
+        for kind, share in (("skip", 0.05), ("skip", 0.1), ("error", 0.1))
     )
-    rot()
+    spoil(root)
+    with pytest.raises(AudioError, match=r"spk0[01]/utt1\.wav"):
+        epoch(failing)
     batches = iter(lenient)
-    assert len([next(batches) for _ in range(len(lenient))]) == 4
+    rows = torch.cat([next(batches).indices for _ in range(len(lenient))])
+    names = lenient.file_names(rows)
+    assert not {"spk00/utt1.wav", "spk01/utt1.wav"} & set(names)
+    assert sum(name.startswith("spk00/") for name in names) == 4 and lenient.epoch_report()["bad_utterances"] == 2
     batches = iter(strict)
     with pytest.raises(AudioError, match=r"2 of 32 utterances could not be read.*max_bad_share \(0.05\)"):
         for _ in range(len(strict)):
             next(batches)
     strict.close()
     # The same command again is no way around it.
-    resumed = loader(root, **{**options, "data__max_bad_share": 0.05})
+    resumed = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.05)
     resumed.load_state_dict(strict.state_dict())
-    batches = iter(resumed)
     with pytest.raises(AudioError, match="2 of 32 utterances"):
-        for _ in range(len(resumed) - strict.state_dict()["batch"]):
-            next(batches)
-    for one in (lenient, resumed):
+        list(resumed)
+    for one in (failing, lenient, resumed):
         one.close()
 
 
 @pytest.mark.usefixtures("trusted_lookup")
-def test_a_resident_corpus_replaces_what_cannot_be_read(tiny_corpus: Path, tmp_path: Path) -> None:
+def test_a_resident_corpus_replaces_what_cannot_be_read(root: Path) -> None:
     """Files that rot between the reading of headers and of samples, as in the corpus in memory on the host."""
     made = []
-    for number, resident in enumerate(("off", "on")):
-        root, rot = rotten_corpus(tiny_corpus, tmp_path / str(number), 2)
+    loader(root)  # reads the headers
+    spoil(root)
+    for resident in ("off", "on"):
         options = {"data__ram_corpus": "on", "data__device_resident": resident}
-        kept = loader(root)  # its lookup table is what the next loaders trust
-        rot()
-        assert len(kept) == 4
         with pytest.raises(AudioError, match=r"utt1\.wav.*on_bad_audio: skip replaces"):
             epoch(loader(root, **options))
-        strict = loader(root, **options, data__on_bad_audio="skip", data__max_bad_share=0.05)
+        options |= {"data__on_bad_audio": "skip"}
         with pytest.raises(AudioError, match="max_bad_share"):
-            epoch(strict)
-        made.append(loader(root, **options, data__on_bad_audio="skip", data__max_bad_share=0.1))
+            epoch(loader(root, **options, data__max_bad_share=0.05))
+        made.append(loader(root, **options, data__max_bad_share=0.1))
     assert isinstance(made[1].maker, ResidentMaker)
     assert_same(*(epoch(one) for one in made))
     assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]

@@ -1,8 +1,6 @@
 """Packed corpora: the same audio as the folder, by row, by name and from workers; damage is found and refused."""
 
 import json
-import multiprocessing
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.opening import open_source
 from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
-from speakernet.data.sources import FolderSource, RowReader
+from speakernet.data.sources import FolderSource
 from speakernet.files import sha256_of
 
 NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
@@ -67,25 +65,6 @@ def test_rows_equal_the_folders_rows_also_where_they_wrap(folder: Path, corpus: 
     for reader, batch in zip(readers, batches, strict=True):
         assert reader.fill(np.arange(5), starts, batch) == {}
     np.testing.assert_allclose(batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768)
-
-
-def _read_in_another_process(reader: RowReader, answers: "multiprocessing.Queue[list[int]]") -> None:
-    out = np.empty((1, 50), dtype=np.int16)
-    reader.fill(np.array([0]), np.array([5]), out)
-    answers.put(out[0].tolist())
-
-
-def test_a_spawned_worker_reads_the_same_and_is_not_sent_the_corpus(corpus: Path) -> None:
-    packed = PackedSource(corpus)
-    names = StringTable.from_strings(NAMES)
-    reader = packed.rows(names, packed.lookup_table(names))
-    assert len(pickle.dumps(reader)) < 5000 < 2 * packed.index.num_samples
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    worker = context.Process(target=_read_in_another_process, args=(reader, answers))
-    worker.start()
-    assert answers.get(timeout=120) == (packed.read(NAMES[0], 5, 50) * 32768).astype(int).tolist()
-    worker.join(30)
 
 
 def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus: Path) -> None:

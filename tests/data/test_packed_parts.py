@@ -169,20 +169,6 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
         read_index(corpus)
 
 
-def test_copies_on_several_disks_are_known_for_the_same(whole: Path, parts: Path, folder: Path, tmp_path: Path) -> None:
-    """However many parts they were packed in; another order, or one sample that differs, is another corpus."""
-    identity = open_source(whole).identity
-    assert identity == open_source(parts).identity
-    assert identity.startswith(f"10 utterances packed, {read_index(whole).num_samples} samples, SHA-256 ")
-    pack(FolderInput(folder, StringTable.from_strings(NAMES[::-1])), tmp_path / "other")
-    other = tmp_path / "audio"
-    shutil.copytree(folder, other)
-    write_audio(other / NAMES[3], np.zeros(790))
-    pack(FolderInput(other), tmp_path / "silent")
-    identities = {identity, *(open_source(tmp_path / name).identity for name in ("other", "silent"))}
-    assert len(identities) == 3 and open_source(folder).identity == "files of their own"
-
-
 def test_what_cannot_be_asked_for(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     corpus = tmp_path / "corpus"
     for more, message in (

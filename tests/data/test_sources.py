@@ -59,19 +59,6 @@ def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
         np.testing.assert_allclose(out[0], whole[(start + np.arange(900)) % len(whole)], atol=1e-6)
 
 
-def test_a_list_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks, loader and evaluations share a list, a source and so a table; another list has its own."""
-    source = FolderSource(folder, keep_lookup=False)
-    names = StringTable.from_strings(["plain.wav", "b.flac"])
-    table = source.lookup_table(names)
-    assert source.lookup_table(names) is table
-    assert len(source.lookup_table(StringTable.from_strings(["short.wav"]))) == 1
-    # The list is gone, and with it its table: a list at the same place in memory gets its own.
-    kept = source._tables
-    del names
-    assert all(one is not table for one in kept.values())
-
-
 def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = StringTable.from_strings([*NAMES, "absent.wav"])
     first = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
