@@ -1,5 +1,6 @@
 """Processes that run something when told to: answers, failures, the end."""
 
+import contextlib
 import os
 import sys
 
@@ -20,15 +21,12 @@ serve(run)
 
 def test_it_runs_once_for_every_call_and_says_why_it_ended() -> None:
     process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
-    try:
+    with contextlib.closing(process):
         process.run()
         process.run()
-        with pytest.raises(ValueError, match=r"'counter' failed \(status 1\): nothing left"):
-            process.run()
-        with pytest.raises(ValueError, match="'counter' failed"):
-            process.run()
-    finally:
-        process.close()
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"'counter' failed \(status 1\): nothing left"):
+                process.run()
 
 
 def test_processes_are_timed_and_ended() -> None:

@@ -3,20 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.epoch import original_epoch, our_epoch
 from benchmarks.steps import BY_HAND, PLAIN, classic_config, make_step, trainer_step
 from speakernet.assembly.inputs import with_default_paths
 from speakernet.config.schema import Config, config_from_dict, replaced
 from speakernet.training.progress import Progress
-
-
-@pytest.fixture(autouse=True)
-def _torch_as_before():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def small(name: str) -> Config:

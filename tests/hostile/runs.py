@@ -45,7 +45,7 @@ class Starter:
     """A warm process that forks commands; see `forked.py`. `shim` is the library of the failing disk."""
 
     def __init__(self, folder: Path, shim: Path | None = None) -> None:
-        self.folder = folder
+        self.folder, self.can_fail = folder, shim is not None
         tiny_voice_corpus(folder / "corpus")
         environment = os.environ | {"OMP_NUM_THREADS": "1", "SPEAKERNET_CACHE": str(folder / "cache")}
         if shim is not None:
@@ -99,28 +99,20 @@ class Kills:
         self.starter, self.workers = starter, workers
         self.draw = random.Random(seed)
         self.num_kills = 0
-        self._straight()
-        self.expected = came_to(starter.folder / f"straight{workers}" / "run")
-
-    def _straight(self) -> float:
-        """Seconds of a run that nothing disturbs."""
-        folder = self.starter.folder / f"straight{self.workers}"
-        shutil.rmtree(folder, ignore_errors=True)
-        begin = time.monotonic()
-        assert self.starter.run(tiny_run(folder, self.workers)) == 0, printed(folder)
-        return time.monotonic() - begin
+        folder, begin = starter.folder / f"straight{workers}", time.monotonic()
+        assert starter.run(tiny_run(folder, workers)) == 0, printed(folder)
+        self.seconds = time.monotonic() - begin
+        self.expected = came_to(folder / "run")
 
     def round(self, most_kills: int) -> list[str]:
         """One folder: kills while there are any left, then a run to its end; what went wrong, in words."""
-        # Timed again in each round: the machine may be busier than before.
-        seconds = self._straight()
         folder = self.starter.folder / f"killed{self.workers}"
         shutil.rmtree(folder, ignore_errors=True)
         recipe, problems = tiny_run(folder, self.workers), []
         for _ in range(most_kills):
             process = self.starter.start(["train", "--config", str(recipe)], folder)
             # A resumed run is shorter, so the kills fall over all of it.
-            time.sleep(self.draw.uniform(0, 0.6 * seconds))
+            time.sleep(self.draw.uniform(0, 0.6 * self.seconds))
             # The whole group, as a container ends it, or the process alone, as a system without memory does.
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if self.draw.random() < 0.5 else os.kill)(process, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,15 @@ KILL = -signal.SIGKILL
 """In the place of an error: the process ends there."""
 GONE = "Purgatoria"
 SAME_ENDS = ("nobody is called", "is of another model")
-"""What a command says that finds its work done by an earlier try."""
+"""What a command prints that finds its work done by an earlier try."""
+NEW = "enroll into a new store"
 
 
 class StoreFaults:
     """Lets a command over a small store with a backup fail at one call, and looks at what the next try comes to."""
 
     def __init__(self, starter: Starter) -> None:
-        self.starter = starter
-        self.folder = starter.folder / "stores"
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.starter, self.folder = starter, starter.folder / "stores"
         whole = self.folder / "whole"
         whole.mkdir(parents=True)
         for seed, name in enumerate(("model.pt", "new.pt")):
@@ -35,73 +33,60 @@ class StoreFaults:
             with torch.no_grad():
                 net.embedding.weight.add_(seed)
             write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
-        for speaker, name in enumerate(("Ada", GONE, "Bo")):
-            assert self._run(whole, self._enroll(whole, name, speaker)) == 0, printed(whole)
-        # Of the same model: a backup with everybody lies beside it.
-        assert self._run(whole, self._reembed(whole, "model.pt")) == 0, printed(whole)
-        self.before = _state(whole)
-        self.calls: dict[str, int] = {}
+        # A backup with everybody: embedded again with the same model.
+        enrolled = [self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))]
+        for arguments in (*enrolled, self._reembed(whole, "model.pt")):
+            assert starter.command(arguments, whole) == 0, printed(whole)
+        self.places: list[tuple[str, int]] = []
         self.after: dict[str, Any] = {}
         for command in self.commands(whole):
             folder, count = self.folder / "straight", self.folder / "count.txt"
-            arguments = self._begin(folder, command)
-            # Anew: its last number is the only one that stays.
-            assert self._run(folder, arguments, fault=fault(folder / "people.db", 0, 0, False, count)) == 0, printed(
-                folder
-            )
-            self.calls[command], self.after[command] = int(count.read_text()), _state(folder)
+            order = fault(folder / "people.db", 0, 0, False, count)
+            assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(folder)
+            self.places += [(command, call) for call in range(1, int(count.read_text()) + 1)]
+            self.after[command] = _state(folder)
 
     def commands(self, folder: Path) -> dict[str, list[str]]:
         """Name of each command, and its words for the store in a folder."""
         store = str(folder / "people.db")
         return {
             "enroll": self._enroll(folder, "Cy", 6),
-            "enroll into a new store": self._enroll(folder, "Cy", 6),
+            NEW: self._enroll(folder, "Cy", 6),
             "remove": ["people", "remove", GONE, "--store", store],
             "purge": ["people", "purge", GONE, "--store", store],
             "reembed": self._reembed(folder, "new.pt"),
         }
 
-    def cases(self, every: int = 1) -> Iterator[tuple[str, int]]:
-        """Command and call of each case, or of each so many."""
-        places = [(name, call) for name, count in self.calls.items() for call in range(1, count + 1)]
-        yield from places[::every]
-
     def case(self, command: str, call: int, error: int, *, lasts: bool = False) -> list[str]:
         """The command with the fault, then again without; what went wrong, in words."""
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
-        begun = _state(folder)
-        status = self._run(folder, arguments, fault=fault(folder / "people.db", call, error, lasts))
-        words, problems = (folder / "said.txt").read_text(errors="replace"), []
+        begun, expected = _state(folder), self.after[command]
+        order = fault(folder / "people.db", call, error, lasts)
+        status = self.starter.command(arguments, folder, fault=order)
+        words, problems = printed(folder), []
         if "Traceback" in words or status not in ((KILL,) if error == KILL else (0, 1)):
-            problems.append(f"status {status}: {words[-1500:]}")
+            problems.append(f"status {status}: {words}")
         if status == 1 and "people.db" not in words:
-            problems.append(f"does not name the store: {words[-500:]}")
-        found, expected = _state(folder), self.after[command]
+            problems.append(f"does not name the store: {words}")
+        found = _state(folder)
         if found not in ((expected,) if status == 0 else (begun, expected)):
             problems.append(f"half done: {found}")
         (folder / "said.txt").unlink()
-        status = self._run(folder, arguments)
-        if status and not any(end in printed(folder) for end in SAME_ENDS):
-            problems.append(f"does not go on: {printed(folder)}")
+        if self.starter.command(arguments, folder) and not any(end in printed(folder) for end in SAME_ENDS):
+            problems.append(f"does not resume: {printed(folder)}")
         if _state(folder) != expected:
             problems.append("the next try does not come to what it should")
-        if command == "purge":
-            left = [one.name for one in folder.glob("people.db*") if GONE.encode() in one.read_bytes()]
-            problems += [f"{name} can still be read in {left}" for name in [GONE] if left]
+        if command == "purge" and any(GONE.encode() in one.read_bytes() for one in folder.glob("people.db*")):
+            problems.append(f"{GONE} can still be read")
         left = [one.name for one in folder.iterdir() if one.name.endswith("-journal") or HALF_WORD in one.name]
-        problems += [f"{', '.join(left)} was left behind"] if left else []
-        return problems
+        return problems + [f"{name} was left behind" for name in left]
 
     def _begin(self, folder: Path, command: str) -> list[str]:
         """A copy of the store, and the words of a command over it."""
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.folder / "whole", folder)
-        (folder / "said.txt").unlink()
-        if command == "enroll into a new store":
-            for one in folder.glob("people.db*"):
-                one.unlink()
+        kept = ("said.txt", "people.db*") if command == NEW else ("said.txt",)
+        shutil.copytree(self.folder / "whole", folder, ignore=shutil.ignore_patterns(*kept))
         return self.commands(folder)[command]
 
     def _enroll(self, folder: Path, name: str, speaker: int) -> list[str]:
@@ -111,22 +96,18 @@ class StoreFaults:
     def _reembed(self, folder: Path, model: str) -> list[str]:
         return ["people", "reembed", "--model", str(self.folder / model), "--store", str(folder / "people.db")]
 
-    def _run(self, folder: Path, arguments: list[str], **order: Any) -> int:
-        return self.starter.command(arguments, folder, **order)
-
 
 def _state(folder: Path) -> Any:
-    """Who is in the store of a folder, and of which model it is; None where there is none yet."""
+    """Who is in the store of a folder, and of which model it is; None if nobody is, or it was not yet made."""
     path = folder / "people.db"
     if not path.exists() or not path.stat().st_size:
         return None
     try:
         with PeopleStore(path, fingerprint=None, embedding_dim=None) as store:
             kept = sorted((one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings())
-            # One that was made and has nobody in it is as good as none.
             return (store.facts["fingerprint"], kept) if kept else None
     except ValueError as error:
-        # Likewise: its making was taken back, or it is of no model yet.
+        # Its making was taken back, or it is of no model yet.
         if "an empty file" in str(error) or "of no model yet" in str(error):
             return None
         raise

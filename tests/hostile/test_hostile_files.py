@@ -14,7 +14,7 @@ from mutation import mutated
 from targets import TARGETS, Target
 
 SEED = 20260101
-NUM_CASES = int(os.environ.get("HOSTILE_CASES", "3000"))
+NUM_CASES = int(os.environ.get("HOSTILE_CASES", "2000"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes under limits need fork")
 

@@ -24,7 +24,7 @@ from tests.small_networks import SMALLEST, small_network
 RATE = 16000
 STANDARD_OPERATORS = {"STFT", "DFT", "MelWeightMatrix", "HannWindow", "HammingWindow"}
 FRONT_ENDS = ["log_mel", "fbank", "mfcc", "speechbrain", "tf_mel"]
-KINDS = ["VGGVox", "RawNet3", "XVector", "ECAPA_TDNN"]
+KINDS = ["RawNet3", "ECAPA_TDNN"]
 
 
 def made(name, front_end=None, **how):
@@ -54,7 +54,7 @@ def speech():
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory, speech):
     """A small model with a mean of whole recordings, a calibration and a threshold."""
-    net = made("ResNet")
+    net = made("ResNet", model_options={"channels": 8, "blocks": [1]})
     rows = [net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in speech]
     backend = whole_cosine(True)
     fit = {"inputs": ["score"], "weights": [8.0], "offset": -2.0, "prior": 0.5, "backend": backend}
@@ -93,13 +93,11 @@ def test_outputs_of_onnx(model_path, exported, speech):
         directions.append(direction[0])
     first, second = (verifier.embed(clip, sample_rate=RATE) for clip in speech[:2])
     assert directions[0] @ directions[1] == pytest.approx(verifier.compare(first, second), abs=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(1, 16000), (5, 12345), (2, 320)])
-def test_batch_and_length_are_free(model_path, exported, shape):
-    wanted = embedded(load_model_file(model_path).net, noise(*shape))
-    found = export.open_onnx(exported.read_bytes())(noise(*shape))[0]
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    # Batch and length are free.
+    for shape in ((5, 12345), (2, 320)):
+        wanted = embedded(load_model_file(model_path).net, noise(*shape))
+        found = session.run(None, {"waveforms": noise(*shape)})[0]
+        np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 def test_the_graph_is_standard_and_described(exported):
@@ -141,14 +139,12 @@ def test_eight_bits(model_path, tmp_path, speech, capsys):
     assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
     # The spectra stay in float32.
     assert kinds.index("Conv") < kinds.index("ConvInteger")
-    assert main(["export", str(model_path), "--out", str(out), "--int8"]) == 0
-    assert "was not measured" in capsys.readouterr().out
 
 
 def test_an_export_with_other_numbers_is_not_written(model_path, tmp_path, speech, monkeypatch):
     def other(path):
         model = load_model_file(path)
-        wrong = ModelFile(made("ResNet"), model.contents)
+        wrong = ModelFile(made("ResNet", model_options={"channels": 8, "blocks": [1]}), model.contents)
         with torch.no_grad():
             wrong.net.trunk.conv1.weight.mul_(1.5)
             wrong.net.embedding.bias.add_(0.5)
@@ -174,7 +170,6 @@ def test_an_export_with_other_numbers_is_not_written(model_path, tmp_path, speec
         (["--out", "x.onnx", "--int8", "--trials", "one.txt", "--audio", "."], "one.txt"),
         (["--out", "x.safetensors", "--speech", "short.wav"], "257 samples"),
         (["--out", "x.safetensors", "--speech", "absent.wav"], "absent.wav"),
-        (["--out", "x.safetensors", "--speech", "folder.onnx"], "folder.onnx"),
         (["--out", "folder.onnx"], "folder.onnx"),
         (["--out", "one.txt/x.onnx"], "x.onnx"),
     ],

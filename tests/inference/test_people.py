@@ -15,7 +15,7 @@ import pytest
 
 from speakernet.files import read_secret
 from speakernet.inference import people
-from speakernet.inference.people import PROOF, PeopleStore, StoredRecording, StoreError, StoreKeyError, backups_of
+from speakernet.inference.people import PROOF, PeopleStore, StoreError, StoreKeyError, backups_of
 
 DIM = 16
 NAMES = ["Zoë O'Brien", "José; DROP TABLE people;--", "名前", "a/b\\c", "  spaced  out ", '"quoted" 🙂', "%s %d \\n"]
@@ -401,14 +401,3 @@ def test_a_writer_is_waited_for(path, monkeypatch):
     assert [one.name for one in store.people()] == ["Ada"]
     with pytest.raises(StoreError, match=r"inside.db"):
         opened(path / "inside.db")
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_people(path):
-    rows, store = voice(0, 100_000), opened(path)
-    with store._session(writes=True) as connection:
-        store._insert(connection, (StoredRecording(f"person{row}", one, 1.0) for row, one in enumerate(rows)))
-    for row in (0, 54_321, 99_999):
-        assert store.identify(rows[row], top=2)[0] == (f"person{row}", pytest.approx(1.0, abs=1e-5))
-    store.remove("person54321")
-    assert nearest(store, rows[54_321]) != "person54321" and len(store) == 99_999

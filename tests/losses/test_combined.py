@@ -88,8 +88,3 @@ def test_softmaxproto_golden():
     value, accuracy = loss(batch, LABELS)
     assert value.item() == pytest.approx(9.166277885437012, rel=1e-6)
     assert accuracy.item() == pytest.approx(100 / 12)
-
-
-def test_one_utterance_a_speaker_is_refused():
-    with pytest.raises(ValueError, match="at least 2"):
-        Combined(CombinedOptions(), DIM, CLASSES)(torch.randn(4, 1, DIM), LABELS)

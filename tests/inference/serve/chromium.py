@@ -1,6 +1,5 @@
-"""A headless Chromium that is told what to do through its debugging pipe, with a file in place of a microphone."""
+"""A headless Chromium, driven through its debugging pipe, with a file in place of a microphone."""
 
-import base64
 import itertools
 import json
 import os
@@ -14,15 +13,11 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
 SECONDS = 60
+COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 
 
 class Browser:
-    """One browser with one page; a context manager.
-
-    Args:
-        profile: an empty folder.
-        microphone: a WAV file that is heard over and over.
-    """
+    """One browser with one page; `microphone` is a WAV file that it repeats."""
 
     def __init__(self, profile: Path, microphone: Path) -> None:
         self.events: list[dict] = []
@@ -33,10 +28,8 @@ class Browser:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--hide-scrollbars"]
         options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         options += [f"--use-file-for-fake-audio-capture={microphone}", f"--user-data-dir={profile}"]
-        options += [
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-            "--autoplay-policy=no-user-gesture-required",
-        ]
+        options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        options += ["--autoplay-policy=no-user-gesture-required"]
         # Chromium reads commands from descriptor 3 and answers on descriptor 4.
         script = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         self.process = subprocess.Popen(
@@ -70,17 +63,14 @@ class Browser:
         if self.session:
             message["sessionId"] = self.session
         os.write(self.writer, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + SECONDS
-        while True:
-            answer = self._next(deadline)
-            if answer.get("id") == number:
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]
+        while (answer := self._next()).get("id") != number:
             self.events.append(answer)
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
 
-    def _next(self, deadline: float) -> dict:
+    def _next(self) -> dict:
         while b"\0" not in self.content:
-            assert select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))[0], "Chromium is silent"
+            assert select.select([self.reader], [], [], SECONDS)[0], "Chromium is silent"
             part = os.read(self.reader, 1 << 20)
             assert part, "Chromium has ended"
             self.content += part
@@ -90,9 +80,8 @@ class Browser:
     def open(self, address: str, width: int, *, is_dark: bool = False) -> None:
         """Show a page in a window of that width, and wait until it is ready."""
         self.events.clear()
-        self.tell(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
-        )
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.tell("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.tell("Emulation.setEmulatedMedia", features=[scheme])
         self.tell("Page.navigate", url="about:blank")
@@ -101,25 +90,17 @@ class Browser:
 
     def run(self, script: str) -> object:
         """What an expression is worth in the page."""
-        found = self.tell(
-            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
-        )
+        how = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
+        found = self.tell("Runtime.evaluate", expression=script, **how)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = SECONDS) -> None:
+    def wait(self, condition: str) -> None:
         """Until an expression holds in the page."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS
         while not self.run(condition):
-            assert time.monotonic() < deadline, (
-                f"never: {condition}; the page says {self.run('document.body.innerText')}"
-            )
+            assert time.monotonic() < deadline, f"never: {condition}; the page: {self.run('document.body.innerText')}"
             time.sleep(0.05)
-
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        found = self.tell("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def requests(self) -> list[str]:
         """Addresses that the page asked for."""
@@ -129,12 +110,6 @@ class Browser:
     def complaints(self) -> list[str]:
         """Errors and warnings on the page's console."""
         self.run("0")
-        found = []
-        for event in self.events:
-            if event.get("method") == "Runtime.exceptionThrown":
-                found.append(str(event["params"]["exceptionDetails"]))
-            if event.get("method") == "Runtime.consoleAPICalled" and event["params"]["type"] in ("error", "warning"):
-                found.append(str(event["params"]["args"]))
-            if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] in ("error", "warning"):
-                found.append(str(event["params"]["entry"]["text"]))
-        return found
+        bad = [event["params"] for event in self.events if event.get("method") in COMPLAINTS]
+        levels = [one.get("type") or one.get("entry", {}).get("level", "error") for one in bad]
+        return [str(one) for one, level in zip(bad, levels, strict=True) if level in ("error", "warning")]
