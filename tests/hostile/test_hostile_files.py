@@ -10,19 +10,12 @@ from typing import Any
 
 import cases
 import pytest
-from mutation import mutated
 from targets import TARGETS, Target
 
 SEED = 20260101
 NUM_CASES = int(os.environ.get("HOSTILE_CASES", "2000"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes under limits need fork")
-
-
-def test_a_seed_gives_one_case() -> None:
-    content = b"some content of a file, 12" * 20
-    found = [mutated(content, random.Random(seed)) for seed in range(300)]
-    assert found == [mutated(content, random.Random(seed)) for seed in range(300)] and len(set(found)) > 250
 
 
 @pytest.mark.slow

@@ -281,21 +281,6 @@ def test_people(say, calibrated, store, tmp_path):
     assert say("people", "burn", "--store", path)[0] == 2 and say("people")[0] == 2
 
 
-def test_output_paths_are_checked_before_the_work(say, voices, calibrated, store, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    for work in ("bulk.read_trials", "bulk._own_trials", "bulk._embed_block"):
-        monkeypatch.setattr(f"speakernet.inference.{work}", lambda *_: pytest.fail("it was begun"))
-    for words in (
-        ["calibrate", "--model", calibrated, "--trials", voices / "trials.txt", "--out", tmp_path / "file" / "x.pt"],
-        ["calibrate", "--model", calibrated, "--store", store, "--out", tmp_path / "file" / "x.pt"],
-        ["embed", voices / "s00", "--model", calibrated, "--out", tmp_path / "file" / "x.npz"],
-        ["people", "export", "--store", store, "--out", tmp_path / "file" / "x.json"],
-    ):
-        status, out, err = say(*words)
-        assert (status, out) == (1, "") and str(tmp_path / "file") in err, err
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
-
-
 def test_keys(say, voices, calibrated, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     (tmp_path / "key").write_text("secret words\n")

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -172,20 +171,6 @@ def test_equal_enrolments_at_once_keep_each_recording_once(path):
     for one in processes:
         one.join(60)
     assert len(opened(path).recordings("Ada")) == 3 and {one.exitcode for one in processes} == {0}
-
-
-@with_and_without_key
-def test_threads(path, key):
-    store = opened(path, key=key)
-
-    def work(number: int) -> None:
-        store.enroll(f"t{number}", voice(number))
-        assert nearest(store, voice(number)) == f"t{number}"
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(16)))
-    content = path.read_bytes()
-    assert len(store) == 16 and not (key and any(voice(number).tobytes() in content for number in range(16)))
 
 
 def test_reembed(path, tmp_path):
@@ -370,20 +355,6 @@ def test_a_damaged_store_gives_no_wrong_answer_and_stays_as_it_is(path):
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StoreError, match="damaged"):
         opened(path)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_identifies(tmp_path):
-    path = tmp_path / "folder" / "p.db"
-    opened(path).enroll("Ada", voice(0))
-    path.chmod(0o400)
-    path.parent.chmod(0o500)
-    try:
-        assert nearest(opened(path), voice(0)) == "Ada"
-        with pytest.raises(StoreError, match=r"p.db: cannot be used"):
-            opened(path).enroll("Bo", voice(1))
-    finally:
-        path.parent.chmod(0o700)
 
 
 def test_a_writer_is_waited_for(path, monkeypatch):

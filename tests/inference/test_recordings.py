@@ -6,16 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 import speakernet
-from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
 from speakernet.data.audio import AudioError, read_audio, write_audio
 from speakernet.inference import recordings
 from speakernet.inference.recordings import Recording, chunks_of, inspect_recording, open_piped
-from speakernet.models.model_file import model_file_contents
-from speakernet.models.speaker_net import SpeakerNet
 
 RATE = 16000
 
@@ -118,48 +114,37 @@ class Pipe(io.BytesIO):
         return super().read(min(7, size) if size >= 0 else 7)
 
 
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clips")
-    for name, seconds, seed in (("live.wav", 2.5, 0), ("enrolled.wav", 1.5, 1)):
-        times = np.arange(int(RATE * seconds)) / RATE
-        samples = 0.1 * np.random.default_rng(seed).standard_normal(len(times))
-        write_audio(folder / name, (samples * (0.55 + 0.45 * np.sin(20 * times))).astype(np.float32))
-    torch.manual_seed(0)
-    net = SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]})
-    write_checkpoint(folder / "model.pt", model_file_contents(net, loss_normalizes=True))
-    return folder
-
-
 def endless(content):
     """A header as recorders write it before they know the length."""
     return content[:4] + b"\xff\xff\xff\xff" + content[8:40] + b"\xff\xff\xff\xff" + content[44:]
 
 
 @pytest.mark.parametrize("kind", [io.BytesIO, Pipe])
-def test_a_pipe_in_any_blocks(clips, kind):
-    content = endless((clips / "live.wav").read_bytes())
+def test_a_pipe_in_any_blocks(voices, kind):
+    content = endless((voices / "s00/3.wav").read_bytes())
     pipe = kind(content[: 44 + 2 * 3000 + 1])
     info, begun = open_piped(pipe)
     assert (info.sample_rate, info.num_channels) == (RATE, 1)
     found = np.concatenate(list(chunks_of(pipe, info, begun)))[:, 0]
     # Half a sample at the end is not a sample.
-    np.testing.assert_array_equal(found, read_audio(clips / "live.wav")[:3000])
+    np.testing.assert_array_equal(found, read_audio(voices / "s00/3.wav")[:3000])
 
 
-def test_verify_answers_while_it_reads(clips, monkeypatch, capsys):
-    content = endless((clips / "live.wav").read_bytes())
+def test_verify_answers_while_it_reads(voices, uncalibrated, monkeypatch, capsys):
+    content = endless((voices / "s00/3.wav").read_bytes())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    enrolled, model = str(clips / "enrolled.wav"), str(clips / "model.pt")
+    enrolled, model = str(voices / "s00/4.wav"), str(uncalibrated)
     for threshold, status in ((-1.0, 0), (1.0, 1)):
         sys.stdin.buffer.seek(0)
         options = ["--model", model, "--device", "cpu", "--threshold", str(threshold), "--json"]
         assert main(["verify", "-", enrolled, *options]) == status
         captured = capsys.readouterr()
-        wanted = speakernet.load(model, device="cpu").verify(clips / "live.wav", enrolled, threshold=threshold)
+        wanted = speakernet.load(model, device="cpu").verify(voices / "s00/3.wav", enrolled, threshold=threshold)
         assert json.loads(captured.out)["score"] == pytest.approx(wanted.score, abs=1e-5)
         lines = captured.err.splitlines()
-        assert [line.split(":")[0] for line in lines if line.startswith("after")] == ["after 1 s", "after 2 s"]
+        assert [line.split(":")[0] for line in lines if line.startswith("after")] == [
+            *("after 1 s", "after 2 s", "after 3 s")
+        ]
     sys.stdin.buffer.seek(0)
     assert main(["verify", "-", enrolled, "--model", model]) == 2
 

@@ -1,7 +1,5 @@
 """`speakernet.load`: embeddings of files, arrays, features and streams, each against the plain way, and bad input."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -134,13 +132,6 @@ def test_other_files_and_devices(model_path, tmp_path):
     for device in ("gpu", "mps", "cuda:999", 3.5):
         with pytest.raises(ValueError, match=r"device .*auto"):
             speakernet.load(model_path, device=device)
-
-
-def test_the_package_imports_no_torch(repository):
-    script = "import sys, speakernet; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=repository)
-    with pytest.raises(AttributeError, match="has no attribute 'lode'"):
-        speakernet.lode  # noqa: B018
 
 
 def test_lists(verifier, tmp_path):

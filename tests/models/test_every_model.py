@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.frontend.options import SpecAugmentOptions
-from speakernet.frontend.perturbation import SpecAugment, keep_draws_eager
+from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.options import MODELS, ModelOptions
 from speakernet.models.speaker_net import SpeakerNet
@@ -193,18 +192,6 @@ def test_gradient_checkpointing(name):
     torch.testing.assert_close(*gradients)
 
 
-def test_spec_augment():
-    net = make("ResNetSE34L").train()
-    net.spec_augment = SpecAugment(SpecAugmentOptions(frame_masks=2, frame_mask_width=40), seed=1)
-    for part in net.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            part.eval()
-    batch = waves((16000, 16000))
-    assert not torch.equal(net(batch), net(batch))
-    assert torch.equal(embed(net, batch), embed(make("ResNetSE34L"), batch))
-    assert not [name for name in net.weights() if name.startswith("spec_augment")]
-
-
 def named(name, pooling="auto", mels=None, **options):
     front_end = {} if mels is None else {"num_mels": mels}
     return lambda: SpeakerNet.named(name, pooling, model_options=options, front_end_options=front_end)
@@ -260,17 +247,6 @@ def test_sections_and_sizes():
         ModelOptions(name="ResNet50", options=section.options)
     with pytest.raises(ValueError, match="TSTP"):
         ModelOptions(name="ResNet50", pooling_options=section.pooling_options)
-
-
-def test_golden_gemini_strides():
-    """Parameters and shapes by hand: mels are halved four times, frames once."""
-    golden = {"channels": 16, "mel_strides": [2, 2, 2, 2], "frame_strides": [1, 2, 1, 1]}
-    shapes, counts = [], []
-    for options in ({}, golden):
-        net = named("ResNet", mels=72, blocks=[1] * 4, **options)().eval()
-        shapes.append(tuple(net.trunk(torch.zeros(1, 72, 150), None)[0].shape))
-        counts.append(sum(one.numel() for one in net.parameters()))
-    assert shapes == [(1, 128 * 9, 19), (1, 128 * 5, 75)] and counts[1] == 553_488 + (256 - 192) * (2 * 640 + 1)
 
 
 @pytest.mark.parametrize("name", SMALLEST)

@@ -4,7 +4,9 @@ The golden embeddings come from its definitions with weights drawn from their pa
 names are written down here once more, so that the importer is tested on checkpoints that it did not make.
 """
 
+import itertools
 import json
+import math
 import zlib
 from pathlib import Path
 
@@ -12,13 +14,21 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet.cli import main
+from speakernet.data.audio import read_audio
+from speakernet.data.opening import open_source
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.scoring import mean_distance_scores
 from speakernet.losses.options import LOSSES
+from speakernet.models.importers import translate
 from speakernet.models.importers.voxceleb_trainer import RULES, recognize, rename
-from speakernet.models.model_file import load_initial_weights
+from speakernet.models.model_file import load_initial_weights, load_model_file
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create
 
-GOLDEN = json.loads((Path(__file__).parent / "golden_voxceleb_trainer.json").read_text())
+HERE = Path(__file__).parent
+GOLDEN = json.loads((HERE / "golden_voxceleb_trainer.json").read_text())
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 LAYER = ("weight", "bias")
 
@@ -239,3 +249,129 @@ def test_nothing_is_half_loaded(tmp_path):
     with pytest.raises(ValueError, match=r"trunk\.norm1\.running_var"):
         load_initial_weights(net, None, save(state, tmp_path))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+IMPORTED = [
+    ("ResNetSE34V2", "SAP", {"num_mels": 40}, {}),
+    ("RawNet3", "ASP", {}, {"sinc_stride": 10}),
+]
+
+
+def as_theirs(net: SpeakerNet) -> dict[str, torch.Tensor]:
+    """The network's weights under voxceleb_trainer's names."""
+    state, model = net.state_dict(), net.model_name
+    names = foreign_names(model, net.spec()["model"]["options"]["pooling"])
+    theirs = {"__S__." + name: state[rename(name, RULES[model])] for name in names}
+    assert len(theirs) == len(state)
+    return theirs
+
+
+def checkpoint(path, net, head=None, with_filterbank=True):
+    state = as_theirs(net)
+    if with_filterbank and hasattr(net.front_end, "mel_bank"):
+        prefix = "__S__.torchfb." if net.model_name != "ResNetSE34V2" else "__S__.torchfb.1."
+        state[prefix + "mel_scale.fb"] = net.front_end.mel_bank
+        state[prefix + "spectrogram.window"] = net.front_end.window
+    state |= {f"__L__.{name}": value for name, value in (head or {}).items()}
+    torch.save({"model_state_dict": state, "optimizer_state_dict": {"state": {}}, "epoch": 9}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(("model", "pooling", "front_end", "options"), IMPORTED)
+def test_import_weights(model, pooling, front_end, options, tmp_path, capsys):
+    torch.manual_seed(zlib.crc32(model.encode()))
+    net = SpeakerNet.named(model, pooling, 24, options, front_end_options=front_end)
+    source = checkpoint(tmp_path / "their.model", net, {"weight": torch.rand(5994, 24)})
+    out = tmp_path / "model.pt"
+    assert main(["import-weights", source, "--from", "voxceleb_trainer", "--model", model, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "not loaded: weight (weights of the loss)" in printed
+    assert "not loaded: optimizer_state_dict (only weights are taken)" in printed
+    loaded = load_model_file(out)
+    waves = 0.1 * torch.randn(2, 16000, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([16000, 16000])
+    assert torch.equal(*(one.embed(waves, lengths, sample_rate=16000) for one in (loaded.net, net)))
+    assert loaded.contents["loss_normalizes"] is True
+    assert main(["info", str(out)]) == 0
+    facts = capsys.readouterr().out
+    count = sum(parameter.numel() for parameter in net.parameters())
+    assert f"{count:,}" in facts and model in facts and f"pooling={pooling}" in facts
+
+
+def test_options(tmp_path, capsys):
+    net = SpeakerNet.named("ResNetSE34L", "SAP", 24, front_end_options={"num_mels": 40, "log_input": False})
+    source = checkpoint(tmp_path / "their.model", net, with_filterbank=False)
+    out = tmp_path / "model.pt"
+    base = ["import-weights", source, "--model", "ResNetSE34L", "--out", str(out)]
+    assert main(base) == 1
+    assert "--num-mels" in capsys.readouterr().err
+    for name in ("ResNetSE34V2", "ResNetSE34"):
+        assert main([*base, "--model", name]) == 1 and "ResNetSE34L" in capsys.readouterr().err
+    assert not out.exists()
+    assert main([*base, "--num-mels", "40", "--no-log-input", "--loss", "proto"]) == 0
+    loaded = load_model_file(out)
+    assert loaded.contents["front_end"]["options"].items() >= {"num_mels": 40, "log_input": False}.items()
+    assert loaded.contents["loss_normalizes"] is False
+    source = checkpoint(tmp_path / "max.model", SpeakerNet.named("VGGVox", "MAX", 24))
+    base = ["import-weights", source, "--model", "VGGVox", "--out", str(out)]
+    assert main(base) == 1 and "--pooling" in capsys.readouterr().err
+    assert main([*base, "--pooling", "MAX"]) == 0
+
+
+SCORES = json.loads((HERE / "golden_classic_scores.json").read_text())
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_golden_scores(shared_data, normalize):
+    """Ten pairs of real utterances, ten crops each, as its own code scored them."""
+    net = network_for(LIGHT)
+    net.load_state_dict(translate(foreign_state(LIGHT), net, "drawn").weights)
+    options = EvaluationOptions(eval_frames=SCORES["eval_frames"], num_crops=SCORES["num_crops"], num_workers=1)
+    embeddings = embed_utterances(net, open_source(shared_data / "speechocean_mini"), SCORES["names"], options)
+    pairs = np.array(list(itertools.combinations(range(len(SCORES["names"])), 2)), dtype=np.int32)
+    found = mean_distance_scores(embeddings, pairs[:, 0].copy(), pairs[:, 1].copy(), normalize=normalize)
+    expected = np.array(SCORES["scores"]["ResNetSE34L-SAP" + ("" if normalize else "-raw")])
+    # Raw embeddings are about two hundred times as long as normalised ones.
+    assert np.abs(found - expected).max() < TOLERANCE * (1 if normalize else np.abs(expected).max())
+
+
+FRAMES = 60
+SAMPLES = FRAMES * 160 + 240
+
+
+def distance_by_loop(net, first, second, normalize):
+    """Minus the mean of the hundred distances between ten crops each, in plain Python."""
+    crops = []
+    for waveform in (first, second):
+        room = len(waveform) - SAMPLES
+        starts = [int(room * index / 9) for index in range(10)]
+        cut = [torch.from_numpy(waveform[start : start + SAMPLES])[None] for start in starts]
+        embedded = [net.embed(crop, sample_rate=16000)[0] for crop in cut]
+        if normalize:
+            embedded = [embedding / embedding.norm() for embedding in embedded]
+        crops.append([embedding.double().tolist() for embedding in embedded])
+    distances = [math.dist(left, right) for left in crops[0] for right in crops[1]]
+    return -sum(distances) / len(distances)
+
+
+@pytest.mark.parametrize(("loss", "normalize"), [("angleproto", True), ("proto", False)])
+def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(3)
+    net = SpeakerNet.named("ResNetSE34L", "SAP", 16, front_end_options={"num_mels": 40, "log_input": True})
+    state = as_theirs(net)
+    torch.save({"model_state_dict": state, "optimizer_state_dict": {}, "epoch": 1}, "their.model")
+    trials = (tiny_corpus / "trials.txt").read_text().splitlines()[:8]
+    Path("list.txt").write_text("\n".join(trials) + "\n")
+    flags = ["--eval", "--model", "ResNetSE34L", "--log_input", "--trainfunc", loss, "--eval_frames", str(FRAMES)]
+    flags += ["--initial_model", "their.model", "--test_list", "list.txt", "--test_path", str(tiny_corpus)]
+    assert main(["train", *flags, "--nOut", "16", "--save_path", "check"]) == 0
+    assert "voxceleb_trainer" in caplog.text
+    lines = [line.split() for line in Path("check/eval/list/scores.txt").read_text().splitlines()]
+    assert [line[:2] for line in lines] == [trial.split()[1:] for trial in trials]
+    for enrol, test, score in lines[:3]:
+        first, second = read_audio(tiny_corpus / enrol), read_audio(tiny_corpus / test)
+        expected = distance_by_loop(net, first, second, normalize)
+        assert float(score) == pytest.approx(expected, abs=1e-4)

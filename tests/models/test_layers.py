@@ -10,7 +10,6 @@ from speakernet.models.deep_resnet import SimilarityAttention
 from speakernet.models.layers import (
     CompiledReLU,
     SqueezeExcitation,
-    TrainingGate,
     mean_over_frames,
     relu,
 )
@@ -115,11 +114,3 @@ def test_float16_attention_and_means() -> None:
     features[..., 50:] = 2000.0
     assert SimilarityAttention()(features).isfinite().all()
     assert mean_over_frames(features[:, 0], torch.tensor([100])).tolist() == [[850.0] * 4]
-
-
-def test_gate_against_finite_differences() -> None:
-    gate = SqueezeExcitation(8).double()
-    features = torch.randn(2, 8, 3, 4, dtype=torch.float64, requires_grad=True)
-    weights = (gate.squeeze.weight, gate.squeeze.bias, gate.excite.weight, gate.excite.bias)
-
-    assert torch.autograd.gradcheck(TrainingGate.apply, (features, *weights))

@@ -150,45 +150,26 @@ def nested(levels: int, width: int) -> Any:
 
 
 KINDS: dict[str, tuple[Callable[[dict], Any], str]] = {
-    "huge channels": (set_option("model", channels=10**6), "1000000"),
-    "huge blocks": (set_option("model", blocks=[10**7]), "10000000"),
-    "many blocks": (set_option("model", blocks=[1000] * 8), "larger network"),
     "wide": (set_option("model", channels=4096), "larger network"),
     "huge embedding": (set_option("model", embedding_dim=10**9), "1000000000"),
     "another embedding": (set_option("model", embedding_dim=9), r"embedding.weight is \(8, \d+\)"),
     "unknown option": (set_option("model", colour=1), "colour"),
     "option of text": (set_option("model", channels="wide"), "wide"),
-    "option of nothing": (set_option("model", channels=None), "channels"),
     "endless option": (set_option("model", blocks=nested(40, 10)), "model is"),
-    "unknown pooling": (set_option("model", pooling="TSPT"), "TSPT"),
-    "no pooling": (drop("model", "options", "pooling"), "pooling"),
-    "no model": (drop("model"), "model is"),
     "unknown model": (lambda contents: contents["model"].update(name="ResNot"), "ResNot"),
-    "model of text": (set_entry(model="ResNet"), "model is"),
     "no front end": (drop("front_end"), "front_end is"),
-    "another front end": (lambda contents: contents["front_end"].update(name="raw"), "num_mels"),
     "no rate": (set_entry(sample_rate=0), "sample_rate is"),
-    "huge rate": (set_entry(sample_rate=10**12), "sample_rate is"),
-    "rate of NaN": (set_entry(sample_rate=float("nan")), "sample_rate is"),
     "no weights": (set_entry(weights={}), "larger network"),
-    "weights of text": (set_entry(weights={"a": "b"}), "weights is"),
     "weights in a list": (set_entry(weights=[torch.ones(2)]), "weights is"),
     "a weight left out": (drop("weights", "embedding.bias"), "missing embedding.bias"),
-    "mean of NaN": (set_entry(embedding_mean=torch.full((8,), torch.nan)), "embedding_mean is"),
     "long mean": (set_entry(embedding_mean=torch.ones(9)), "embedding_mean is not 8"),
-    "mean of text": (set_entry(embedding_mean="zero"), "embedding_mean is"),
-    "no word of the loss": (drop("loss_normalizes"), "loss_normalizes is"),
     "calibration cut": (lambda contents: contents["calibration"]["fits"][0].pop("offset"), "calibration is"),
     "calibration of NaN": (set_fit(offset=torch.nan), "calibration is"),
-    "calibration on many pairs": (set_fit(num_targets="many"), "calibration is"),
     "threshold of NaN": (lambda contents: contents["thresholds"][0].update(threshold=torch.nan), "thresholds is"),
     "infinite weights": (lambda contents: contents["weights"]["embedding.bias"].fill_(torch.inf), "embedding.bias"),
     "chosen by text": (set_entry(training_summary={"chosen_by": "trials.txt"}), "training_summary is"),
-    "thresholds of text": (set_entry(thresholds="eer"), "thresholds is"),
     "summary of text": (set_entry(training_summary="good"), "training_summary is"),
     "version of text": (set_entry(format_version="1"), "version '1'"),
-    "version of nothing": (set_entry(format_version=None), "version None"),
-    "version before the first": (set_entry(format_version=0), "version 0"),
     "a later version": (set_entry(format_version=2), "version 2"),
     "an expanded tensor": (set_entry(weights={"a": torch.zeros(1).expand(10**6, 10**6)}), r"\(1000000, 1000000\)"),
 }
@@ -215,25 +196,6 @@ def test_every_network_fits_its_own_weights(name: str) -> None:
         found = SpeakerNet.named(name).state_dict()
     assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in expected.items()}
     assert all(value.device.type == "meta" for key, value in found.items() if value.is_floating_point())
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_flipped_bytes(compress: bool, tmp_path) -> None:
-    path = tmp_path / "my.pt"
-    write_checkpoint(path, {"weights": {"a": torch.arange(300.0)}, "format_version": 1}, compress=compress)
-    content = path.read_bytes()
-    found = 0
-    for position in range(0, len(content), 7):
-        path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
-        try:
-            contents = read_checkpoint(path)
-        except CheckpointError as error:
-            assert str(path) in str(error)
-            found += 1
-        else:
-            # Padding and dates of the archive: nothing of what was kept is another.
-            assert contents["format_version"] == 1 and torch.equal(contents["weights"]["a"], torch.arange(300.0))
-    assert found > len(content) // 7 // 2
 
 
 def test_an_archive_without_its_end_and_a_pipe(tmp_path) -> None:

@@ -151,7 +151,6 @@ def case_of(toolkit, model, note=None):
         ("wespeaker", "XVEC", None, "XVector", "TSTP"),
         ("wespeaker", "ECAPA_TDNN_c512", None, "ECAPA_TDNN", "ASTP"),
         ("wespeaker", "ECAPA_TDNN_GLOB_c512", None, "ECAPA_TDNN", "GlobalASTP"),
-        ("speechbrain", "ECAPA_TDNN", "512", "ECAPA_TDNN", "NormASTP"),
         ("speechbrain", "ECAPA_TDNN", "1024", "ECAPA_TDNN_1024", "NormASTP"),
     ],
 )
@@ -184,36 +183,27 @@ XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
     ("case", "model", "tensors", "words"),
     [
         (XVEC, "ECAPA_TDNN_1024", {}, "file.pt is not a ECAPA_TDNN_1024 of wespeaker"),
-        (XVEC, "VGGVox", {}, "file.pt is not a VGGVox of wespeaker"),
         (XVEC, "XVEC", {"trunk.convs.0.weight": torch.zeros(2)}, "trunk.convs.0.weight"),
-        (XVEC, "XVEC", {"frame_3.conv_1d.weight": None}, "missing trunk.convs.2.weight"),
         (XVEC, "XVEC", {"frame_level.weight": torch.zeros(1)}, "unknown frame_level.weight"),
         (XVEC, "XVEC", {"seg_1.weight": torch.zeros(3)}, r"embedding.0.weight is \(3,\)"),
-        (XVEC, "XVEC", {"frame_1.conv_1d.weight": torch.zeros(3)}, "unpack"),
         (XVEC, "ECAPA_TDNN_GLOB_512", {}, "'ECAPA_TDNN_GLOB_512'; did you mean"),
-        (RESNET, "ResNet18", {"seg_1.weight": torch.zeros(5)}, "IndexError"),
         (RESNET, "ResNet18", {"layer4.0.shortcut.0.weight": torch.zeros(0, 2)}, "ZeroDivision"),
         (("wespeaker", "ECAPA_TDNN_GLOB_c512", None), "ECAPA_TDNN_GLOB_c1024", {}, "does not fit"),
     ],
 )
 def test_other_tensors(case, model, tensors, words):
-    state = foreign_state(case_of(*case)) | tensors
-    state = {name: value for name, value in state.items() if value is not None}
     with pytest.raises(ValueError, match=words):
-        import_network(PUBLISHED[case[0]], model, state, "file.pt")
+        import_network(PUBLISHED[case[0]], model, foreign_state(case_of(*case)) | tensors, "file.pt")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"causal": "full"}, "causal: full"),
-        ({"feat_type": "tf_spec"}, "feat_type: tf_spec"),
         ({"group_divizor": 2}, "group_divizor.*'group_divisor'"),
-        ({"spec_params": {"spec_norm": "bn"}}, "spec_norm: bn"),
         ({"spec_params": {"f_mix": 9}}, "f_mix.*'f_min'"),
         ({"stages_setup": [1, 2]}, ""),
         ({"F": 10**9}, ""),
-        ({"spec_params": {"f_min": "low"}}, ""),
         ({"spec_params": [1]}, r"\[1\]"),
     ],
 )
@@ -245,44 +235,28 @@ def save(contents, folder):
     return str(folder / "avg_model.pt")
 
 
-@pytest.mark.parametrize(
-    ("toolkit", "model", "window", "scale"),
-    [("wespeaker", "XVEC", "hamming", 32768.0), ("3dspeaker", "CAMPPlus", "povey", 1.0)],
-)
-def test_the_command(toolkit, model, window, scale, tmp_path, capsys):
-    case = case_of(toolkit, model)
-    state = foreign_state(case) | ({"projection.weight": torch.zeros(7, 16)} if toolkit == "wespeaker" else {})
+def test_the_command(tmp_path, capsys):
+    state = foreign_state(case_of(*XVEC)) | {"projection.weight": torch.zeros(7, 16)}
     source, out = save(state, tmp_path), str(tmp_path / "model.pt")
-    base = ["import-weights", source, "--from", toolkit, "--model", model, "--out", out]
-    assert main([*base, "--licence", "Apache-2.0", "--trained-on", "VoxCeleb2"]) == 0
-    assert ("not loaded: projection.weight" in capsys.readouterr().out) == (toolkit == "wespeaker")
-    loaded = load_model_file(out)
-    with torch.inference_mode():
-        found = loaded.net.from_features(golden_features(LENGTHS[0], 80).transpose(1, 2))[0]
-    torch.testing.assert_close(found, torch.tensor(case["embeddings"][0]), atol=1e-5, rtol=1e-4)
-    options = loaded.contents["front_end"]["options"]
-    assert (options["window"], options["scale"], options["num_mels"]) == (window, scale, 80)
-    assert main(["info", out]) == 0
-    facts = capsys.readouterr().out
-    assert all(one in facts for one in ("Apache-2.0", "VoxCeleb2", toolkit, loaded.net.model_name))
-
-
-def test_refusals_of_the_command(tmp_path, capsys):
-    source, out = save(foreign_state(case_of(*XVEC)), tmp_path), str(tmp_path / "model.pt")
     base = ["import-weights", source, "--model", "XVEC"]
     (tmp_path / "resnet").mkdir()
     resnet = save(foreign_state(case_of(*RESNET)), tmp_path / "resnet")
     for options, words in [
         ([*base, "--from", "wespeaker", "--out", out, "--pooling", "TAP"], "--pooling"),
-        ([*base, "--out", out], "--from wespeaker --model XVEC"),
         ([*base, "--out", out, "--from", "wspeaker"], "'wespeaker'"),
         ([*base, "--out", source, "--from", "wespeaker"], source),
-        (["import-weights", source, "--from", "wespeaker", "--model", "ResNet34", "--out", out], "ResNet34"),
         (["import-weights", resnet, "--model", "ResNetSE34L", "--out", out], "--from wespeaker --model ResNet18"),
     ]:
         assert main(options) == 1
         assert words in capsys.readouterr().err
         assert not (tmp_path / "model.pt").exists()
-    assert main([*base, "--from", "wespeaker", "--out", out]) == 0
+    facts = ("--licence", "Apache-2.0", "--trained-on", "VoxCeleb2")
+    assert main([*base, "--from", "wespeaker", "--out", out, *facts]) == 0
+    assert "not loaded: projection.weight" in capsys.readouterr().out
+    options = load_model_file(out).contents["front_end"]["options"]
+    assert (options["window"], options["scale"], options["num_mels"]) == ("hamming", 32768.0, 80)
+    assert main(["info", out]) == 0
+    shown = capsys.readouterr().out
+    assert all(one in shown for one in ("Apache-2.0", "VoxCeleb2", "wespeaker", "XVector"))
     again = ["import-weights", out, "--from", "wespeaker", "--model", "XVEC", "--out", str(tmp_path / "again.pt")]
     assert main(again) == 1 and not (tmp_path / "again.pt").exists()

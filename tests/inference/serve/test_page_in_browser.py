@@ -118,17 +118,3 @@ def test_two_clips_are_compared_somebody_is_enrolled_and_recognised(browser, mod
         assert browser.complaints() == []
         assert all(asked.startswith((f"{address}/", "blob:", "data:")) for asked in browser.requests())
         assert service.store.people() == []
-
-
-def test_a_model_without_calibration_and_a_file_without_voice(browser, models, voices):
-    with serving(models[1]) as (address, _):
-        browser.open(address, 390)
-        assert "speakernet calibrate" in browser.run("document.querySelector('#advice').innerText")
-        for clip in ("first", "second"):
-            drop(browser, clip, wav(voices[0][0]))
-        browser.run("document.querySelector('#compare').click()")
-        browser.wait("/not calibrated/.test(document.querySelector('#compare-answer .verdict')?.textContent)")
-        drop(browser, "second", b"no sound")
-        browser.run("document.querySelector('#compare').click()")
-        browser.wait("/not a readable audio file/.test(document.querySelector('#compare-answer').textContent)")
-        check_layout(browser, 390)
