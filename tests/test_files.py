@@ -111,23 +111,6 @@ def test_a_member_claims_more_than_its_file(tmp_path: Path) -> None:
         read_arrays(path, "arrays")
 
 
-def test_a_flipped_byte(tmp_path: Path) -> None:
-    for write in (np.savez, np.savez_compressed):
-        write(tmp_path / "my.npz", a=np.random.default_rng(1).random(1000))
-        content = bytearray((tmp_path / "my.npz").read_bytes())
-        content[2000] ^= 1
-        (tmp_path / "my.npz").write_bytes(content)
-        with pytest.raises(FileError, match=r"my\.npz"):
-            read_arrays(tmp_path / "my.npz", "arrays")
-
-
-def test_pieces_follow_each_other(tmp_path: Path) -> None:
-    file = GrowingFile(tmp_path / "run" / "log.txt")
-    assert not (tmp_path / "run").exists()
-    assert file.append(b"one\n") and file.append(b"two\n")
-    assert (tmp_path / "run" / "log.txt").read_bytes() == b"one\ntwo\n"
-
-
 def test_half_a_line_is_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = GrowingFile(tmp_path / "log.txt")
     assert file.append(b"one\n")

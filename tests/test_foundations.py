@@ -90,28 +90,6 @@ def test_hash_and_sizes(tmp_path: Path) -> None:
     assert human_bytes(5 * 1024**3) == "5.0 GiB"
 
 
-def test_collectives_do_nothing_alone() -> None:
-    assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
-    assert distributed.gather_objects(3) == [3]
-    assert distributed.broadcast_object("x") == "x"
-    distributed.barrier()
-
-
-def test_command_line_without_and_with_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "train" in capsys.readouterr().out
-    assert main(["trian"]) == 2
-    assert "did you mean 'train'" in capsys.readouterr().err
-    assert main(["--version"]) == 0
-
-
-def test_errors_of_the_user_come_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show-config", "--config", "not_there.yaml"]) == 1
-    message = capsys.readouterr().err
-    assert "not_there.yaml" in message
-    assert "Traceback" not in message
-
-
 @pytest.mark.parametrize("command", [["train"], ["train", "--eval"], ["evaluate"]])
 def test_half_of_what_torchrun_sets_is_refused_at_once_and_leaves_nothing(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,15 +12,6 @@ from speakernet.cli import main
 from speakernet.run_folder import evaluation_folder, held, move_aside, refuse_unusable
 
 
-def test_lock(tmp_path: Path) -> None:
-    with held(tmp_path):
-        with pytest.raises(ValueError, match="in use"), held(tmp_path):
-            raise AssertionError("it was held twice")
-        assert (tmp_path / "run.lock").read_text().startswith(f"process {os.getpid()} on ")
-    with held(tmp_path):
-        pass
-
-
 def test_lock_of_another_process(tmp_path: Path) -> None:
     script = (
         "import sys\n"

@@ -72,20 +72,6 @@ def test_a_line_fits_and_uses_the_width(screen: Make, columns: int) -> None:
         assert lines[0].count("█") == pytest.approx(2 / 16 * (columns - 1 - 67), abs=2)
 
 
-def test_counts_speed_and_time_left(screen: Make) -> None:
-    clock = Clock()
-    shown = screen(100)
-    with Bar("embedding trials", 4000, "utterance", clock=clock) as bar:
-        clock.now = 10.0
-        bar.update(1000)
-        assert bar._drawn(99, False).endswith("| 1,000 of 4,000 utterances, 100/s, 0:00:30 left")
-        assert bar._drawn(99, True).count("#") > 5
-    with Bar("extract", clock=clock) as unknown:
-        unknown.update(7)
-        assert unknown._drawn(99, False).startswith("extract: 7 files")
-    assert shown.rows()[-1] == "", "a bar that ends leaves nothing"
-
-
 def test_log_lines_stand_alone_and_the_bar_comes_back(screen: Make) -> None:
     shown = screen(80)
     handler = TerminalHandler(sys.stderr)
@@ -122,12 +108,3 @@ def test_without_a_terminal_no_minute_is_silent(caplog: pytest.LogCaptureFixture
         clock.now += 31
         unknown.update(5)
     assert caplog.messages[-1] == "extract: 5 files, 0.2/s"
-
-
-def test_what_is_not_shown_is_silent(screen: Make, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    shown, clock = screen(80), Clock()
-    with Bar("verify", 10, "B", is_shown=False, clock=clock) as bar:
-        clock.now = 100.0
-        bar.update()
-    assert not shown.getvalue() and not caplog.messages

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet import terminal
-from speakernet.assembly import runs
 from speakernet.cli import main
-from speakernet.evaluation import figures, scoring
-from speakernet.training import trainer
-from speakernet.training.progress import LoadingFacts
 from tests.tiny_recipe import write_recipe
 
 RECIPE = {
@@ -118,19 +113,6 @@ def test_few_lines_before_the_first_step(recipe: Path, run_folder: Path, caplog:
     assert all(line in log for line in lines if "\n" not in line)
 
 
-@pytest.mark.parametrize(("options", "is_disk"), [((), True), (("--augment.speed_factors", "[1.0, 0.9]"), False)])
-def test_advice_knows_the_speed_of_the_disk(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_disk: bool
-) -> None:
-    """Nothing was read before the first step; and with changed speeds it is not the disk that is timed."""
-    given: list[LoadingFacts] = []
-    monkeypatch.setattr(trainer, "SECONDS_TO_JUDGE", 0.0)
-    monkeypatch.setattr(runs, "data_wait_advice", lambda share, facts: given.append(facts) or "")
-    on = ("--augment.enabled", "true", *options) if options else ()
-    assert train(recipe, "--max_epoch", "1", "--loss.name", "softmax", *on) == 0
-    assert [facts.read_bytes_a_second > 0 for facts in given] == [is_disk]
-
-
 def test_a_finished_run_continues_with_more_epochs(
     finished: tuple[Path, Path], copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,25 +166,6 @@ def test_scoring_needs_no_training_data_and_leaves_the_run_alone(finished: tuple
     assert scores_of(folder) == pytest.approx(scores_of(copy), abs=1e-4)
     # The model file knows the list that chose it.
     assert any("chosen on" in warning for warning in results_of(folder)["warnings"])
-
-
-def test_every_phase_of_scoring_shows_its_progress(
-    finished: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(scoring, "BLOCK_SCORES", 8)
-    monkeypatch.setattr(figures, "SHOWN_WORK", 0)
-    # Without the embeddings that are kept there, which would be taken.
-    shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
-    options = ["--eval", "--save_path", tmp_path / "run", "--evaluation.subtract_mean", "true"]
-    options += ["--evaluation.score_norm", "as", "--evaluation.slices", "[snr]"]
-    assert train(finished[1], *options) == 0
-    phases = {line.partition(":")[0] for line in caplog.messages if "%, " in line}
-    assert phases >= {
-        *("embedding trials", "embedding training mean", "embedding cohort train list"),
-        *("scores against the cohort", "intervals", "signal-to-noise ratios"),
-    }
 
 
 @pytest.mark.parametrize("kind", ["unlabelled", "targets"])

@@ -82,20 +82,6 @@ def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
-def test_quality_measures_go_into_a_calibration(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
-    measures = "[duration, magnitude, snr, cohort]"
-    trials = str(tiny_corpus / "trials.txt")
-    options = ["--evaluation.calibration_list", trials, "--evaluation.quality_measures", measures]
-    with pytest.raises(ValueError, match="cohort without score normalisation"):
-        evaluated(configure(tiny_corpus, tmp_path, *options), model)
-    normalised = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5"]
-    results = evaluated(configure(tiny_corpus, tmp_path, *options, *normalised), model, after_training=True).results
-    fits = torch.load(model, weights_only=True)["calibration"]["fits"]
-    assert fits[0]["inputs"] == ["score", "duration", "magnitude", "snr", "cohort"] and len(fits[0]["weights"]) == 5
-    # `verify` knows none of them: a fit of the plain score is kept beside it.
-    assert fits[-1]["inputs"] == ["score"] and results.cllr is not None
-
-
 def test_a_sweep_and_a_column_of_metadata_are_measured_with_the_list(
     tiny_corpus: Path, tmp_path: Path, model: Path
 ) -> None:
@@ -141,18 +127,6 @@ def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Pat
     whole, of_whole = score("--eval_frames", "0")
     assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
     assert torch.equal(score()[0], crops)
-
-
-def test_a_mean_of_unknown_origin_is_not_used(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
-    contents = torch.load(model, weights_only=True)
-    contents["embedding_mean"] = torch.full((16,), 100.0)
-    del contents["embedding_mean_of"]
-    torch.save(contents, model)
-    subtract = ["--evaluation.subtract_mean", "true"]
-    with pytest.raises(ValueError, match=r"unknown kind of embedding.*crops.*no training list"):
-        evaluated(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
-    evaluated(configure(tiny_corpus, tmp_path, *subtract), model, after_training=True)
-    assert torch.load(model, weights_only=True)["embedding_mean"].abs().max() < 100
 
 
 def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(

@@ -1,10 +1,10 @@
-"""From configuration to a trainer that runs: real parts on a tiny corpus, and the refusals before the first step."""
+"""From configuration to a trainer that runs: real parts on a tiny corpus, voices, and what is refused."""
 
-import logging
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,13 +19,13 @@ from speakernet.assembly.training import (
     choose_sharding,
     prepare_machine,
     refuse_impossible,
-    shard_head,
 )
 from speakernet.checkpoint import CheckpointError
-from speakernet.config.schema import Config, replaced
-from speakernet.losses.classification import AMSoftmax
-from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, CombinedOptions, GE2EOptions
-from speakernet.parallel.sharding import sharded_names
+from speakernet.config import Config, ConfigError
+from speakernet.config.schema import replaced
+from speakernet.data.batches import Batch
+from speakernet.data.loader import TrainingLoader
+from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.progress import Interrupted
 from tests.tiny_recipe import recipe_of
 
@@ -298,10 +298,57 @@ def test_choices_have_reasons(options, speakers, processes, is_shared, reason): 
     assert choice.value is is_shared and reason in choice.reason
 
 
-def test_one_process_keeps_its_head_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    loss = AMSoftmax(AMSoftmaxOptions(sharded="on"), 4, 6)
-    caplog.set_level(logging.DEBUG)
-    shard_head(loss.options, loss)
-    assert not sharded_names(loss) and len(loss.weight) == 6
-    assert [one.levelname for one in caplog.records] == ["WARNING"]
-    assert "loss.sharded: on: no (one process keeps every speaker)" in caplog.text
+VOICES = {"speed_factors": [0.9, 1.0], "warp_factors": [1.1, 1.0, 0.9], "real_share": 0.25}
+
+
+def voiced_config(corpus: Path, *, augment: dict | None = None, **sections: dict) -> Config:
+    voiced = {"augment": {"enabled": True, **VOICES, **(augment or {})}, "training": {"max_epochs": 4}}
+    return tiny_config(corpus, **{**voiced, "loss": {"name": "softmax"}, **sections})
+
+
+def loader(corpus: Path, **sections: dict) -> TrainingLoader:
+    config = voiced_config(corpus, **sections)
+    return build_training_loader(config, Inputs(config, CPU))
+
+
+def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
+    made.set_epoch(number)
+    return list(made)
+
+
+def test_labels_speeds_and_warps_of_a_batch_belong_together(tiny_corpus: Path) -> None:
+    made = loader(tiny_corpus)
+    assert made.num_classes == 8 * 6
+    as_recorded = epoch(loader(tiny_corpus, augment={"enabled": False}))
+    for batch, plain in zip(epoch(made), as_recorded, strict=True):
+        voices = batch.labels.numpy() // 8
+        np.testing.assert_array_equal(batch.labels.numpy() % 8, plain.labels.numpy())
+        np.testing.assert_array_equal(voices // 2, batch.warps)
+        assert (voices == 0).sum() == 2
+        # Warps leave the samples as they are; other speeds do not.
+        same = [torch.equal(one, other) for one, other in zip(batch.waveforms, plain.waveforms, strict=True)]
+        assert same == (voices % 2 == 0).tolist()
+
+
+def test_the_last_epochs_are_as_recorded_with_the_head_of_all_voices(tiny_corpus: Path) -> None:
+    made = loader(tiny_corpus, augment={"real_epochs": 1})
+    assert made.num_classes == 48
+    assert any(batch.labels.max() >= 8 for batch in epoch(made, 2))
+    assert all(batch.labels.max() < 8 and not batch.warps.any() for batch in epoch(made, 3))
+
+
+def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
+    too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
+    with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: "):
+        refuse_impossible(too_long, build_model(too_long), CPU)
+    stage = voiced_config(
+        tiny_corpus,
+        augment={"warp_factors": [0.9, 1.1], "real_share": "auto"},
+        loss={"name": "aamsoftmax"},
+        training={"large_margin_epochs": 1},
+    )
+    with pytest.raises(ConfigError, match=r"warp_factors: \[0\.9, 1\.1\].*add 1\.0 to the factors"):
+        refuse_impossible(stage, build_model(stage), CPU)
+    samples = {"name": "RawNet3", "options": {"channels": 64}}
+    with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
+        build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))

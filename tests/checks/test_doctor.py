@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.checks import doctor, worst
+from speakernet.checks import worst
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
-from speakernet.data.ffmpeg import FfmpegError
-from speakernet.data.lists import ListError, StringTable, read_trials
+from speakernet.data.lists import ListError, read_trials
 
 
 def noise(seed, seconds=1.0, level=0.1, rate=16000):
@@ -100,23 +99,6 @@ def test_the_same_audio_twice(corpus):
     assert found(look(corpus), "training audio: duplicates").level == "warning"
 
 
-def test_a_person_in_two_folders_of_trials(corpus):
-    put(corpus, "c/1.wav", "d/1.wav")
-    findings = look_at_trials(corpus, first="1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
-    (wrong,) = [one for one in findings if one.check == "trial audio (first.txt): two speakers"]
-    assert wrong.examples == ("c/1.wav = d/1.wav",)
-
-
-@pytest.mark.parametrize(("name", "is_found"), [("c/1.wav", False), ("d/1.wav", True)])
-def test_two_trial_lists_with_the_same_audio(corpus, name, is_found):
-    """The same names are a choice, another name for the same audio is an accident."""
-    put(corpus, "c/1.wav", "d/1.wav")
-    first, second = "1 c/1.wav c/2.wav\n0 c/1.wav a/1.wav\n", f"1 {name} {name}\n0 {name} b/1.wav\n"
-    findings = look_at_trials(corpus, first=first, second=second)
-    examples = [one.examples for one in findings if one.check.endswith("overlap")]
-    assert examples == [("d/1.wav = c/1.wav",)] * is_found
-
-
 @pytest.mark.parametrize(
     ("text", "bad_lines"),
     [
@@ -154,13 +136,6 @@ def test_the_machine(tmp_path, monkeypatch):
         assert shown in processor.message
 
 
-def test_histograms():
-    seconds = np.array([0.2, 1.5, 1.6, 4.5, 100.0])
-    lines = doctor.duration_histogram(seconds).splitlines()
-    assert [int(line.split("s ")[1].replace("and more", "").split()[0]) for line in lines][:4] == [1, 0, 2, 0]
-    assert lines[-1].split()[-2:] == ["1", "#" * 25]
-
-
 @pytest.mark.parametrize(
     ("train", "config", "status"),
     [
@@ -192,31 +167,7 @@ def test_json_and_png(corpus, capsys):
     assert (corpus / "durations.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_missing_ffmpeg(corpus, monkeypatch):
-    def nowhere(given=None):
-        raise FfmpegError("ffmpeg was not found")
-
-    monkeypatch.setattr(doctor, "find_ffmpeg", nowhere)
-    assert found(look(corpus, is_fast=True), "ffmpeg").level == "ok"
-    (corpus / "train.txt").write_text("a a/1.m4a\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
-    assert found(look(corpus, is_fast=True), "ffmpeg").level == "warning"
-
-
 def test_a_corpus_that_is_made_on_first_use(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--config", "exp01.yaml", "--fast"]) == 0
     assert "data/synthetic" in " ".join(capsys.readouterr().out.split()) and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("num_files", "level"), [(16, "ok"), (4700, "ok"), (6000, "warning")])
-def test_a_slow_disk(num_files, level, monkeypatch):
-    """A warning if reading everything takes more than a minute."""
-    clock = [0.0]
-
-    class SlowSource:
-        def read(self, name):
-            clock[0] += 1 / 80
-
-    monkeypatch.setattr(doctor.time, "perf_counter", lambda: clock[0])
-    finding = doctor.disk_finding(SlowSource(), StringTable.from_strings(["a.wav"] * num_files), "disk")
-    assert finding.level == level and finding.message.startswith("80 files a second")

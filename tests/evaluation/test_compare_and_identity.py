@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,7 @@ from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.speakers import speakers_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report_runs import make_trials
+from tests.evaluation.report_runs import make_trials
 
 
 @pytest.fixture(autouse=True)

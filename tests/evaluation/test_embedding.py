@@ -1,24 +1,31 @@
-"""Utterances to embeddings: batches equal one by one, crops as voxceleb_trainer cuts them, kept embeddings."""
+"""Utterances to embeddings: batches equal one by one, crops, long recordings in parts, kept embeddings."""
 
 import copy
 import dataclasses
+import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from speakernet.assembly.evaluation import subset
-from speakernet.data.audio import AudioError
-from speakernet.data.lists import read_trials
+from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.augment.banks import RirBank, noise_banks
+from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding
 from speakernet.evaluation import embedding as module
+from speakernet.evaluation import slices as quality
 from speakernet.evaluation.embedding import Embedder, embed_utterances, plan_of, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Backend
+from speakernet.evaluation.slices import FRAME_SECONDS, signal_to_noise_db, signal_to_noise_ratios
 from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.sweep import KINDS, DegradedSource, sweep_steps
 from speakernet.models.speaker_net import SpeakerNet
 
 
@@ -180,3 +187,103 @@ def test_a_subset_is_fixed_and_keeps_the_share_of_targets(tiny_corpus):
     np.testing.assert_array_equal(chosen.enrol, again.enrol)
     pairs = {(trials.names[a], trials.names[b]) for a, b in zip(trials.enrol, trials.test, strict=True)}
     assert all((chosen.names[a], chosen.names[b]) in pairs for a, b in zip(chosen.enrol, chosen.test, strict=True))
+
+
+RATE = 16000
+FRAME = round(FRAME_SECONDS * RATE)
+LONG_MINUTES = 10
+WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
+
+
+class Counting:
+    """A network that is nothing but its interface."""
+
+    sample_rate, min_samples = RATE, 400
+
+    def embed(self, waveforms, lengths, *, sample_rate):
+        return waveforms[:, :4].clone()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("long")
+    draw = np.random.default_rng(0)
+    for number, samples in enumerate((FRAME - 7, FRAME, 5 * FRAME, 5 * FRAME + 1, 10 * FRAME, 12 * FRAME + 99)):
+        loudness = np.linspace(0.01, 0.3, samples)
+        write_audio(root / f"{number}.wav", loudness * draw.standard_normal(samples))
+    soundfile.write(root / "narrow.flac", 0.1 * draw.standard_normal(9000), 8000)
+    block = draw.integers(-9999, 9999, RATE * 60, dtype=np.int16)
+    with soundfile.SoundFile(root / "long.wav", "w", RATE, 1, "PCM_16") as file:
+        for _ in range(LONG_MINUTES):
+            file.write(block)
+    (root / "noise" / "noise").mkdir(parents=True)
+    (root / "rooms").mkdir()
+    write_audio(root / "noise" / "noise" / "a.wav", 0.2 * draw.standard_normal(2 * RATE))
+    write_audio(root / "rooms" / "a.wav", 0.2 * draw.standard_normal(2000) * np.exp(-np.arange(2000) / 300))
+    return root
+
+
+@pytest.fixture(scope="module")
+def long_source(folder):
+    return FolderSource(folder, keep_lookup=False)
+
+
+@pytest.fixture(scope="module")
+def steps(folder):
+    banks, rooms = noise_banks(folder / "noise", RATE, None), RirBank(folder / "rooms", RATE, None, is_aligned=True)
+    return sweep_steps(KINDS, banks, rooms, sample_rate=RATE)
+
+
+def peak_of(work) -> int:  # type: ignore[no-untyped-def]
+    """Bytes that arrays took at most."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_ratios_in_parts_are_those_of_the_whole(long_source, monkeypatch):
+    names = StringTable.from_strings([*(f"{number}.wav" for number in range(6)), "narrow.flac"])
+    expected = [signal_to_noise_db(long_source.read(name)) for name in names]
+    np.testing.assert_array_equal(signal_to_noise_ratios(long_source, names, 2), expected)
+    monkeypatch.setattr(quality, "FRAMES_AT_ONCE", 5)
+    np.testing.assert_allclose(signal_to_noise_ratios(long_source, names, 2), expected, rtol=1e-6)
+    assert expected[0] == 0 and len(set(expected)) > 5
+
+
+def test_degraded_crops_of_a_long_recording_are_cut_from_its_windows(long_source, steps, monkeypatch):
+    monkeypatch.setattr(embedding, "LONG_SECONDS", 0.2)
+    monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.1)
+    names = StringTable.from_strings(["5.wav", "0.wav"])
+    total = 12 * FRAME + 99
+    edges = embedding.window_edges(total, RATE)
+    assert len(edges) == 5 and embedding.window_edges(FRAME, RATE) == [0, FRAME]
+    for kind in ("noise", "reverb", "telephone"):
+        step = steps[kind][0]
+        degraded = DegradedSource(long_source, names, step)
+        whole = degraded.read("5.wav")
+        assert len(whole) == total and degraded.lookup_table(names).num_samples[0] == total
+        parts = [degraded.read("5.wav", first, last - first) for first, last in itertools.pairwise(edges)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+        np.testing.assert_array_equal(degraded.read("5.wav", 1000, 3000), whole[1000:4000])
+        np.testing.assert_array_equal(degraded.read("5.wav", 4000), whole[4000:])
+        assert step.transform is not None
+        np.testing.assert_array_equal(
+            parts[1], step.transform(long_source.read("5.wav", edges[1], edges[2] - edges[1]), 0)
+        )
+        # A short one is degraded as a whole.
+        np.testing.assert_array_equal(degraded.read("0.wav"), step.transform(long_source.read("0.wav"), 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("frames", [0, 200])
+def test_a_sweep_over_a_long_recording_takes_the_memory_of_its_windows(long_source, steps, kind, frames, monkeypatch):
+    # What waits for the network is bounded too, at more than this recording has.
+    monkeypatch.setattr(embedding, "READ_AHEAD_SAMPLES", 1 << 20)
+    names = StringTable.from_strings(["long.wav"])
+    degraded = DegradedSource(long_source, names, steps[kind][-1])
+    long_source.lookup_table(names)
+    options = EvaluationOptions(eval_frames=frames, num_crops=2, num_workers=1, batch_size=4)
+    assert peak_of(lambda: embed_utterances(Counting(), degraded, names, options)) < WHOLE_BYTES

@@ -1,11 +1,31 @@
-"""Metrics against hand-worked cases and brute force."""
+"""Metrics, scoring, normalisation, calibration and intervals: by hand, brute force, plain loops, simulations."""
+
+import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speakernet.evaluation import metrics
+from speakernet.data.lists import StringTable, TrialList
+from speakernet.evaluation import figures as boot
+from speakernet.evaluation import metrics, scoring
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.figures import figures
+from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.scoring import (
+    blocked_cosine_scores,
+    cohort_statistics,
+    cosine_scores,
+    highest,
+    mean_distance_scores,
+    mean_embeddings,
+    normalize_scores,
+)
+from speakernet.evaluation.speakers import speakers_of
+from speakernet.random import numpy_generator
 
 HAND_SCORES = np.array([0.1, 0.4, 0.35, 0.8])
 HAND_LABELS = np.array([0, 0, 1, 1])
@@ -119,3 +139,194 @@ def test_det_points_are_thinned_and_monotonic():
     accepted, miss = metrics.det_points(metrics.error_rates(random.normal(size=50_000) + 2 * labels, labels), 300)
     assert 100 < len(miss) <= 300
     assert (np.diff(accepted) <= 0).all() and (np.diff(miss) >= 0).all()
+
+
+def trial_list(rows):
+    names = list(dict.fromkeys(name for _, *pair in rows for name in pair))
+    number = {name: row for row, name in enumerate(names)}
+    labels = None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
+    enrol, test = (np.array([number[row[side]] for row in rows], dtype=np.int32) for side in (1, 2))
+    return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
+
+
+def measured(trials, scores):
+    return figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
+
+
+@pytest.mark.parametrize("num_trials", [50, 5000])
+def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random, num_trials):
+    embeddings = random.normal(size=(40, 16)).astype(np.float32)
+    enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
+    units = mean_embeddings(embeddings)
+    expected = [
+        embeddings[a] @ embeddings[b] / np.linalg.norm(embeddings[a]) / np.linalg.norm(embeddings[b])
+        for a, b in zip(enrol, test, strict=True)
+    ]
+    np.testing.assert_allclose(cosine_scores(units, enrol, test), expected, atol=1e-5)
+
+
+def test_scores_in_blocks_on_a_device_are_those_of_the_host(random, monkeypatch):
+    """An accelerator's way, here on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
+    units = mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
+    cohort = mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
+    enrol, test = random.integers(0, 50, (2, 900)).astype(np.int32)
+    monkeypatch.setattr(scoring, "DEVICE_BLOCK_BYTES", 2 * 4 * 16 * 128)
+    raw = blocked_cosine_scores(units, enrol, test, "cpu")
+    np.testing.assert_allclose(raw, cosine_scores(units, enrol, test), atol=1e-6)
+    expected = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, 7), "as")
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "highest", lambda *given, is_on_host: highest(*given, is_on_host=False))
+        found = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, 7), "as")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert len(blocked_cosine_scores(units, enrol[:0], test[:0], "cpu")) == 0
+    with pytest.raises(ValueError, match="rows beyond the 50 embeddings"):
+        blocked_cosine_scores(units, np.array([0]), np.array([50]), "cpu")
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_mean_distance_equals_torch_cdist(random, normalize):
+    crops = torch.from_numpy(random.normal(size=(12, 10, 32)).astype(np.float32))
+    enrol, test = random.integers(0, 12, (2, 700))
+    table = torch.nn.functional.normalize(crops, dim=2) if normalize else crops
+    expected = [
+        -float(torch.cdist(table[a], table[b], compute_mode="donot_use_mm_for_euclid_dist").mean())
+        for a, b in zip(enrol, test, strict=True)
+    ]
+    scores = mean_distance_scores(crops.numpy(), enrol, test, normalize=normalize)
+    # the same crop against itself: rounding of 1 - 1 under a square root
+    np.testing.assert_allclose(scores, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["z", "t", "s", "as"])
+def test_score_normalisation_equals_a_loop(random, method):
+    units = mean_embeddings(random.normal(size=(9, 8)).astype(np.float32))
+    cohort = mean_embeddings(random.normal(size=(30, 8)).astype(np.float32))
+    enrol, test = random.integers(0, 9, (2, 60))
+    raw = cosine_scores(units, enrol, test)
+    top = 7 if method == "as" else None
+    expected = []
+    for score, a, b in zip(raw, enrol, test, strict=True):
+        sides = []
+        for row in (a, b):
+            against = np.sort([units[row] @ member for member in cohort])[::-1][:top]
+            sides.append((score - np.mean(against)) / np.std(against))
+        expected.append({"z": sides[0], "t": sides[1]}.get(method, np.mean(sides)))
+    found = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, top), method)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_calibration_finds_the_true_ratio(random):
+    # Normals of equal variance: llr = 2 s for means +1 and -1; the scores are then distorted affinely.
+    labels = random.random(60_000) < 0.3
+    clean = random.normal(size=60_000) + np.where(labels, 1.0, -1.0)
+    fitted = fit_calibration(0.1 * clean + 7, labels, prior=0.1)
+    assert fitted.weights[0] == pytest.approx(20, rel=0.05)
+    llrs = fitted.apply(0.1 * clean + 7)
+    assert cllr(llrs, labels) == pytest.approx(min_cllr(error_rates(clean, labels)), abs=0.01)
+    again = AffineCalibration.from_dict(fitted.to_dict())
+    np.testing.assert_array_equal(again.apply(clean), fitted.apply(clean))
+
+
+def test_fusion_and_quality_help_where_they_carry_information(random):
+    labels = random.random(20_000) < 0.5
+    first, second = (random.normal(size=20_000) + 1.5 * labels for _ in range(2))
+    both = np.stack([first, second], 1)
+    fused = fit_calibration(both, labels, 0.5, ["a", "b"]).apply(both)
+    assert eer(fused, labels) < min(eer(first, labels), eer(second, labels)) - 3
+    shift = random.normal(size=20_000)
+    with_quality = fit_calibration(np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"])
+    assert with_quality.weights[1] == pytest.approx(-2 * with_quality.weights[0], rel=0.1)
+
+
+def test_thresholds_only_where_the_list_supports_them(random):
+    labels = np.arange(3000) < 500
+    scores = random.normal(size=3000) + 2 * labels
+    thresholds, refused = named_thresholds(error_rates(scores, labels), {"score": "cosine"})
+    assert [one["name"] for one in thresholds] == ["eer", "far_5%", "far_1%"]
+    for one, rate in zip(thresholds[1:], (0.05, 0.01), strict=True):
+        assert np.mean(scores[~labels] >= one["threshold"]) == pytest.approx(rate)
+    assert len(refused) == 2 and "2500 non-targets expect 2.5" in refused[0]
+    assert thresholds[0]["backend"] == {"score": "cosine"}
+    # On a list without errors it lies half-way between the worst target and the nearest non-target.
+    ((one,), _) = named_thresholds(error_rates(np.array([0.1, 0.3, 0.7, 0.8]), np.array([0, 0, 1, 1])), {})
+    assert one["threshold"] == 0.5 and one["miss_rate"] == one["false_accept_rate"] == 0
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 1, 3, 1, 0], [1] * 6])
+def test_a_draw_repeats_trials_by_its_weights(random, counts):
+    labels = random.random(200) < 0.4
+    scores = np.round(random.normal(size=200) + labels, 1)
+    enrol = random.integers(0, 6, 200)
+    test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 5, 200)) % 6)
+    drawn = np.array(counts)
+    weights = np.where(labels, drawn[enrol], drawn[enrol] * drawn[test])
+    prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, {"0.01": (0.01, 1.0, 1.0)})
+    found = prepared.figures(drawn)
+    assert found is not None
+    repeated_scores, repeated_labels = np.repeat(scores, weights), np.repeat(labels, weights)
+    assert found[0] == pytest.approx(eer(repeated_scores, repeated_labels))
+    assert found[1] == pytest.approx(min_dcf(repeated_scores, repeated_labels, 0.01))
+
+
+def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random):
+    enrol = random.integers(0, 12, 600)
+    labels = random.random(600) < 0.4
+    test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 11, 600)) % 12)
+    scores = random.normal(size=600) + 1.5 * labels
+    wanted = np.array([0.05, 0.2, 0.5])
+    prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, {}, wanted)
+    misses = []
+    for draw in range(40):
+        counts = np.bincount(numpy_generator(3, boot.STREAM, draw).integers(0, 12, 12), minlength=12)
+        weights = np.where(labels, counts[enrol], counts[enrol] * counts[test])
+        rates = error_rates(np.repeat(scores, weights), np.repeat(labels, weights))
+        misses.append([point_at_false_accept_rate(rates, rate).miss for rate in wanted])
+    band = prepared.measure(40, 3).det_band
+    assert band is not None
+    low, high = np.percentile(misses, [2.5, 97.5], axis=0)
+    np.testing.assert_allclose(band["miss_low_percent"], 100 * low, rtol=1e-4)
+    np.testing.assert_allclose(band["miss_high_percent"], 100 * high, rtol=1e-4)
+    assert boot.SpeakerBootstrap(scores, labels, enrol, test, {}).measure(40, 3).det_band is None
+
+
+@pytest.mark.parametrize(("mistakes", "note"), [(0, "up to 3 in the next 8 speakers"), (1, "")])
+def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
+    speakers = [f"s{number}" for number in range(8)]
+    rows = [(1, f"{one}/1", f"{one}/2") for one in speakers]
+    rows += [(0, f"{one}/1", f"{other}/2") for one, other in itertools.permutations(speakers, 2)]
+    trials = trial_list(rows)
+    scores = np.array([float(label) for label, *_ in rows])
+    scores[:mistakes] = -1.0
+    result = measured(trials, scores)
+    assert (result.eer_interval_percent is None) == (not mistakes)
+    assert result.min_dcf_interval is None or (None in result.min_dcf_interval.values()) == (not mistakes)
+    assert note in result.interval_note
+
+
+def test_speakers_by_the_part_of_the_name_that_agrees():
+    rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
+    found = speakers_of(trial_list(rows))
+    assert found.rule.startswith("second part of the name")
+    assert (found.count, found.ids.tolist()) == (2, [0, 0, 1, 1])
+    assert list(found.names) == ["s1", "s2"]
+
+
+def test_speakers_by_groups_where_names_do_not_tell():
+    rows = [(1, "u1", "u2"), (1, "u2", "u3"), (0, "u1", "u4"), (1, "u4", "u5")]
+    found = speakers_of(trial_list(rows))
+    assert found.rule.startswith("groups")
+    assert found.count == 2 and len(set(found.ids[:3])) == 1 and not found.names
+
+
+def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):
+    (tmp_path / "speakers.csv").write_text("path,speaker\na,x\n")
+    with pytest.raises(ValueError, match=r"speakers\.csv: lacks 1 .*: b"):
+        speakers_of(trial_list([(0, "a", "b")]), tmp_path / "speakers.csv")
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e20, 3e38])
+def test_embeddings_of_any_size_are_normalised(size):
+    rows = np.ones((2, 8), dtype=np.float32)
+    plain = mean_embeddings(rows)
+    rows[0] *= np.float32(size)
+    np.testing.assert_allclose(mean_embeddings(rows), plain, rtol=1e-6)

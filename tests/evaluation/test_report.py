@@ -1,33 +1,30 @@
-"""Reports: what a page shows, that it can be made again from files alone, several runs, and broken folders."""
+"""Reports and figures: what a page shows, that it can be made again from files, several runs, broken folders."""
 
 import base64
 import csv
 import json
 import re
 import shutil
-import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from speakernet.cli import main
 from speakernet.data.audio import read_audio_bytes, write_audio
 from speakernet.evaluation import plots
 from speakernet.evaluation.files import Evaluation, embedding_map, read_run
-from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
+from speakernet.evaluation.plots import PALETTE, figure_svg
 from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
 from speakernet.evaluation.results import Results
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report_runs import make_run, make_trials
+from tests.evaluation.report_runs import make_run, make_trials
 
 SECTIONS = ("result", "errors", "data", "training", "slices", "robustness", "hardest", "embeddings", "facts")
 VOID = {"meta", "link", "br", "img"}
-JUNK: list[Any] = [[], {}, "text", 3, 1e400, -1, True, [[]], [{}], {"a": []}, [1, 2, 3], {"rows": 3}]
 
 
 class Checker(HTMLParser):
@@ -110,48 +107,6 @@ def test_page(run):
     pngs = {path.stem for path in (run / "plots").glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
     assert {"det", "scores", "thresholds", "calibration", "slices_1", "sweep_noise", "embeddings_1"} <= pngs
     assert {"training_loss", "training_margin"} <= pngs
-
-
-def test_operating_points_are_those_of_the_scores(run):
-    found = read_run(run)
-    targets, others = found.scores[found.labels == 1], found.scores[found.labels == 0]
-    pattern = r"<td>([^<]*)</td>" + r'<td class="number">([^<]*)</td>' * 4
-    cells = re.findall(pattern, (run / "report.html").read_text())
-    assert cells[0][0] == "equal error rate" and any(name.startswith("false accepts 1 %") for name, *_ in cells)
-    for name, threshold, refused, accepted, cost in cells:
-        assert (cost != "–") == name.startswith("lowest cost")
-        if threshold == "refuse all" or name == "equal error rate":
-            continue
-        # The page rounds thresholds to four digits and rates to two.
-        low, high = float(threshold) - 6e-5, float(threshold) + 6e-5
-        assert np.mean(targets < low) - 6e-5 <= float(refused.split()[0]) / 100 <= np.mean(targets < high) + 6e-5
-        assert np.mean(others >= high) - 6e-5 <= float(accepted.split()[0]) / 100 <= np.mean(others >= low) + 6e-5
-
-
-def test_facts(run):
-    sha = "d" * 64
-    (run / "metrics.jsonl").unlink()
-    edit(
-        run / "results.json",
-        backend={"score": "cosine", "subtract_mean": False},
-        thresholds=[{"name": "far_1%", "threshold": 0.5, "list": "held_out.txt"}],
-        machine={"cpu_cores": 16, "gpus": [{"name": "a GPU", "memory_bytes": 2**36}]},
-        checkpoint={"path": "best.pt", "sha256": sha},
-        performance={"utterances_per_second": 812.5, "process_peak_bytes": 2**31},
-        of_a_later_version=7,
-    )
-    found = dict(re.findall("<tr><th>([^<]*)</th><td>([^<]*)</td></tr>", unescape(write_report(run).read_text())))
-    expected = {
-        "model.options.pooling": "SAP",
-        "num_parameters": "1,437,080",
-        "backend.subtract_mean": "no",
-        "kept_thresholds": "0.5000: false accepts 1 % at most on held_out.txt",
-        "checkpoint.sha256": sha,
-        "gpus.1.memory_bytes": "64.0 GiB",
-        "of_a_later_version": "7",
-        "process_peak_bytes": "2.0 GiB",
-    }
-    assert {name: found.get(name) for name in expected} == expected
 
 
 def test_hardest_trials(run, trials, tmp_path):
@@ -298,33 +253,57 @@ def test_incomplete_results_are_refused(name, value):
         Results.from_dict({name: value})
 
 
-def test_unusable_metrics_are_skipped(tmp_path):
-    lines = [
-        {"kind": "step", "step": {}, "epoch": "x", "loss": 1.0, "step_seconds": "slow", "second_stage_from": 3},
-        {"kind": "evaluation", "step": 2, "epoch": 1, "eer_percent": 9.0, "eer_interval_percent": 3},
-        {"kind": "epoch", "step": 2, "epoch": None, "evaluation_seconds": []},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "Held-out EER 9 %" in write_report(tmp_path).read_text()
+def overlapping_scores(random, num_trials=400):
+    labels = np.arange(num_trials) % 4 == 0
+    return random.standard_normal(num_trials) + 2.0 * labels, labels.astype(np.int8)
 
 
-MAP = {"map_points": np.zeros((3, 2)), "map_names": np.array(["a", "b"]), "map_shares": np.array([0.5, 0.2])}
+def test_det_axes(random):
+    scores, labels = overlapping_scores(random)
+    rates = error_rates(scores, labels)
+    figure = plots.det_figure({"only": rates}, {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)})
+    curve, marked, off, diagonal = figure.axes[0].lines
+    x, y = curve.get_data()
+    assert np.isin(np.round(x, 9), np.round(ndtri(rates.false_accept_rates), 9)).all()
+    assert (np.diff(x) <= 0).all() and (np.diff(y) >= 0).all()
+    assert marked.get_label() == "EER" and marked.get_xdata()[0] == marked.get_ydata()[0]
+    assert off.get_label() == "off: off the plot" and not len(off.get_xdata())
+    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [{"labels": np.array(["a", "b"])}, {"map_points": np.zeros((3, 2))}, MAP | {"map_speakers": [0, 1, 9]}, None],
-)
-def test_junk_arrays_are_named(run, arrays):
-    path = run / "report_arrays.npz"
-    path.write_bytes(b"PK no archive")
-    if arrays is not None:
-        np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=r"report_arrays\.npz"):
-        write_report(run)
+def test_det_band(random):
+    scores, labels = overlapping_scores(random)
+    band = {"false_accept_percent": [1.0, 10.0], "miss_low_percent": [5.0, 0.0], "miss_high_percent": [20.0, 8.0]}
+    axes = plots.det_figure({"only": error_rates(scores, labels)}, {}, {"only": band}).axes[0]
+    (filled,) = axes.collections
+    corners = {(round(x, 9), round(y, 9)) for x, y in filled.get_paths()[0].vertices}
+    assert {tuple(np.round(ndtri([x, y]), 9)) for x, y in ((0.01, 0.05), (0.01, 0.2), (0.1, 0.08))} <= corners
+    # A band that reaches no misses at all goes beyond the plot, and does not stretch it.
+    assert min(y for _, y in corners) < axes.get_ylim()[0] and np.isfinite(list(corners)).all()
+    assert filled.get_label() == "95 % interval"
 
 
-def test_invisible_characters_are_written_out(run):
-    edit(run / "results.json", command="exp\u202etxt.exe\u2066 a\x07b\tc")
-    text = write_report(run).read_text()
-    assert "exp\\u202etxt.exe\\u2066" in text and "a\\u0007b\tc" in text
+def test_rates_by_threshold(random):
+    scores, labels = overlapping_scores(random)
+    accepts, rejects = {}, {}
+    for line in plots.threshold_figure(error_rates(scores, labels), 0.5).axes[0].lines:
+        name, (x, y) = line.get_label(), line.get_data()
+        {"false accepts": accepts, "false rejects": rejects}.get(name, {}).update(zip(x, y, strict=True))
+    assert len(accepts) > 300
+    for threshold in list(accepts)[::40]:
+        assert accepts[threshold] == pytest.approx(100 * np.mean(scores[labels == 0] >= threshold))
+        assert rejects[threshold] == pytest.approx(100 * np.mean(scores[labels == 1] < threshold))
+
+
+def test_svg(random):
+    scores, labels = overlapping_scores(random)
+    rates = error_rates(scores, labels)
+    texts = [figure_svg(plots.det_figure({"a": rates}, {}), name, 'of "a" & <b>') for name in ("one", "two")]
+    assert not any(light in text for text in texts for light, _ in PALETTE.values())
+    assert "var(--series-1)" in texts[0] and 'aria-label="of &quot;a&quot; &amp; &lt;b&gt;"' in texts[0]
+    names = [set(re.findall(r'\bid="([^"]+)"', text)) for text in texts]
+    assert names[0] and not names[0] & names[1]
+    for text, known in zip(texts, names, strict=True):
+        assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
+    again = figure_svg(plots.det_figure({"a": rates}, {}), "one", 'of "a" & <b>')
+    assert again == texts[0]

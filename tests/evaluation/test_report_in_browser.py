@@ -10,17 +10,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import threading
 from html import unescape
-from pathlib import Path
 
 import pytest
 
 from speakernet.evaluation.report import write_report, write_side_by_side
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report_runs import make_run, make_trials
+from tests.evaluation.report_runs import make_run, make_trials
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""

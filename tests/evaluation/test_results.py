@@ -2,22 +2,16 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from speakernet.cli import main
 from speakernet.data.lists import StringTable, TrialList, repeated_trials
 from speakernet.evaluation.figures import cautions, figures
-from speakernet.evaluation.files import write_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult, headline, headline_sentence
+from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
 from speakernet.evaluation.speakers import speakers_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report_runs import make_trials
+from tests.evaluation.report_runs import make_trials
 
 FIGURES = {
     *("num_trials", "num_utterances", "eer_percent", "eer_interval_percent", "min_dcf", "num_targets"),
@@ -77,28 +71,6 @@ def test_a_result_comes_back_from_its_file(trials, scores):
     assert first["eer_interval_percent"] == [4.0, 6.0] and second["eer_interval_percent"] == [None, None]
     assert set(third) == {"label", "num_trials", "num_targets", "eer_percent", "eer_interval_percent", "note"}
     assert set(written["sweep"][0]["rows"][0]) == {"label", "eer_percent", "eer_interval_percent"}
-
-
-def test_the_headline_is_written_in_one_way_everywhere(tmp_path, trials, scores, capsys):
-    for name in "ab":
-        write_scores(tmp_path / name / "scores.txt", trials, scores)
-    results = measured(trials, np.round(scores, 6))
-    eer, cost, *_ = headline(results, 3)
-    low, high = results.eer_interval_percent
-    assert (eer.text, eer.number) == (f"{results.eer_percent:.3f} %", f"{results.eer_percent:.3f}")
-    assert cost.name == "minDCF(0.01)" and cost.text == f"{results.min_dcf['0.01']:.4f}"
-    sentence = headline_sentence(results)
-    assert f"EER {results.eer_percent:.2f} % (95 % interval {low:.2f} to {high:.2f}, bootstrap" in sentence
-    assert sentence.endswith(f"; {len(trials):,} trials, {trials.labels.sum()} of them targets")
-    command = ["--trials", trials.source, "--draws", "50"]
-    assert main(["evaluate", "--scores", str(tmp_path / "a"), *command, "--save_path", str(tmp_path / "out")]) == 0
-    printed = capsys.readouterr().out
-    assert f"EER {eer.text} (95 % interval " in printed and f"minDCF(0.01) {cost.text}" in printed
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), *command]) == 0
-    table = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["EER", "(%)", eer.number, eer.number] in table and ["minDCF(0.01)", cost.number, cost.number] in table
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert f"<b>{headline(results)[0].text}</b>" in page and "minDCF(0.01)" in page
 
 
 GOOD = Results(

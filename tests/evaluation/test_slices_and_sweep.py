@@ -18,7 +18,7 @@ from speakernet.evaluation.slices import (
     usable_columns,
     value_slicing,
 )
-from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.evaluation.sweep import KINDS, DegradedSource, run_sweep, sweep_steps
 
 RATE = 16000
@@ -87,6 +87,24 @@ def test_numbers_are_cut_into_thirds_and_names_are_refused():
         column_slicings("file", words, trials)
     columns = {"age": ages, "file": words, "all": ["x"] * 24, "room": ["a", "b"] * 12}
     assert usable_columns(columns) == ["age", "room"]
+
+
+@pytest.mark.parametrize("read", [read_speaker_table, lambda path: read_metadata(path, ["a"])])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"path,speaker\ncaf\xe9,x\n", "not UTF-8"),
+        (b"path,speaker\na," + b"x" * 200_000 + b"\n", "field larger|longer than"),
+        (b"", "no column"),
+        (b"\x00" * 50, "NUL|no column|not text|line contains"),
+        (b"path,speaker\na,b\na\n", "line 3: "),
+        (b"path,speaker\na,b\na,b,c\n", "line 3: "),
+    ],
+)
+def test_a_damaged_table_is_named(read, content, message, tmp_path):
+    (tmp_path / "my.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"my\.csv.*({message})"):
+        read(tmp_path / "my.csv")
 
 
 def test_metadata_that_lacks_utterances_or_the_path_is_told(tmp_path):

@@ -1,6 +1,15 @@
-"""The device of a run: what is asked for and what there is, its clock and its utilisation."""
+"""The device and torch's settings: what is asked for, applied, refused; threads in lanes; memory of the process."""
 
+import json
 import logging
+import mmap
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +17,10 @@ import torch
 from speakernet.config import load_config
 from speakernet.machine import device
 from speakernet.machine.device import choose_device, find_device, utilisation_monitor
+from speakernet.machine.memory import HUGE_PAGES, Monitor
 from speakernet.machine.options import MachineOptions
+from speakernet.machine.settings import many_shapes, optimize_torch_settings
+from speakernet.machine.threads import in_lanes, lanes_of
 
 
 @pytest.fixture()
@@ -68,3 +80,210 @@ def test_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
         with utilisation_monitor(torch.device(name)) as monitor:
             pass
         assert monitor.mean == mean
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_before():
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    torch.set_num_threads(threads)
+
+
+def applied(device: torch.device | None = None, **options: Any) -> dict[str, Any]:
+    varies_lengths = options.pop("varies_lengths", False)
+    return optimize_torch_settings(MachineOptions(**options), device, varies_lengths=varies_lengths)
+
+
+def test_settings_are_applied() -> None:
+    settings = applied(deterministic=True, threads=1)
+    assert torch.are_deterministic_algorithms_enabled() and settings["deterministic"] is True
+    assert settings["threads"] == 1 == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(("device", "bound"), [("cuda:1", True), ("cpu", False), (None, True)])
+def test_the_memory_bound_goes_to_the_chosen_gpu(
+    device: str | None, bound: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bounds: list[tuple] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
+    chosen = None if device is None else torch.device(device)
+    applied(chosen, memory_fraction=0.5)
+    assert bounds == ([(0.5, chosen)] if bound else [])
+    assert ("runtime.memory_fraction has no effect" in caplog.text) is not bound
+
+
+@pytest.mark.parametrize(
+    ("options", "benchmark"),
+    [
+        ({}, True),
+        ({"varies_lengths": True}, False),
+        ({"varies_lengths": True, "cudnn_benchmark": True}, True),
+        ({"varies_lengths": True, "cudnn_benchmark": False}, False),
+        ({"deterministic": True}, False),
+    ],
+)
+def test_convolutions_are_timed_if_their_shapes_come_again(
+    options: dict, benchmark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert applied(torch.device("cuda:0"), **options)["cudnn_benchmark"] is benchmark
+    with many_shapes():
+        assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark is benchmark
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_for_convolutions_alone(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters, pooling and heads are products of matrices, and keep all bits of float32."""
+    torch.set_float32_matmul_precision("high")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    applied(torch.device("cuda:0"), tf32=tf32)
+    assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32 is tf32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 1000}, "threads: 1000 on .* cores; expected 0"),
+        ({"interop_threads": -1}, "interop_threads"),
+        ({"attention": ["bogus"]}, "attention is"),
+        ({"memory_fraction": 7.0}, "memory_fraction"),
+    ],
+)
+def test_settings_without_sense_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        applied(**options)
+
+
+def test_freed_memory_is_kept_with_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "keep_memory" not in applied(keep_memory=False, threads=0)
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    assert applied()["keep_memory"] is False
+
+
+SCRIPTS = [
+    "given_back = faults(4, 64)\n"
+    "assert keep_freed_memory()\n"
+    # Small allocations take bites out of the freed place, and the heap grows by another: up to six times was seen.
+    "faults(32, 64)\n"
+    "kept = faults(4, 64)\n"
+    "release_freed_memory()\n"
+    "print(given_back, kept, faults(1, 64))\n",
+    "assert return_freed_memory()\nfaults(8, 24)\nprint(faults(4, 24))\n",
+]
+"""Memory that is kept, and given back; `faults(times, mebibytes)` counts the page faults of tensors made and freed."""
+
+OWNER = """
+import json, os, resource, sys, torch
+from speakernet.machine.memory import keep_freed_memory, release_freed_memory, return_freed_memory
+
+def faults(times, mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.ones(mebibytes, 512, 512)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for script in json.loads(sys.argv[1]):
+    process = os.fork()
+    if not process:
+        exec(script)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept and given back with glibc only")
+def test_page_faults() -> None:
+    """In copies of a process whose memory no test has grown, without huge pages, each of which is one fault."""
+    command = [sys.executable, "-c", OWNER, json.dumps(SCRIPTS)]
+    environment = {**os.environ, HUGE_PAGES: "0"}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    (given_back, kept, released), (returned,) = (
+        [int(number) / (2**20 // mmap.PAGESIZE) for number in line.split()] for line in result.stdout.splitlines()
+    )
+    assert given_back >= 4 * 64 and kept < 64 / 4 and released > 64 / 2
+    # By itself the C library usually keeps tensors of up to 32 MiB once it has freed one.
+    assert returned >= 4 * 24
+
+
+def test_monitor() -> None:
+    readings = iter([100, 300, 900, 200, *[200] * 10_000])
+    seen: list[int] = []
+
+    def read() -> int:
+        seen.append(next(readings))
+        return seen[-1]
+
+    with Monitor(read, sample_seconds=0.001) as monitor:
+        while len(seen) < 5:
+            pass
+    assert (monitor.start, monitor.peak, monitor.mean) == (100, 900, pytest.approx(sum(seen) / len(seen)))
+    with Monitor(None) as idle:
+        pass
+    assert idle.mean is None
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_order_bounds_and_threads():
+    taken, open_lanes, most = [], 0, 0
+    lock = threading.Lock()
+
+    def items():
+        for number in range(12):
+            taken.append(number)
+            yield number
+
+    def work(number):
+        nonlocal open_lanes, most
+        with lock:
+            open_lanes += 1
+            most = max(most, open_lanes)
+        time.sleep(0.002 * (number % 3))
+        with lock:
+            open_lanes -= 1
+        return number, torch.get_num_threads(), threading.current_thread() is threading.main_thread()
+
+    found = []
+    for one in in_lanes(work, items(), 2):
+        found.append(one)
+        assert len(taken) <= len(found) + 3
+    assert [one[0] for one in found] == list(range(12)) and most == 2
+    assert {one[1:] for one in found} == {(2, False)} and torch.get_num_threads() == 4
+
+
+def test_an_error_comes_in_its_turn():
+    done = []
+
+    def work(number):
+        if number == 3:
+            raise ValueError("the fourth is bad")
+        done.append(number)
+
+    with pytest.raises(ValueError, match="the fourth"):
+        list(in_lanes(work, iter(range(1000)), 2))
+    assert len(done) < 10 and torch.get_num_threads() == 4
+
+
+def test_one_lane_is_the_callers_thread():
+    here = threading.get_ident()
+    assert set(in_lanes(lambda _: (threading.get_ident(), torch.get_num_threads()), range(3), 1)) == {(here, 4)}
+
+
+def test_number_of_lanes():
+    assert lanes_of("cpu") == 4 and lanes_of("cuda:1") == 1
+    torch.set_num_threads(64)
+    assert lanes_of(torch.device("cpu")) == 8

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from speakernet.assembly.training import refuse_impossible
-from speakernet.cli import main
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.machine.options import MachineOptions
@@ -35,11 +34,7 @@ SLURM = {
 }
 
 
-def test_torchruns_variables() -> None:
-    assert find_place(TORCHRUN, 0) == Place(5, 8, 1, 4, "gpu07", 29500)
-
-
-def test_slurms_variables() -> None:
+def test_variables_of_torchrun_and_slurm() -> None:
     assert find_place(SLURM, 0) == Place(5, 7, 1, 3, "gpu07", 24711)
     assert find_place(SLURM, 1234) == Place(5, 7, 1, 3, "gpu07", 1234)
     assert find_place({**SLURM, "MASTER_PORT": "999", "MASTER_ADDR": "here"}, 0) == Place(5, 7, 1, 3, "here", 999)
@@ -104,20 +99,6 @@ def test_contradictions_are_refused(options: dict[str, Any], message: str, monke
         raise AssertionError("it began")
 
 
-def test_nccl_without_a_gpu_is_refused_in_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="take gloo"), joined(MachineOptions(backend="nccl")):
-        raise AssertionError("it began")
-
-
-def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    set_environment(monkeypatch, TORCHRUN)
-    with pytest.raises(ValueError, match="rank 1"), joined(MachineOptions()):
-        raise AssertionError("it began")
-
-
 def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -152,26 +133,12 @@ def test_distributed_without_several_gpus_is_one_process_and_says_so(
     assert said in caplog.text
 
 
-def test_distributed_starts_a_process_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert num_gpus(MachineOptions()) == 4
-
-
 def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_differences({"a": 1})
     other = {"loss.margin": 0.3, "data.batch_size": 4}
     monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, other])
     with pytest.raises(ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"):
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
-
-
-def test_several_processes_that_embed_have_parts_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_environment(monkeypatch, {**TORCHRUN, "LOCAL_RANK": "0"})
-    assert main(["embed", "a.wav", "--model", "best.pt", "--out", "e.npz", "--part", "1/2"]) == 1
-    assert "--part 1/2" in capsys.readouterr().err
 
 
 def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

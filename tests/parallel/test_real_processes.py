@@ -65,20 +65,9 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, 
     before = steps_of(run)
     variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
     command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
-    tasks = [
-        Started(
-            [
-                "env",
-                *variables,
-                "SLURM_STEP_NODELIST=localhost",
-                f"SLURM_PROCID={one}",
-                f"SLURM_LOCALID={one}",
-                *command,
-            ],
-            tmp_path / f"{one}.txt",
-        )
-        for one in range(2)
-    ]
+    variables += ("SLURM_STEP_NODELIST=localhost",)
+    owns = [(f"SLURM_PROCID={one}", f"SLURM_LOCALID={one}") for one in range(2)]
+    tasks = [Started(["env", *variables, *own, *command], tmp_path / f"{own[0]}.txt") for own in owns]
     with tasks[0], tasks[1]:
         for task in tasks:
             task.until(lambda: steps_of(run) >= before + 5, "its fifth step")

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from several import ranks_environment
 
 from speakernet.cli import main
 from tests.hostile.ranks import RankKills, recipe_of
 from tests.outcomes import VOLATILE, came_to, differences
+from tests.parallel.several import ranks_environment
 from tests.started import Started, free_port, steps_of, torchrun
 
 pytestmark = [

@@ -9,14 +9,14 @@ from typing import IO, Any
 
 import pytest
 import torch
-from training_fakes import FakeLoader, step_of, trained
 
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.training import checkpoints
-from speakernet.training.checkpoints import CheckpointStore, average_weights, changed_options, epoch_paths, to_cpu
+from speakernet.training.checkpoints import CheckpointStore, average_weights, epoch_paths, to_cpu
 from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import NonFiniteError
+from tests.training.training_fakes import FakeLoader, step_of, trained
 
 
 def contents(value: float) -> dict:
@@ -153,16 +153,6 @@ def _without_cleaning(path: Path, mode: str, *, is_flushed: bool = True) -> Iter
     temporary.replace(path)
 
 
-def test_what_a_kill_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
-    trained(tmp_path, max_epochs=1)
-    (tmp_path / "plots").mkdir()
-    left = [tmp_path / "plots" / ".det.png.1-a.tmp", tmp_path / ".results.json.1-b.tmp", tmp_path / ".last.pt.new.tmp"]
-    for path in left:
-        path.touch()
-    trained(tmp_path, max_epochs=1)
-    assert not any(path.exists() for path in left)
-
-
 def test_truncated_at_any_point(tmp_path: Path):
     path = tmp_path / "last.pt"
     # Of some sizes torch's reader fails otherwise than of others.
@@ -203,15 +193,6 @@ def test_missing_best_of_a_finished_run_is_measured_again(tmp_path: Path, damage
     assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["best_eer_percent"] == 7.0
     assert again.state.step == 3 * 7
     assert step_of(tmp_path)["best_eer_percent"] == 7.0
-
-
-def test_best_that_the_disk_did_not_take_is_no_reference(tmp_path: Path) -> None:
-    trained(tmp_path, max_epochs=3, eers=[9.0, 5.0, 7.0])
-    older = (tmp_path / "checkpoints" / "epoch_0001.pt").read_bytes()
-    (tmp_path / "best.pt").unlink()
-    (tmp_path / "best.pt").write_bytes(older)
-    assert trained(tmp_path, max_epochs=4, eers=[8.0]).state.best_eer_percent == 8.0
-    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 4
 
 
 def nested(name: str, value: Any) -> Callable[[dict], Any]:
@@ -261,11 +242,3 @@ def test_mean_of_checkpoints_against_a_loop():
     for bad in ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], []):
         with pytest.raises(ValueError, match=r"checkpoint"):
             average_weights(bad)
-
-
-def test_changed_options_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    saved = {"data": {"train_list": "list.txt", "batch_size": 8, "gone": 1}, "augment": {"snr": [0, 5]}}
-    now = {"data": {"train_list": str(tmp_path / "list.txt"), "batch_size": 16, "new": 2}, "augment": {"snr": [0, 6]}}
-    assert changed_options(saved, now) == ["data.batch_size 16 (was 8)", "augment.snr [0, 6] (was [0, 5])"]
-    assert changed_options(saved, now, ["augment"]) == ["augment.snr [0, 6] (was [0, 5])"]

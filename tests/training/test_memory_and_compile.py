@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from training_fakes import FakeNet, trained
 
 from speakernet.training import compiling
 from speakernet.training.compiling import Compiler, enable_gradient_checkpointing, training_bytes
 from speakernet.training.options import RuntimeOptions
+from tests.training.training_fakes import FakeNet, trained
 
 
 class Block(nn.Module):
@@ -111,23 +111,6 @@ def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, mo
     assert failures
     for one, other in zip(straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.slow
-def test_compiled_equals_eager():
-    torch.manual_seed(0)
-    plain, compiled = Net(), Net()
-    compiled.load_state_dict(plain.state_dict())
-    compiler_of(compiled, "on", "regional")
-    for one, other in zip(run(plain), run(compiled), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert not any("_orig_mod" in key for key in compiled.state_dict())
-    # evaluation with other lengths runs eagerly: nothing is compiled for them
-    with torch.compiler.set_stance("force_eager"), torch.no_grad():
-        frames_before = torch._dynamo.utils.counters["frames"].copy()
-        for length in (11, 12, 13):
-            compiled(torch.randn(2, 3, length))
-        assert torch._dynamo.utils.counters["frames"] == frames_before
 
 
 def test_what_training_takes_is_counted_from_saved_activations() -> None:

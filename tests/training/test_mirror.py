@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from training_fakes import assert_same_bits, trained
 
 from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, PREVIOUS, RESULTS, SECOND_STAGE
 from speakernet.training import mirror
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
+from tests.training.training_fakes import assert_same_bits, trained
 
 
 @pytest.fixture(autouse=True)

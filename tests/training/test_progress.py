@@ -1,4 +1,4 @@
-"""What a run shows: one bar for all of it, in the words of its last numbers; records that a resume takes back."""
+"""What a run shows and records: one bar, TensorBoard, a profile; records that a resume takes back."""
 
 import json
 import logging
@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_fakes import make_trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 from speakernet import terminal
+from speakernet.evaluation.plots import new_figure, save_png
 from speakernet.terminal import duration
-from speakernet.training import progress
+from speakernet.training.options import RuntimeOptions
+from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
+from speakernet.training.tensorboard import add_test_results
+from tests.training.training_fakes import make_trainer
 
 VALUES = {
     "loss": 2.5,
@@ -47,24 +52,6 @@ def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptu
     shown.advance(1)
     assert caplog.messages[-1] == expected
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
-
-
-def test_numbers_are_fresh_however_rarely_they_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
-    trainer = make_trainer(tmp_path / "shown", log_interval=100)
-    monkeypatch.setattr(trainer.progress, "show_bar", True)
-    trainer.train()
-    lines = [line for line in caplog.messages if line.startswith("training: ")]
-    assert len(lines) == 3 * 7 and all("loss" in line and " left" in line for line in lines[1:])
-    assert lines[-1].startswith("training: 100 %, epoch 3/3, loss ")
-    # What is shown changes nothing of what is recorded.
-    quiet = make_trainer(tmp_path / "quiet", log_interval=100)
-    quiet.train()
-    assert quiet.state.epoch_loss_sum == trainer.state.epoch_loss_sum
 
 
 @pytest.mark.parametrize(
@@ -130,3 +117,115 @@ def test_rates_and_shares():
 def test_advice_fits_the_run(facts: LoadingFacts, words: str) -> None:
     assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
     assert data_wait_advice(0.1, facts) == ""
+
+
+CONFIGURATION = {
+    "data": {"train_list": "/lists/train.txt", "batch_size": 64, "speed_factors": [1.0]},
+    "model": {"name": "ResNet", "options": {"channels": 16}},
+    "training": {"save_path": "exps/a"},
+}
+
+
+def evaluation(eer: float) -> dict:
+    interval = [eer - 1, eer + 1]
+    return {
+        "eer_percent": eer,
+        "eer_interval_percent": interval,
+        "min_dcf": {"0.01": eer / 10, "0.05": 0.2},
+        "min_dcf_interval": {"0.01": [0.1, 0.9]},
+        "num_trials": 100,
+        "trials_checksum": 12345,
+        "note": "",
+    }
+
+
+def train(folder: Path, first: int, last: int) -> None:
+    """Steps first..last with an evaluation after each tenth."""
+    progress = Progress(folder, show_bar=False, configuration=CONFIGURATION)
+    progress.open(first - 1)
+    for step in range(first, last + 1):
+        values = {"loss": 1 / step, "margin": 0.2, "learning_rate": 0.1 if step < 15 else 0.01}
+        progress.record("step", step, 1 + step // 10, values)
+        if step % 10 == 0:
+            progress.record("evaluation", step, step // 10, evaluation(30 / step))
+    progress.close()
+
+
+def read(folder: Path) -> EventAccumulator:
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+def points(found: EventAccumulator, tag: str) -> list[tuple[int, float]]:
+    return [(one.step, one.value) for one in found.Scalars(tag)]
+
+
+def test_costs_and_intervals_are_curves(tmp_path: Path) -> None:
+    train(tmp_path, 1, 20)
+    found = read(tmp_path)
+    tags = set(found.Tags()["scalars"])
+    assert points(found, "evaluation/eer_percent") == [(10, 3.0), (20, 1.5)]
+    assert points(found, "evaluation/eer_interval_percent/low") == [(10, 2.0), (20, 0.5)]
+    assert points(found, "evaluation/min_dcf/0.01") == [(10, pytest.approx(0.3)), (20, pytest.approx(0.15))]
+    assert {"evaluation/min_dcf/0.05", "evaluation/min_dcf_interval/0.01/high"} <= tags
+    assert len(points(found, "step/loss")) == 20
+
+
+def test_a_resume_replaces_later_steps(tmp_path: Path) -> None:
+    train(tmp_path, 1, 16)
+    train(tmp_path, 12, 20)
+    assert [step for step, _ in points(read(tmp_path), "step/loss")] == list(range(1, 21))
+
+
+def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path: Path) -> None:
+    train(tmp_path, 1, 10)
+    figure, axes = new_figure("x")
+    axes.plot([0, 1])
+    save_png(figure, tmp_path / "plots" / "det.png")
+    results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
+    add_test_results(tmp_path, 10, results, [tmp_path / "plots" / "det.png"])
+    found = read(tmp_path)
+    assert points(found, "test/eer_percent") == [(10, 4.0)]
+    assert points(found, "test/eer_interval_percent/high") == [(10, 5.0)]
+    assert points(found, "test/cllr") == [(10, pytest.approx(0.3))]
+    assert points(found, "test/performance/utterances_per_second") == [(10, 200.0)]
+    assert "test/num_trials" not in found.Tags()["scalars"]
+    (image,) = found.Images("test/det")
+    assert image.encoded_image_string == (tmp_path / "plots" / "det.png").read_bytes() and image.width > image.height
+
+
+def profiler_of(num_steps: int, folder: Path) -> StepProfiler:
+    """A profiler of a run on the CPU."""
+    return StepProfiler(RuntimeOptions(profile_steps=num_steps), folder, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(5, "trace of 2 steps"), (3, "trace of 1 steps"), (2, "nothing")])
+def test_what_a_profile_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture, num_steps: int, expected: str) -> None:
+    caplog.set_level(logging.INFO)
+    profiler = profiler_of(2, tmp_path)
+    net = nn.Linear(64, 64)
+    for _ in range(num_steps):
+        with torch.profiler.record_function("speakernet.forward"):
+            loss = net(torch.randn(32, 64)).square().mean()
+        with torch.profiler.record_function("speakernet.backward"):
+            loss.backward()
+        profiler.step()
+    profiler.close()
+    assert expected in caplog.text
+    if num_steps > 2:
+        assert json.loads((tmp_path / "steps.pt.trace.json").read_text())["traceEvents"]
+        assert "addmm" in caplog.text and "data 0%" in caplog.text and "backward 0%" not in caplog.text
+
+
+def test_peak_of_tensors_counts_what_lives_at_one_time() -> None:
+    kept = torch.ones(1024, 1024)
+
+    def run() -> None:
+        first = kept + 1  # 4 MiB
+        second = first * 2  # 8 MiB at once
+        del first
+        torch.add(second, 1)  # 8 MiB again
+
+    assert 8 * 2**20 <= peak_tensor_bytes(run) < 8.1 * 2**20
+    assert peak_tensor_bytes(lambda: None) == 0

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from training_fakes import FakeLoader, assert_same_bits, make_trainer, step_of, trained
 
 from speakernet.training import progress
 from speakernet.training.progress import Interrupted, StopRequest
 from tests.tiny_recipe import MANY_STEPS, write_recipe
+from tests.training.training_fakes import FakeLoader, assert_same_bits, make_trainer, step_of, trained
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this platform")
 

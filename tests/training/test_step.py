@@ -1,9 +1,16 @@
-"""One optimizer step: accumulation, clipping, the gradient cache, precision; against loops and hand-worked numbers."""
+"""One optimizer step against loops and hand-worked numbers: optimizers, accumulation, gradient cache, precision."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
-from training_fakes import (
+
+from speakernet.training.optimizers import WeightAverage, create_optimizer, parameter_groups, should_fuse
+from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, SgdOptions
+from speakernet.training.precision import Precision, choose_precision
+from speakernet.training.step import TrainingStep
+from tests.training.training_fakes import (
     CPU,
     SAMPLES,
     FakeBatch,
@@ -15,10 +22,6 @@ from training_fakes import (
     optimizer_options,
     tensors,
 )
-
-from speakernet.training.optimizers import BufferGuard, create_optimizer
-from speakernet.training.options import SgdOptions
-from speakernet.training.step import TrainingStep
 
 
 def sgd_step(net: nn.Module, loss: nn.Module, **options) -> TrainingStep:
@@ -148,17 +151,132 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
         assert torch.isfinite(one).all() and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("is_bad", [True, False])
-def test_statistics_are_put_back_after_a_bad_step(is_bad: bool) -> None:
-    """Without asking the device which: all tensors of a type at once, NaN among them."""
-    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2))
-    guard = BufferGuard([net])
-    guard.remember()
-    before = tensors(net)
-    for norm in net:
-        norm.running_mean.fill_(float("nan"))
-        norm.num_batches_tracked += 1
-    moved = tensors(net)
-    guard.restore_where(torch.tensor(is_bad))
-    for key, value in net.state_dict().items():
-        torch.testing.assert_close(value, (before if is_bad else moved)[key], equal_nan=True, atol=0, rtol=0)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name: str):
+    def make() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 1)
+        return layer, create_optimizer(optimizer_options(name, learning_rate=0.05, weight_decay=1e-4), [layer], CPU)
+
+    data = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+    target = data @ torch.tensor([[1.0], [-2.0], [0.5]])
+
+    def steps(layer: nn.Linear, optimizer: torch.optim.Optimizer, count: int) -> float:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = (layer(data) - target).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    layer, optimizer = make()
+    first = steps(layer, optimizer, 1)
+    # copied: an optimizer that loads a state shares its tensors
+    saved = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
+    assert steps(layer, optimizer, 40) < 0.5 * first
+    other, resumed = make()
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    steps(other, resumed, 40)
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_norms_and_biases_do_not_decay():
+    net = FakeNet()
+    decaying, plain = parameter_groups([net, net], weight_decay=0.1)
+    assert [tuple(p.shape) for p in decaying["params"]] == [(16, 12), (8, 16)]
+    assert len(plain["params"]) == 4 and plain["weight_decay"] == 0.0
+    (only,) = parameter_groups([net], weight_decay=0.1, decay_all=True)
+    assert len(only["params"]) == 6
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="every weight"):
+        create_optimizer(AdamOptions(learning_rate=1.0), [net], CPU)
+
+
+def test_fused_is_refused_where_torch_has_none():
+    assert should_fuse(optimizer_options("adam"), CPU)
+    assert not should_fuse(optimizer_options("radam"), CPU)
+    assert not should_fuse(optimizer_options("adam", fused="off"), CPU)
+    with pytest.raises(ValueError, match="no fused nadam"):
+        should_fuse(optimizer_options("nadam", fused="on"), CPU)
+    with pytest.raises(ValueError, match="did you mean 'adam'"):
+        create_optimizer(OptimizerOptions(name="adamx", learning_rate=1.0), [nn.Linear(1, 1)], CPU)
+
+
+def test_moving_average_against_a_loop():
+    net = nn.Linear(2, 2)
+    average = WeightAverage(net, decay=0.8)
+    expected = net.weight.detach().clone()
+    for step in range(30):
+        net.weight.data.normal_(generator=torch.Generator().manual_seed(step))
+        average.update()
+        decay = min(0.8, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * net.weight.detach()
+    own = net.weight.detach().clone()
+    with average.applied():
+        torch.testing.assert_close(net.weight.detach(), expected)
+    assert torch.equal(net.weight.detach(), own)
+
+
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("requested", "device", "flags", "capability", "expected"),
+    [
+        ("auto", CPU, {"avx512_bf16"}, None, "bf16"),
+        ("auto", CPU, {"amx_bf16", "amx_tile"}, None, "bf16"),
+        ("auto", CPU, {"bf16"}, None, "bf16"),
+        ("auto", CPU, {"avx2"}, None, "no"),
+        ("bf16", CPU, {"avx2"}, None, "bf16"),
+        ("fp16", CPU, {"avx512_fp16"}, None, "fp16"),
+        ("no", CPU, {"avx512_bf16"}, None, "no"),
+        ("auto", CUDA, set(), (8, 0), "bf16"),
+        ("auto", CUDA, set(), (7, 5), "fp16"),
+        ("auto", CUDA, set(), (5, 0), "no"),
+        ("fp16", CUDA, set(), (9, 0), "fp16"),
+    ],
+)
+def test_choice(requested, device, flags, capability, expected):
+    choice = choose_precision(requested, device, flags=frozenset(flags), capability=capability)
+    assert choice.name == expected
+    assert choice.reason
+
+
+def test_impossible_precisions_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match="fp16"):
+        choose_precision("fp16", CPU, flags=frozenset({"avx2"}))
+    with pytest.raises(ValueError, match=r"7\.5"):
+        choose_precision("bf16", CUDA, capability=(7, 5))
+
+
+def test_scale_follows_torchs_scaler():
+    """The same overflows give the same scale after every step."""
+    ours = Precision(RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", CPU)
+    theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for is_bad in [False, False, False, True, False, True, True, False, False, False, False, False, False]:
+        scaled = theirs.scale(weight.sum())
+        weight.grad = torch.full_like(weight, float("inf") if is_bad else float(scaled.detach()))
+        theirs.step(optimizer)
+        theirs.update()
+        ours.update(torch.tensor(is_bad))
+        assert float(ours.scale) == theirs.get_scale()
+
+
+def test_scale_survives_a_checkpoint():
+    one = Precision(RuntimeOptions(loss_scale=8.0, loss_scale_growth_interval=2), "fp16", CPU)
+    one.update(torch.tensor(False))
+    other = Precision(RuntimeOptions(loss_scale_growth_interval=2), "fp16", CPU)
+    other.load_state_dict(one.state_dict())
+    other.update(torch.tensor(False))
+    assert float(other.scale) == 16.0
+
+
+@pytest.mark.parametrize("before", ["no", "bf16"])
+def test_a_run_that_changes_to_fp16_begins_with_the_scale_of_its_options(before):
+    other = Precision(RuntimeOptions(loss_scale=1024.0), "fp16", CPU)
+    other.load_state_dict(Precision(RuntimeOptions(), before, CPU).state_dict())
+    assert float(other.scale) == 1024.0

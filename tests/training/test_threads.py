@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training_fakes import make_trainer
 
-from speakernet.training.threads import REST_WINDOWS, SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch, Window, decide
+from speakernet.training.threads import SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch, Window, decide
+from tests.training.training_fakes import make_trainer
 
 BUSY, ALONE = 0.3, 0.99
 
@@ -65,25 +65,6 @@ def test_a_disturbed_run_goes_down_within_its_first_steps_and_says_so_once(caplo
     assert "55 utterances/s with 1 threads, 17 with 2; continuing with 1" in caplog.text
     run.watch.close()
     assert run.set == [1, 2]
-
-
-def test_a_trial_that_gains_nothing_is_taken_back_and_seldom_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(2, lambda threads: (100.0 * threads, BUSY))
-    run.go(2000)
-    assert run.used.count(1) < 0.06 * len(run.used)
-    assert not caplog.records
-
-
-def test_work_that_comes_later_and_goes_is_noticed() -> None:
-    run = Run(2, alone)
-    run.go(200)
-    assert run.set == []
-    run.speeds = disturbed
-    run.go(40)
-    assert run.used[-1] == 1
-    run.speeds = alone
-    run.go((REST_WINDOWS + 3) * WINDOW_STEPS * 2)
-    assert run.used[-1] == 2
 
 
 @pytest.mark.parametrize(("adapts", "is_compiled"), [(False, False), (True, True)])

@@ -1,4 +1,4 @@
-"""The training loop on fakes: resume bit for bit, non-finite guard, early stopping, finished run, records."""
+"""The training loop on fakes: resume bit for bit, given and frozen weights, bad steps, records, the final model."""
 
 import math
 import multiprocessing
@@ -9,22 +9,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_fakes import (
+from torch.optim.swa_utils import update_bn
+
+from speakernet.checkpoint import read_own_checkpoint
+from speakernet.run_folder import held
+from speakernet.training.checkpoints import epoch_paths
+from speakernet.training.optimizers import Freezing, create_optimizer
+from speakernet.training.options import OPTIMIZERS, TrainingOptions
+from speakernet.training.progress import NonFiniteError, Stage
+from speakernet.training.trainer import Trainer
+from tests.training.training_fakes import (
+    CPU,
     FakeLoader,
+    FakeLoss,
+    FakeNet,
     assert_same_bits,
     interrupted,
+    make_step,
     make_trainer,
+    optimizer_options,
     records,
     step_of,
     tensors,
     trained,
     weights_of,
 )
-
-from speakernet.checkpoint import read_own_checkpoint
-from speakernet.run_folder import held
-from speakernet.training.checkpoints import epoch_paths
-from speakernet.training.progress import NonFiniteError
 
 
 @pytest.mark.parametrize(("stop_at", "accumulation"), [(0, 1), (3, 1), (7, 2), (13, 2)])
@@ -54,17 +63,6 @@ def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path:
     for step, epoch in {2: 0.25, 4: 0.75, 6: 1 + 1 / 8, 12: 1 + 7 / 8}.items():
         expected = 0.01 * epoch / 0.5 if epoch < 0.5 else 0.005 * (1 + math.cos(math.pi * (epoch - 0.5) / 1.5))
         assert rates[step] == pytest.approx(expected), step
-
-
-def test_a_position_that_no_longer_exists_restarts_the_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Changed(FakeLoader):
-        def load_state_dict(self, state: dict) -> None:
-            raise ValueError("other batches")
-
-    interrupted(tmp_path, 10)
-    # Four steps of the second epoch were done before, and are done again.
-    assert trained(tmp_path, loader=Changed()).state.step == 3 * 7 + 4
-    assert "restarting epoch 2: other batches" in caplog.text
 
 
 class Slow(FakeLoader):
@@ -129,14 +127,6 @@ def test_run_folder_is_held_by_one_run(tmp_path: Path) -> None:
         make_trainer(tmp_path).train()
 
 
-def test_an_average_after_early_stopping_is_tried_once_and_costs_no_patience(tmp_path: Path) -> None:
-    options = {"max_epochs": 20, "average_checkpoints": 2}
-    trained(tmp_path, eers=[5.0, 6.0, 7.0], patience=1, **options)
-    again = trained(tmp_path, eers=[4.0], patience=1, **options)
-    assert (again.state.epoch, again.state.best_eer_percent) == (2, 5.0)
-    assert trained(tmp_path, eers=[8.0, 8.0], patience=3, **options).state.epoch == 4
-
-
 def test_what_an_earlier_run_left_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(tmp_path, max_epochs=6)
     best = (tmp_path / "best.pt").read_bytes()
@@ -178,9 +168,146 @@ def test_averaging_at_the_end_can_win(tmp_path: Path) -> None:
     assert torch.allclose(best.double(), mean) and not torch.equal(tensors(trainer.net)["first.weight"], best)
 
 
-def test_moving_average_is_what_is_evaluated_and_kept(tmp_path: Path):
-    trainer = make_trainer(tmp_path, ema_decay=0.99, max_epochs=1)
+GIVEN = Stage(given={"file": "theirs.pt"})
+
+
+class Watching(FakeLoader):
+    """Notes the network's tensors at every batch."""
+
+    def batch(self, position: int):
+        self.seen.append(tensors(self.net))
+        return super().batch(position)
+
+
+def watched(folder: Path, **options) -> tuple[Trainer, list[dict[str, torch.Tensor]]]:
+    """A run, and the network's tensors at every batch."""
+    loader = Watching()
+    trainer = make_trainer(folder, loader=loader, stage=GIVEN, **options)
+    loader.net, loader.seen = trainer.net, []
     trainer.train()
-    best = read_own_checkpoint(tmp_path / "best.pt")["weights"]
-    assert not torch.equal(best["first.weight"], trainer.net.state_dict()["first.weight"])
-    assert torch.equal(best["first.weight"], trainer.average._kept[0])
+    return trainer, loader.seen
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wanted: str = "") -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one if wanted in name)
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path: Path, optimizer: str) -> None:
+    trainer, seen = watched(tmp_path, optimizer=optimizer, freeze_epochs=2)
+    # Weights and statistics, weight decay notwithstanding.
+    assert all(same(seen[0], one) for one in seen[: 2 * 7 + 1])
+    after = trainer.net.state_dict()
+    assert not same(seen[14], after, "weight") and not same(seen[14], after, "running_mean")
+
+
+@pytest.mark.parametrize("stop_at", [0, 13, 14])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_stopped_and_resumed_equals_straight_across_the_thaw(tmp_path: Path, stop_at: int, optimizer: str) -> None:
+    options = {"optimizer": optimizer, "freeze_epochs": 2, "network_learning_rate_factor": 0.1, "ema_decay": 0.9}
+    straight = trained(tmp_path / "straight", eers=[1.0, 2.0], stage=GIVEN, **options)
+    interrupted(tmp_path / "run", stop_at, eers=[1.0, 2.0], stage=GIVEN, **options)
+    resumed = make_trainer(tmp_path / "run", eers=[2.0], stage=GIVEN, seed=99, **options)
+    summary = resumed.train()
+    assert_same_bits(straight, resumed)
+    assert (summary["initial_eer_percent"], summary["best_eer_percent"], summary["best_epoch"]) == (1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(("eers", "best"), [([1.0, 2.0], (1.0, 0)), ([3.0, 2.0], (2.0, 2))])
+def test_given_weights_are_evaluated_first_and_stay_best_until_beaten(
+    tmp_path: Path, eers: list[float], best: tuple[float, int]
+) -> None:
+    trainer = make_trainer(tmp_path, eers=eers, freeze_epochs=1, stage=GIVEN)
+    before = tensors(trainer.net)
+    summary = trainer.train()
+    assert (summary["best_eer_percent"], summary["best_epoch"]) == best and summary["initial_eer_percent"] == eers[0]
+    kept = read_own_checkpoint(tmp_path / "best.pt")
+    assert same(before, kept["weights"]) == (best[1] == 0)
+    assert kept["training_summary"]["initial_model"] == {"file": "theirs.pt"}
+    # The epoch in which the network was frozen has nothing to evaluate.
+    assert [row["epoch"] for row in records(tmp_path, "evaluation")] == [0, 2, 3]
+
+
+def test_weights_that_never_learn_stay_so_when_the_rest_thaws() -> None:
+    net = FakeNet()
+    net.first.weight.requires_grad_(False)
+    freezing = Freezing(net, TrainingOptions(freeze_epochs=1))
+    freezing.begin_training(0)
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+    assert net.training and not net.norm.training
+    freezing.begin_training(1)
+    assert not net.first.weight.requires_grad and net.last.weight.requires_grad and net.norm.training
+
+
+def test_each_factor_has_groups_of_its_own_and_the_factor_one_none() -> None:
+    net, loss = FakeNet(), FakeLoss()
+    slow = create_optimizer(optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], CPU)
+    step = make_step(net, loss, slow)
+    step.add(FakeLoader().batch(0))
+    step.finish(0.1)
+    rates = {id(parameter): group["lr"] for group in slow.param_groups for parameter in group["params"]}
+    assert {rates[id(parameter)] for parameter in net.parameters()} == {0.025}
+    assert {rates[id(parameter)] for parameter in loss.parameters()} == {0.1}
+    # As every checkpoint of a run without a factor has them.
+    assert len(create_optimizer(optimizer_options("adamw"), [net, loss], CPU).param_groups) == 2
+
+
+@pytest.mark.parametrize(("final_model", "epoch", "eer"), [("best", 2, 10.0), ("last", 3, 20.0)])
+def test_the_last_model_is_final_if_no_trials_choose(tmp_path: Path, final_model: str, epoch: int, eer: float) -> None:
+    summary = make_trainer(tmp_path, eers=[30.0, 10.0, 20.0], final_model=final_model).train()
+    kept = read_own_checkpoint(tmp_path / "best.pt")["training_summary"]
+    assert (kept["epoch"], kept["best_eer_percent"]) == (epoch, eer)
+    assert (summary["best_epoch"], summary["best_eer_percent"]) == (epoch, eer)
+
+
+def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path: Path) -> None:
+    trained(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
+    best, average = (read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt"))
+    assert best["training_summary"]["best_eer_percent"] == 40.0
+    assert all(torch.equal(one, average["weights"][key]) for key, one in best["weights"].items())
+
+
+def evaluated(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+    """Train; the weights that each evaluation saw."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def validate() -> dict[str, float]:
+        seen.append(tensors(trainer.net))
+        return {"eer_percent": 50.0 - len(seen)}
+
+    trainer.validate = validate
+    trainer.train()
+    return seen
+
+
+def test_statistics_of_the_moving_average_are_measured_anew(tmp_path: Path) -> None:
+    trainers, seen = [], []
+    for how in ("averaged", "measured"):
+        trainers.append(make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
+        seen.append(evaluated(trainers[-1]))
+    # The weights are those of the average, and training goes on as if nothing had been measured.
+    assert_same_bits(*trainers)
+    for epoch, (one, other) in enumerate(zip(*seen, strict=True), start=1):
+        assert torch.equal(one["first.weight"], other["first.weight"])
+        net, loader = FakeNet(), FakeLoader()
+        net.load_state_dict(one)
+        loader.set_epoch(epoch)
+        update_bn([batch.waveforms for batch in loader], net)
+        for name in ("running_mean", "running_var"):
+            torch.testing.assert_close(other[f"norm.{name}"], getattr(net.norm, name))
+            assert not torch.allclose(one[f"norm.{name}"], other[f"norm.{name}"], rtol=1e-3)
+    # What was evaluated is what is kept.
+    best = read_own_checkpoint(tmp_path / "measured" / "best.pt")["weights"]
+    assert torch.equal(best["norm.running_var"], seen[1][-1]["norm.running_var"])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"ema_statistics": "measured"}, "ema_statistics"),
+        ({"ema_statistics": "measured", "ema_decay": 0.9, "freeze_norm_statistics": True}, "ema_statistics"),
+        ({"final_model": "last", "patience": 2}, "patience"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(options: dict, name: str) -> None:
+    assert [one for one, _ in TrainingOptions(**options).problems()] == [name]

@@ -1,6 +1,0 @@
-"""Makes the fakes beside the tests importable (--import-mode=importlib leaves the test folder out of the path)."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
