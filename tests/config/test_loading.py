@@ -8,7 +8,7 @@ import yaml
 
 from speakernet.config import Config, ConfigError, config_from_dict, load_config
 from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, REMOVED, translate
-from speakernet.config.loading import find_config, save_config
+from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
 from speakernet.config.schema import SECTIONS, known_fields
 
@@ -28,6 +28,9 @@ def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
     assert (config.data.batch_size, config.optimizer.learning_rate) == (9, 2e-3)
     assert config.data.sample_rate == Config().data.sample_rate
     assert load_config(["--batch_size", "11", "--config", file]).config.data.batch_size == 11
+    assert (
+        load_config(["--config", write(tmp_path, '{"data": {"batch_size": 5}}', "a.json")]).config.data.batch_size == 5
+    )
     first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
     config = load_config(["--config", first, "--config", write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")]).config
     assert (config.data.batch_size, config.data.crop_frames) == (8, 150)
@@ -66,13 +69,10 @@ def test_mistake_names_place_and_nearest(text: str, options: list[str], found: s
     assert (ROOT / "docs" / "migration.md").is_file()
 
 
-def test_known_typo_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_differs_in_a_flat_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = write(tmp_path, "model: ResNetSE34L\nnLcasses: 5994\n")
     assert load_config(["--config", file]).config.data.num_classes == 5994
     assert "my.yaml:2" in caplog.text and "nClasses" in caplog.text
-
-
-def test_differing_defaults_of_a_flat_file_are_named(tmp_path: Path) -> None:
     defaults = load_config(["--config", write(tmp_path, "model: ResNetSE34L\nbatch_size: 100\n")]).defaults
     assert "training.max_grad_norm 0.0 (5.0), runtime.precision no (auto)" in defaults
     assert "data.batch_size" not in defaults and "data.train_list" not in defaults
@@ -116,18 +116,6 @@ def test_help_and_reference() -> None:
         assert f"\n## {section}\n" in page and help_text("all").count(f"--{section}.") >= len(known_fields(section))
         for field in known_fields(section):
             assert f"| `{field}` |" in page and f"--{section}.{field} " in help_text(section), field
-
-
-def test_json_is_a_configuration_too(tmp_path: Path) -> None:
-    file = write(tmp_path, '{\n\t"data": {"batch_size": 5}\n}\n', "my.json")
-    assert load_config(["--config", file]).config.data.batch_size == 5
-
-
-def test_bare_name_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_config("exp01").name == "exp01.yaml"
-    write(tmp_path, "data:\n  batch_size: 3\n", "exp01.yaml")
-    assert find_config("exp01.yaml").resolve() == tmp_path / "exp01.yaml"
 
 
 def test_which_defaults_hold(tmp_path: Path) -> None:
@@ -263,8 +251,3 @@ def test_old_names_lead_to_fields_that_exist() -> None:
             for key in translate(name, value):
                 section, field = key.split(".")[:2]
                 assert field in known_fields(section), f"--{name} leads to {key}"
-
-
-def test_fields_are_plain_values() -> None:
-    assert yaml.safe_load(yaml.safe_dump(Config().model_dump())) == Config().model_dump()
-    assert list(Config().model_dump()) == list(SECTIONS)

@@ -230,13 +230,9 @@ def test_another_model_or_pooling(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     config = load_config(["--config", first, "--model", "RawNet3"]).config
     assert config.model.options == MODELS["RawNet3"].options()
     assert "model.options.channels" in caplog.text and "frontend.num_mels" in caplog.text
-    config = load_config(["--config", first, "--model.options.gated", "true"]).config
-    assert config.model.options == MODELS["ResNet"].options(channels=32, gated=True)
     first = write(tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n")
     config = load_config(["--config", first, "--model.pooling_options.queries", "3"]).config
     assert config.model.pooling_options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
-    config = load_config(["--config", first, "--model.pooling", "auto"]).config
-    assert config.model.pooling_options == POOLINGS["TSTP"].options()
     # The model's own pooling, and what it means by a common name.
     config = load_config(["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]).config
     assert config.model.pooling_options.variance_floor == 1e-8

@@ -10,11 +10,11 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import yaml
 
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from tests.conftest import tiny_voice as voice
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 
@@ -28,16 +28,6 @@ def run_in_own_session(*arguments: str) -> None:
     """The same as a process that can be killed together with the ffmpeg that it started."""
     os.setsid()
     sys.exit(run_data_prep(*arguments))
-
-
-def voice(speaker: int, utterance: int, seconds: float = 1.0) -> np.ndarray:
-    """A crude voice, another pitch for every speaker; float32 (samples,) at 16 kHz."""
-    times = np.arange(int(seconds * 16000)) / 16000
-    random = np.random.default_rng([speaker, utterance])
-    pitch = 80 + 15 * speaker + 3 * np.sin(2 * np.pi * 2 * times + random.random())
-    phase = 2 * np.pi * np.cumsum(pitch) / 16000
-    sound = sum(np.sin(k * phase + random.random()) / (1 + abs(k - 3 - speaker % 5)) for k in range(1, 12))
-    return (0.1 * sound + 0.003 * random.standard_normal(len(times))).astype(np.float32)
 
 
 def write_voices(root: Path, speakers: int, utterances: int, pattern: str, seconds: float = 1.0) -> list[str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
+from preparation_corpora import run_data_prep, to_m4a, write_voices
 
 from speakernet.corpora.steps import DiskFullError, StepSummary, convert_all, walk_files
 from speakernet.data.audio import audio_info, read_audio, write_audio
+from tests.conftest import tiny_voice as voice
 
 #: Runs in a process of its own, so that the peak of its memory is the conversion's alone.
 CONVERT = """

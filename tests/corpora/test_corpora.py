@@ -4,12 +4,13 @@ import itertools
 from pathlib import Path
 
 import pytest
-from preparation_corpora import catalogue_entry, parts_of, run_data_prep, tar_tree, voice, write_catalogue, write_voices
+from preparation_corpora import catalogue_entry, parts_of, run_data_prep, tar_tree, write_catalogue, write_voices
 from preparation_server import played_source
 
 from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_training_list, read_trials
+from tests.conftest import tiny_voice as voice
 
 
 def speakers_of(path: Path, depth: int) -> set[str]:

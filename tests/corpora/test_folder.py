@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
+from preparation_corpora import run_data_prep, to_m4a, write_voices
 
 from speakernet.config import load_config
 from speakernet.corpora import own_folder
 from speakernet.corpora.listing import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
+from tests.conftest import tiny_voice as voice
 
 
 def prepare(folder: Path, save_path: Path, *arguments: object) -> int:

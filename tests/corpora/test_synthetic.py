@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from speakernet.cli import main
 from speakernet.corpora.synthetic import CorpusParameters, make_corpus
 from speakernet.corpora.synthetic.scenes import NOISES, draw_session, record, room_response
 from speakernet.corpora.synthetic.speech import (
-    FRAME_SECONDS,
     SAMPLE_RATE,
     _resonator_polynomials,
     draw_phones,
@@ -52,15 +50,6 @@ def steady_vowel(voice: SimpleNamespace, vowel: str = "V", seed: int = 0) -> np.
     tracks = lay_out([vowel] * 6, generator(seed))
     waveform = synthesise(voice, tracks, generator(seed + 1))
     return waveform[len(waveform) // 4 : 3 * len(waveform) // 4]
-
-
-def test_the_durations_of_segments_are_kept_and_tempo_shortens_them() -> None:
-    phones = draw_phones(generator(1), 14)
-    slow, fast = (lay_out(phones, generator(7), tempo=tempo) for tempo in (0.8, 1.25))
-    assert len(slow.phone) > 1.3 * len(fast.phone)
-    # "a" alone lasts 0.115 s on the mean: 1000 of them in a row, with the chance of exp(N(0, 0.22)), 0.1178 s.
-    many = lay_out(["a"] * 1000, generator(8))
-    assert len(many.phone) * FRAME_SECONDS / 1000 == pytest.approx(0.115 * np.exp(0.22**2 / 2), rel=0.03)
 
 
 def test_the_cascade_has_its_poles_at_the_formants() -> None:
@@ -203,13 +192,3 @@ def test_numbers_that_make_no_corpus_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match="synthetic corpus: "):
         make(tmp_path / "corpus", **changes)
     assert not (tmp_path / "corpus").exists()
-
-
-def test_the_script_makes_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["prepare", "synthetic", "--save_path", str(tmp_path / "corpus"), "--speakers", "2", "--utterances", "2"]
-    command += ["--trial_speakers", "2", "--trial_utterances", "3", "--noises", "0", "--rooms", "0"]
-    for _ in range(2):
-        assert main(command) == 0
-        printed = capsys.readouterr().out
-        assert "10 files" in printed and "--train_list" in printed and "--musan_path" in printed
-    assert main([*command, "--seed", "2"]) == 1 and "other parameters" in capsys.readouterr().err

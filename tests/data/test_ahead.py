@@ -4,7 +4,6 @@ import logging
 import pickle
 import shutil
 import threading
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import packed as packed
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest
+from speakernet.data.batches import BatchMaker, BatchRequest
 from speakernet.data.lists import StringTable
-from speakernet.data.packed import SAMPLES, FileSamples, PackedRows, PackedSource
+from speakernet.data.packed import SAMPLES, PackedRows, PackedSource
 from speakernet.data.packing import pack, pack_part
-from speakernet.data.workers import BATCHES_AHEAD, ReadAhead
+from speakernet.data.workers import ReadAhead
 from speakernet.files import WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(4) for utterance in range(3)]
@@ -82,49 +81,6 @@ def test_batches_are_those_of_a_corpus_in_memory(corpora: Path, monkeypatch: pyt
     for maker in (planner, ReadAhead(planner, planner)):
         assert all(torch.equal(left, right) for left, right in zip(made_by(maker, requests), wanted, strict=True))
     assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]
-
-
-class Watched:
-    """Samples that remember which of them were asked for."""
-
-    def __init__(self, samples: FileSamples) -> None:
-        self.samples, self.asked = samples, set[tuple[int, int]]()
-
-    def __getitem__(self, some: slice) -> np.ndarray:
-        self.asked.add((some.start, some.stop))
-        return self.samples[some]
-
-
-class Recording(BatchMaker):
-    """A maker that makes nothing."""
-
-    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
-        for request in requests:
-            yield request, torch.empty(0), BatchReport(request.rows)
-
-
-@pytest.mark.parametrize("num_asked", [0, 3])
-def test_the_samples_of_a_batch_are_read_before_it_is_made(corpora: Path, no_memory: None, num_asked: int) -> None:
-    planner, requests = planner_of(corpora / "whole"), requests_of(12)
-    # What each batch reads, found out by making it.
-    needs = []
-    for request in requests:
-        planner.reader.samples = watched = Watched(planner_of(corpora / "whole").reader.samples)
-        planner.make(request, np.empty((len(request.rows), planner.width(request.num_samples)), np.float32))
-        needs.append(watched.asked)
-    planner.reader.samples = watched = Watched(planner_of(corpora / "whole").reader.samples)
-    for number, _ in enumerate(
-        ReadAhead(Recording(planner.reader, planner.lengths, planner.seed, speeds=SPEEDS), planner, num_asked).run(
-            requests
-        )
-    ):
-        # The batch that is asked for next; those before were asked for when nothing was read yet.
-        if number:
-            before = needs[number + num_asked] if number + num_asked < len(needs) else set()
-            assert {first for first, _ in before} <= {first for first, _ in watched.asked}
-        assert len(watched.asked) <= sum(map(len, needs[1 + num_asked : number + 1 + num_asked + BATCHES_AHEAD]))
-    # A short utterance is read whole by its maker, to be wrapped around, and as far as it goes ahead of it.
-    assert {first for first, _ in watched.asked} == {first for one in needs[1 + num_asked :] for first, _ in one}
 
 
 def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora: Path, no_memory: None, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from speakernet.data.audio import (
     write_audio,
 )
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
-from speakernet.data.lists import StringTable
-from speakernet.data.sources import FolderSource
 
 SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ALAW", "ULAW"]
 
@@ -212,17 +210,6 @@ def test_ffmpeg_decodes(tmp_path: Path, suffix: str) -> None:
     content = renamed.read_bytes()
     np.testing.assert_array_equal(read_audio_bytes(content, "a tone"), found)
     assert open_audio_bytes(content, "a tone")[1].num_samples == len(found)
-
-
-def test_lists_may_name_m4a(tmp_path: Path) -> None:
-    encoded(tmp_path, "m4a")
-    source = FolderSource(tmp_path, keep_lookup=False)
-    names = StringTable.from_strings(["tone.m4a", "tone.wav"])
-    table = source.lookup_table(names)
-    crops = np.empty((2, 8000), dtype=np.float32)
-    assert source.rows(names, table).fill(np.arange(2), np.array([4000, 4000]), crops) == {}
-    np.testing.assert_array_equal(crops[0], read_audio(tmp_path / "tone.m4a", 4000, 8000))
-    assert not table.is_plain(0) and table.is_plain(1) and not table.problems
 
 
 def test_ffmpeg_needs_to_seek_in_some_m4a(tmp_path: Path) -> None:

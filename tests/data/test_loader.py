@@ -1,7 +1,6 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
 import functools
-import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,23 +214,6 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_w
     # A speaker at another speed is another class.
     assert here.num_classes == 24 and max(labels) >= 16 and [label % 8 for label in labels] == speakers
     there.close()
-
-
-def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
-    tiny_corpus: Path, disturbances: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The decision comes before anything is moved: no GPU is needed to see it."""
-    caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 34))
-    options = {"data__ram_corpus": "on", "data__pin_memory": False, "augment__device": "cpu"}
-    gpu = torch.device("cuda")
-    config = config_of(tiny_corpus, disturbances, **options)
-    made = build_training_loader(config, Inputs(config, gpu))
-    assert isinstance(made.maker, BatchMaker) and made.maker.augmenter
-    assert "corpus on the device: no (its crops would be augmented" in caplog.text
-    resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")
-    with pytest.raises(ValueError, match=r"data.device_resident: on, but its crops"):
-        build_training_loader(resident, Inputs(resident, gpu))
 
 
 def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 100
 LONG_FUNCTION_LINES = 60
 MOST_LONG_FUNCTIONS = 40
+MOST_ARGUMENTS = 10
 
 
 def identity(path: Path) -> str:
@@ -28,19 +29,24 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def functions_of(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and number of lines of every function in a file."""
+def functions_of(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name and number of lines and of arguments of every function in a file."""
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{identity(path)}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
+            names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            yield f"{identity(path)}:{node.name}", lines, len({*names} - {"self", "cls"})
 
 
 def test_size() -> None:
     long_files = [identity(path) for path in SOURCES if len(path.read_text().splitlines()) > MAX_FILE_LINES]
-    lengths = {name: length for path in SOURCES for name, length in functions_of(path)}
+    sizes = [one for path in SOURCES for one in functions_of(path)]
+    lengths = {name: length for name, length, _ in sizes}
     assert not long_files
     assert not [name for name, length in lengths.items() if length > MAX_FUNCTION_LINES]
     assert sum(length > LONG_FUNCTION_LINES for length in lengths.values()) <= MOST_LONG_FUNCTIONS
+    of_package = [name for name, _, count in sizes if count > MOST_ARGUMENTS and name.startswith("speakernet/")]
+    assert len(of_package) <= 1, of_package
 
 
 def test_every_file_says_what_it_is_for() -> None:
