@@ -57,7 +57,7 @@ def test_m4a_becomes_mono_16_khz(tmp_path, ffmpeg, file_format):
 
 
 def make_wav_start(folder: Path) -> bytes:
-    write_audio(folder / "whole.wav", voice(1, 1), 16000)
+    write_audio(folder / "whole.wav", voice(1, 1, 1.0), 16000)
     return (folder / "whole.wav").read_bytes()[:10_000]
 
 

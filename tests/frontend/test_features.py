@@ -51,8 +51,8 @@ def test_log_mel_is_torchaudios(options):
     waves, _ = some_speech((16000, 16000))
     window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.get("window", "hamming")]
     reference = torchaudio.transforms.MelSpectrogram(
-        16000, n_fft=512, win_length=400, hop_length=160, f_min=options.get("low_hz", 0.0), f_max=options.get("high_hz"),
-        n_mels=options["num_mels"], window_fn=window,
+        16000, n_fft=512, win_length=400, hop_length=160, window_fn=window, n_mels=options["num_mels"],
+        f_min=options.get("low_hz", 0.0), f_max=options.get("high_hz"),
     )  # fmt: skip
     signal = waves
     if "normalize_waveform" in options:
