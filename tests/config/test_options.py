@@ -139,8 +139,6 @@ def test_broken_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         "{channels: " + "[" * 5000 + "]" * 5000 + "}",
         "{a: &a [x, x, x], channels: [" + ", ".join(["*a"] * 21) + "]}",
-        "{channels: 2024-13-45}",
-        "{channels: 1" + ":59" * 80_000 + "}",
         "{channels: !!python/object/apply:os.getcwd []}",
         "{channels: 8",
         "{channels: " + "x" * (1 << 18) + "}",

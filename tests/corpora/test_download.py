@@ -4,7 +4,6 @@ import base64
 import hashlib
 import logging
 import resource
-import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -100,14 +99,6 @@ def test_a_refusal_is_final(tmp_path, code):
         assert source.requests["a.zip"] == 1
         assert fetch(replace(file, urls=(*file.urls, *remote(mirror).urls)), tmp_path).made == 1
     assert code in text and ACCESS in text
-
-
-def test_space_is_checked_first(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with played_source({"a.zip": CONTENT}) as source, pytest.raises(DiskFullError, match="needed"):
-        fetch(remote(source), tmp_path)
-    assert not (tmp_path / "a.zip.part").exists()
 
 
 def test_a_disk_that_fills_up_keeps_what_was_fetched(tmp_path):

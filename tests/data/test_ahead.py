@@ -34,7 +34,6 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ahead")
     random = np.random.default_rng(5)
     for row, name in enumerate(NAMES):
-        (root / "audio" / name).parent.mkdir(parents=True, exist_ok=True)
         write_audio(root / "audio" / name, 0.1 * random.standard_normal(900 + 200 * row))
     pack(FolderInput(root / "audio"), root / "whole")
     for number in (1, 2):

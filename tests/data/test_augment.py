@@ -185,7 +185,6 @@ def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with pytest.raises(AudioError, match="no audio files"):
         RirBank(tmp_path / "empty", 16000, None, is_aligned=True)
     root = tmp_path / "flat"
-    root.mkdir()
     write_audio(root / "a.wav", np.ones(100, dtype=np.float32) / 2, 16000)
     (root / "b.wav").write_bytes(b"")
     banks = noise_banks(root, 16000, None)
@@ -259,7 +258,6 @@ def test_rooms_are_one_microphone_and_no_noise(tmp_path: Path, caplog: pytest.Lo
     left, right = np.zeros(400, dtype=np.float32), np.zeros(400, dtype=np.float32)
     left[[10, 60]], right[[30, 90]] = (0.5, 0.2), (0.5, 0.2)
     for name in ("pointsource_noises/noise-1.wav", "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         write_audio(tmp_path / name, right, 16000)
     response = "real_rirs_isotropic_noises/RVB2014_type1_rir_a.wav"
     write_audio(tmp_path / response, np.stack([left, right], axis=1), 16000)

@@ -22,7 +22,6 @@ def kaldi(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.Monke
     rows = []
     for row, name in enumerate(IDS):
         path = audio / ("two words.wav" if row == 4 else f"{row}.wav")
-        path.parent.mkdir(exist_ok=True)
         write_audio(path, 0.1 * random.standard_normal(2000 + 100 * row))
         rows.append(f"{name} {path.relative_to(tmp_path) if row % 3 == 0 else path}\n")
     (folder / "wav.scp").write_text("".join(rows))

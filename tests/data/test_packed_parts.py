@@ -27,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("audio")
     random = np.random.default_rng(5)
     for row, name in enumerate(NAMES):
-        (root / name).parent.mkdir(exist_ok=True)
         write_audio(root / name, 0.1 * random.standard_normal(700 + 30 * row))
     return root
 

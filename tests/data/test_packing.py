@@ -31,7 +31,6 @@ def folder(tmp_path: Path, random: np.random.Generator) -> Path:
     """Twelve short utterances, a text file and a hidden file."""
     root = tmp_path / "audio"
     for row, name in enumerate(NAMES):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
         write_audio(root / name, 0.1 * random.standard_normal(1000 + 10 * row))
     (root / "notes.txt").write_text("not audio")
     (root / ".hidden.wav").write_bytes(b"x")

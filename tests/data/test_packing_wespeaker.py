@@ -26,7 +26,6 @@ def audio(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.Monke
     files = {}
     for row, key in enumerate(KEYS):
         files[key] = tmp_path / "wav" / f"{row}.wav"
-        files[key].parent.mkdir(exist_ok=True)
         write_audio(files[key], 0.1 * random.standard_normal(1000 + 10 * row))
     return files
 

@@ -18,7 +18,6 @@ from speakernet.data.sources import AudioCache, FolderSource
 def folder(tmp_path: Path, random: np.random.Generator) -> Path:
     """Four files: plain WAV, FLAC, stereo at 8 kHz, short."""
     root = tmp_path / "audio"
-    root.mkdir()
     write_audio(root / "plain.wav", 0.1 * random.standard_normal(8000))
     write_audio(root / "b.flac", 0.1 * random.standard_normal(8000))
     soundfile.write(root / "stereo.wav", 0.1 * random.standard_normal((4000, 2)), 8000)
