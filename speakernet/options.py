@@ -11,7 +11,8 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -38,6 +39,7 @@ DEFAULT_SEED = 10
 SAMPLE_RATE = 16_000
 
 Row = TypeVar("Row")
+T = TypeVar("T")
 
 
 class Options(BaseModel):
@@ -92,6 +94,18 @@ class OptionError(ValueError):
             found = "empty" if value is None else repr(value)
             self.found = f"is {found[:100]}; expected {in_words(field.rebuild_annotation())}"
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """What `auto` came to on this machine, and why."""
+
+    value: T
+    reason: str
+
+    def __str__(self) -> str:
+        value = {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
+        return f"{value} ({self.reason})"
 
 
 class Component(NamedTuple):

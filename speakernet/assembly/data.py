@@ -27,6 +27,7 @@ from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
+from speakernet.options import Choice
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.terminal import counted
@@ -336,11 +337,11 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     frames = max(data.crop_frames, data.crop_frames_max)
     # Longer crops come in smaller batches, with as much audio in all.
     batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
-    dtype = precision.DTYPES[precision.choose_precision(config.runtime.precision, device).name]
+    dtype = precision.DTYPES[precision.choose_precision(config.runtime.precision, device).value]
     return compiling.training_bytes(net, audio.crop_samples(frames, data.sample_rate), batch_size, dtype)
 
 
-def _log_choice(what: str, choice: choices.Choice[bool], *, could_help: bool) -> None:
+def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
     """Log a choice: as a detail if it changes nothing and could not help."""
     logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
 

@@ -332,7 +332,7 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def _embedder(config: Config, net: EmbeddingNet, device: torch.device, wanted: str) -> Embedder:
-    name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
+    name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     # The cores of this process are counted here, once.
     options = config.evaluation.model_copy(update={"num_workers": reader_threads(config.evaluation)})

@@ -16,7 +16,6 @@ import torch
 
 from speakernet.config import Config, ConfigError
 from speakernet.corpora.synthetic import make_corpus
-from speakernet.corpora.utterances import hold_out
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LookupTable
@@ -81,24 +80,22 @@ class Inputs:
         """The trials that are reported."""
         return self.trial_input(self._data.test_list, self._data.test_path)
 
-    def checksums(self) -> dict[str, str]:
-        """Checksums of the lists of a training run and of their audio, by option."""
+    def checksums(self, *, of_training: bool = True) -> dict[str, str]:
+        """Checksums of the test list and its audio, and of the other lists of a training run, by option."""
+        found = {
+            "data.test_list (SHA-256)": self.test.trials.sha256,
+            "the audio of data.test_path": self.test.source.identity,
+        }
+        if not of_training:
+            return found
         training, validation = self.training, self.validation
         lengths = zlib.crc32(training.table.num_samples.tobytes())
-        return {
+        return found | {
             "data.train_list (SHA-256)": training.rows.sha256,
             "the audio of data.train_path": training.source.identity,
             "the lengths of the audio of data.train_list (CRC-32)": f"{lengths:08x}",
             "data.validation_list (SHA-256)": validation.trials.sha256,
             "the audio of data.validation_path": validation.source.identity,
-            **self.test_checksums(),
-        }
-
-    def test_checksums(self) -> dict[str, str]:
-        """Checksums of the test list and its audio, by option."""
-        return {
-            "data.test_list (SHA-256)": self.test.trials.sha256,
-            "the audio of data.test_path": self.test.source.identity,
         }
 
     def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:
@@ -118,6 +115,9 @@ class Inputs:
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
+        # Late: a run with a validation list of its own makes no trials.
+        from speakernet.corpora.utterances import hold_out
+
         given = self.training_input(self._data.train_list, self._data.train_path)
         found = hold_out(given.rows, self._data.validation_speakers, self._seed)
         logger.info("%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials))

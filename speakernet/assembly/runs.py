@@ -5,6 +5,7 @@ Both begin with everything that can be refused: options, lists, files, free spac
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import shutil
 from pathlib import Path
@@ -73,69 +74,68 @@ class TrainingOutcome:
 
 def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     """Train (or resume), evaluate the best checkpoint on the test list, write the report; copy all to the mirror."""
+    config, training = loaded.config, loaded.config.training
     # First: ranks that train and ranks that score would wait for each other.
-    refuse_differences({"the command": "training"})
-    training = loaded.config.training
+    refuse_differences({"the command": "training", "training.mirror": training.mirror})
+    if training.mirror:
+        distributed.from_main(functools.partial(_fetch, training.mirror, training.save_path))
     address = training.mirror if distributed.is_main() else ""
-
-    def fetch() -> None:
-        if address:
-            with held(training.save_path):
-                fetch_run(address, training.save_path)
-
-    distributed.from_main(fetch)
     with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
-        return _train_and_report(loaded.config)
+        run_folder = Path(config.training.save_path)
+        logger.debug("machine: %s", system_info())
+        prepare_machine(config)
+        device = choose_device(config.runtime)
+        # Before the network is made: its first weights are drawn from torch's global generator.
+        seed_everything(config.runtime.seed)
+        net = build_model(config)
+        refuse_differences(_comparable(config))
+        # An impossible option should not wait for a corpus to be made or decoded.
+        refuse_impossible(config, net, device)
+        initial_model = refuse_other_network(config, net)
+        config = with_default_paths(make_synthetic_corpus(config))
+        inputs = Inputs(config, device)
+        check_inputs(config, inputs, net)
+        refuse_differences({**inputs.checksums(), **initial_model})
+        stop = StopRequest()
+        validate = build_validation(config, inputs, net, stop.is_requested)
+        chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
+        loss, summary = _train_first_stage(config, inputs, net, validate, stop, chosen_by)
+        if config.training.large_margin_epochs:
+            steps = int(summary["steps"])
+            train_large_margin_stage(
+                config, net, loss, inputs, validate, run_folder, steps, stop=stop, chosen_by=chosen_by
+            )
+        # Only rank 0 writes best.pt, and every rank scores with it.
+        best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
+        summary |= {
+            "best_eer_percent": best["best_eer_percent"],
+            "best_epoch": best["epoch"],
+            "best_stage": best.get("stage", ""),
+        }
+        if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
+            return TrainingOutcome(summary, None, run_folder)
+        # Held as while training: a start removes half-written files of a killed run, and none of a running one.
+        with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
+            evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
+            evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
+            # A run that was finished before took no step: what it came to is in its model.
+            performance = summary["performance"] if summary["performance"]["steps"] else best.get("performance")
+            results = dataclasses.replace(evaluation.results, performance=performance)
+            evaluation = dataclasses.replace(evaluation, results=results)
+            if distributed.is_main():
+                write_evaluation(run_folder, evaluation)
+                # Late: tensorboard takes a second, and scoring does not need it.
+                from speakernet.training.tensorboard import add_test_results
+
+                plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
+                add_test_results(run_folder, int(summary["steps"]), results.to_dict(), plots)
+        return TrainingOutcome(summary, evaluation, run_folder)
 
 
-def _train_and_report(config: Config) -> TrainingOutcome:
-    run_folder = Path(config.training.save_path)
-    logger.debug("machine: %s", system_info())
-    prepare_machine(config)
-    device = choose_device(config.runtime)
-    # Before the network is made: its first weights are drawn from torch's global generator.
-    seed_everything(config.runtime.seed)
-    net = build_model(config)
-    refuse_differences(_comparable(config))
-    # An impossible option should not wait for a corpus to be made or decoded.
-    refuse_impossible(config, net, device)
-    initial_model = refuse_other_network(config, net)
-    config = with_default_paths(make_synthetic_corpus(config))
-    inputs = Inputs(config, device)
-    check_inputs(config, inputs, net)
-    refuse_differences({**inputs.checksums(), **initial_model})
-    stop = StopRequest()
-    validate = build_validation(config, inputs, net, stop.is_requested)
-    chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
-    loss, summary = _train_first_stage(config, inputs, net, validate, stop, chosen_by)
-    if config.training.large_margin_epochs:
-        steps = int(summary["steps"])
-        train_large_margin_stage(config, net, loss, inputs, validate, run_folder, steps, stop=stop, chosen_by=chosen_by)
-    # Only rank 0 writes best.pt, and every rank scores with it.
-    best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
-    summary |= {
-        "best_eer_percent": best["best_eer_percent"],
-        "best_epoch": best["epoch"],
-        "best_stage": best.get("stage", ""),
-    }
-    if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
-        return TrainingOutcome(summary, None, run_folder)
-    # Held as while training: a start removes half-written files of a killed run, and none of a running one.
-    with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
-        evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
-        evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
-        # A run that was finished before took no step: what it came to is in its model.
-        performance = summary["performance"] if summary["performance"]["steps"] else best.get("performance")
-        results = dataclasses.replace(evaluation.results, performance=performance)
-        evaluation = dataclasses.replace(evaluation, results=results)
-        if distributed.is_main():
-            write_evaluation(run_folder, evaluation)
-            # Late: tensorboard takes a second, and scoring does not need it.
-            from speakernet.training.tensorboard import add_test_results
-
-            plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
-            add_test_results(run_folder, int(summary["steps"]), results.to_dict(), plots)
-    return TrainingOutcome(summary, evaluation, run_folder)
+def _fetch(address: str, run_folder: str) -> None:
+    """Bring what the mirror holds into a run folder without a last.pt."""
+    with held(run_folder):
+        fetch_run(address, run_folder)
 
 
 def _train_first_stage(
@@ -192,7 +192,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))
     weights = sha256_of(model) if model.is_file() else "no such file"
-    refuse_differences({**inputs.test_checksums(), f"{model} (SHA-256)": weights})
+    refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
     written = write_evaluation(folder, evaluation) if distributed.is_main() else []

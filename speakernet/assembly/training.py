@@ -3,8 +3,11 @@
 What cannot work is refused by `refuse_impossible`, which needs no data and runs before any is read.
 """
 
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import platform
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,6 @@ from speakernet.assembly.inputs import voices_of
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config
-from speakernet.data.choices import Choice
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.machine.device import find_device
@@ -23,7 +25,7 @@ from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import create, lookup
+from speakernet.options import Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
@@ -85,21 +87,13 @@ def build_loss(config: Config, num_classes: int) -> nn.Module:
 
 
 def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> None:
-    """Refuse what cannot be trained."""
+    """Refuse what cannot be trained: what this machine cannot do, and combinations of options that cannot work."""
     runtime = config.runtime
     # Both are called for their refusals alone.
     choose_precision(runtime.precision, device)
     optimizers.should_fuse(config.optimizer, device)
     if runtime.gradient_checkpointing:
         compiling.blocks_to_checkpoint(net)
-    for problem in _problems(config):
-        raise ConfigError(problem)
-    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
-        raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
-
-
-def _problems(config: Config) -> Iterator[str]:
-    """Combinations of options that cannot work."""
     data, training, augment, loss = config.data, config.training, config.augment, config.loss
     of_epochs = f"of training.max_epochs: {training.max_epochs}"
     found = {
@@ -127,23 +121,30 @@ def _problems(config: Config) -> Iterator[str]:
             data.utterances_per_speaker < loss.min_utterances
         ),
     }
-    yield from (problem for problem, holds in found.items() if holds)
+    for problem, holds in found.items():
+        if holds:
+            raise ConfigError(problem)
     for option in ("freeze_epochs", "freeze_norm_statistics"):
         if (value := getattr(training, option)) and not training.initial_model:
-            yield f"training.{option}: {value} needs a given network: name one with --initial_model FILE"
+            raise ConfigError(f"training.{option}: {value} needs a given network: name one with --initial_model FILE")
     # Of two speakers: their number is not known before the list is read.
     if training.freeze_epochs and not any(one.ndim > 1 for one in build_loss(config, 2).parameters()):
-        yield (
+        raise ConfigError(
             f"training.freeze_epochs: {training.freeze_epochs}, but the loss {loss.name} has no head that could "
             "learn in the meantime; set it to 0, or take a loss with one, such as aamsoftmax"
         )
+    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
+        raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
 
 
 def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
     """Why this network cannot be compiled here, each with what would have to change."""
     runtime = config.runtime
     reasons = {
-        compiling.platform_obstacle(device): True,
+        "torch.compile is not supported on Windows here": platform.system() == "Windows",
+        "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH; install one": (
+            device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+        ),
         # Measured times are never the same twice; `on` compiles before the first step.
         "deterministic: the moment of compiling depends on measured times": (
             runtime.deterministic and runtime.compile == "auto"
@@ -162,7 +163,7 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
         "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN; take 16 channels or "
         "more": device.type == "cpu" and not is_safe_in_channels_last(net),
     }
-    return [reason for reason, holds in reasons.items() if reason and holds]
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def needs_gradient_cache(config: Config) -> bool:
@@ -212,7 +213,8 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
 def build_precision(config: Config, device: torch.device) -> Precision:
     """The precision that the configuration asks for, or the best one there is."""
     runtime = config.runtime
-    name, reason = choose_precision(runtime.precision, device)
+    choice = choose_precision(runtime.precision, device)
+    name, reason = choice.value, choice.reason
     if runtime.deterministic and runtime.precision == "auto" and name == "fp16":
         name, reason = "no", "deterministic: fp16's scale depends on history"
     logger.info("precision: %s (%s)", name, reason)
@@ -316,15 +318,12 @@ def build_trainer(
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()
 
-    def on_start() -> None:
-        # A later stage is part of the run whose configuration this is.
-        if not stage.name:
-            save_config(config, folder / CONFIG)
-
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
         whole = summary if stage.chosen_by is None else {**summary, "chosen_by": dict(stage.chosen_by)}
         return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=whole)
 
+    # A later stage is part of the run whose configuration this is.
+    at_start = {} if stage.name else {"on_start": functools.partial(save_config, config, folder / CONFIG)}
     first_stage = {} if stage.first_stage_steps is None else {"first_stage_steps": stage.first_stage_steps}
     learning_rate, margin = build_schedules(config, loss, -(-len(loader) // training.accumulation_steps))
     return trainer.Trainer(
@@ -347,7 +346,7 @@ def build_trainer(
         },
         stage=stage,
         stop=stop,
-        on_start=on_start,
+        **at_start,
         advise=advise,
     )
 

@@ -235,11 +235,9 @@ def duration_histogram(seconds: np.ndarray) -> str:
 def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> None:
     """One histogram a list (seconds), below each other, as PNG."""
     # Late: matplotlib takes a second, and few ask for the picture.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3 * max(1, len(durations))), layout="constrained")
-    FigureCanvasAgg(figure)
     for row, (title, seconds) in enumerate(durations.items(), start=1):
         label = "duration in seconds (the longest 0.5 % in the last bar)"
         axes = figure.add_subplot(len(durations), 1, row, xlabel=label, ylabel="files")

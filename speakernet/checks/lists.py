@@ -44,7 +44,13 @@ def quick_check(
     """
     findings: list[Finding] = []
     if train_list is not None:
-        if _is_of_trials(train_list):
+        rows = range(min(LOOKED_AT, len(train_list)))
+        paths = [train_list.paths[row].split() for row in rows]
+        firsts = {train_list.speakers[int(train_list.labels[row])] for row in rows}
+        are_labelled = firsts <= {"0", "1"} or {path[-1] for path in paths} <= {"target", "nontarget"}
+        are_trials = are_labelled and all(len(path) == 2 for path in paths)
+        # A speaker may have any name, but hardly that of an audio file.
+        if are_trials or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES:
             # Neither its files nor its speakers are any: more findings would only hide this one.
             advice = "a training list has `speaker path` lines; name a list of trials as --test_list"
             found = f"{train_list.source} has lines of another kind"
@@ -60,17 +66,6 @@ def quick_check(
         if train_list is not None:
             findings += overlap_findings(train_list, one)
     return findings
-
-
-def _is_of_trials(training: TrainingList) -> bool:
-    """Whether the lines are `1 enrol test`, `enrol test target` or begin with an audio file."""
-    rows = range(min(LOOKED_AT, len(training)))
-    paths = [training.paths[row].split() for row in rows]
-    firsts = {training.speakers[int(training.labels[row])] for row in rows}
-    are_pairs = all(len(path) == 2 for path in paths)
-    are_labelled = firsts <= {"0", "1"} or {path[-1] for path in paths} <= {"target", "nontarget"}
-    # A speaker may have any name, but hardly that of an audio file.
-    return (are_pairs and are_labelled) or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES
 
 
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:

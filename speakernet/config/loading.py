@@ -199,16 +199,22 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
                 chosen_in |= {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
             except ValueError as error:
                 raise ConfigError(f"{own[choice.key].where}: {choice.key}: {error}") from error
-    placed = {key: value for key, value in defaults.items() if _owner(key, names)}
     last, dropped = {one.key: one for one in settings}, []
+    owners: dict[str, type[Options]] = {}
+    """Key -> the class that has the option; without those that the chosen components do not take."""
+    for key in {**defaults, **last}:
+        holder, option = split_key(key)
+        owner = owner_of(holder, names)
+        if owner and option in owner.model_fields:
+            owners[key] = owner
+    placed = {key: value for key, value in defaults.items() if key in owners}
     for key, setting in last.items():
         holder, option = split_key(key)
         replaced = [one for one in (holder, holder.partition(".")[0]) if chosen_in.get(one, 0) > setting.layer]
         # 32 channels of one network are not 32 channels of another, even if both take the option.
         is_other = holder in replaced and "." in holder and all(key != choice.key for choice in CHOICES.values())
-        owner = _owner(key, names)
-        if owner and not is_other:
-            is_text = str in alternatives(owner.model_fields[option].annotation)
+        if key in owners and not is_other:
+            is_text = str in alternatives(owners[key].model_fields[option].annotation)
             placed[key] = setting.value if is_text else _read_text(setting)
         elif replaced:
             dropped.append(f"{key} ({setting.where})")
@@ -231,13 +237,6 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
         nowhere = Setting("", None, "default")
         raise ConfigError("\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in found))
     return config
-
-
-def _owner(key: str, names: Names) -> type[Options] | None:
-    """The class that has an option; None if the chosen components do not take it."""
-    holder, option = split_key(key)
-    owner = owner_of(holder, names)
-    return owner if owner and option in owner.model_fields else None
 
 
 def _read_text(setting: Setting) -> Any:

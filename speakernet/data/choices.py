@@ -4,12 +4,9 @@ Pure functions of facts about machine and corpus; the caller passes them in and 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from speakernet.files import human_bytes
-
-T = TypeVar("T")
+from speakernet.options import Choice
 
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before a worker is warm
 MAX_WORKERS = 12  # beyond it the training process itself is the limit
@@ -19,18 +16,6 @@ MEMORY_SHARE = 0.5  # of what is free, for corpora kept in memory
 SPEED_MILLISECONDS = 0.25
 HANDOVER_MILLISECONDS = 0.05
 MOST_CROPS_A_SECOND = 10_000  # beyond what one GPU trains on, so more readers would wait
-
-
-@dataclass(frozen=True)
-class Choice(Generic[T]):
-    """A value and why it was chosen."""
-
-    value: T
-    reason: str
-
-    def __str__(self) -> str:
-        value = {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
-        return f"{value} ({self.reason})"
 
 
 def choose_num_workers(

@@ -103,31 +103,25 @@ def huge_pages() -> bool:
     return os.environ.get(HUGE_PAGES) == "1" and mode.exists() and "[never]" not in mode.read_text(encoding="ascii")
 
 
-def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for the next step; returns whether it does."""
-    # A plain step of ResNetSE34V2 had 3.5 million page faults, 10 of its 28 processor seconds; with this and huge pages
-    # the default step has under 1,000.
-    return _set_thresholds(mapped_from=2**30, trimmed_from=2**31 - 1)
+def keep_freed_memory(*, keeps: bool = True) -> bool:
+    """Let the C library keep freed memory for the next step, or give back every large tensor when it is freed.
 
-
-def return_freed_memory() -> bool:
-    """Let the C library give back every large tensor when it is freed; returns whether it does."""
-    # A compromise: from 3 MiB on ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to 1.05 s a step, with memory
-    # kept by 270 MiB at 0.81 s (benchmarks/measurements.md).
-    return _set_thresholds(mapped_from=3 * 2**20, trimmed_from=2**24)
+    Returns whether the library takes such settings.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    # Kept: a plain step of ResNetSE34V2 had 3.5 million page faults, 10 of its 28 processor seconds; with this and huge
+    # pages the default step has under 1,000. Given back, a compromise: from 3 MiB on ResNetSE34L's process grows by 152
+    # to 181 MiB at 1.01 to 1.05 s a step, with memory kept by 270 MiB at 0.81 s (benchmarks/measurements.md).
+    mapped_from, trimmed_from = (2**30, 2**31 - 1) if keeps else (3 * 2**20, 2**24)
+    set_option = ctypes.CDLL(None).mallopt
+    return bool(set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from))
 
 
 def release_freed_memory() -> None:
     """Give freed memory back to the system now, whatever `keep_freed_memory` has set."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _set_thresholds(*, mapped_from: int, trimmed_from: int) -> bool:
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    set_option = ctypes.CDLL(None).mallopt
-    return bool(set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from speakernet.machine.facts import usable_cores
-from speakernet.machine.memory import huge_pages, keep_freed_memory, return_freed_memory
+from speakernet.machine.memory import huge_pages, keep_freed_memory
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import distributed
 
@@ -46,9 +46,30 @@ def optimize_torch_settings(
     # Also if it is off: an earlier run of this process may have switched it on.
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    applied = {"deterministic": deterministic, **_set_threads(options.threads, options.interop_threads)}
+    cores = usable_cores()
+    # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
+    automatic = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
+    wanted = automatic if options.threads == "auto" else options.threads
+    for name, number in (("threads", wanted), ("interop_threads", options.interop_threads)):
+        # Refused, not lowered: a few too many may be meant, thousands are a typing mistake.
+        if not 0 <= number <= MOST_THREADS_A_CORE * cores:
+            most = MOST_THREADS_A_CORE * cores
+            raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
+    if wanted > cores:
+        logger.warning("runtime.threads: %d is slow on %d cores", wanted, cores)
+    if wanted:
+        torch.set_num_threads(wanted)
+    if options.interop_threads:
+        # torch takes it once, before its first parallel operation.
+        with contextlib.suppress(RuntimeError):
+            torch.set_num_interop_threads(options.interop_threads)
+    applied: dict[str, Any] = {
+        "deterministic": deterministic,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+    }
     if options.keep_memory or save_memory:
-        applied["keep_memory"] = not return_freed_memory() if save_memory else keep_freed_memory()
+        applied["keep_memory"] = keep_freed_memory(keeps=not save_memory) and not save_memory
         applied["huge_pages"] = huge_pages()
     has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     if has_gpu:
@@ -89,24 +110,3 @@ def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_len
         "attention": list(options.attention),
         "memory_fraction": options.memory_fraction,
     }
-
-
-def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> dict[str, int]:
-    cores = usable_cores()
-    # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
-    automatic = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
-    wanted = automatic if threads == "auto" else threads
-    for name, number in (("threads", wanted), ("interop_threads", interop_threads)):
-        # Refused, not lowered: a few too many may be meant, thousands are a typing mistake.
-        if not 0 <= number <= MOST_THREADS_A_CORE * cores:
-            most = MOST_THREADS_A_CORE * cores
-            raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
-    if wanted > cores:
-        logger.warning("runtime.threads: %d is slow on %d cores", wanted, cores)
-    if wanted:
-        torch.set_num_threads(wanted)
-    if interop_threads:
-        # torch takes it once, before its first parallel operation.
-        with contextlib.suppress(RuntimeError):
-            torch.set_num_interop_threads(interop_threads)
-    return {"threads": torch.get_num_threads(), "interop_threads": torch.get_num_interop_threads()}

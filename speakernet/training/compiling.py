@@ -9,8 +9,6 @@ and keyed draws move once a step, though a block runs twice; a module that must 
 import contextlib
 import copy
 import logging
-import platform
-import shutil
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -125,15 +123,6 @@ def _is_stage(module: nn.Module) -> bool:
     lists = [child for child in module.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
     is_only_lists = len(lists) == len(list(module.children()))
     return is_only_lists and all(any(entry.children()) for one in lists for entry in one)
-
-
-def platform_obstacle(device: torch.device) -> str:
-    """Why this machine cannot compile for the device, empty if it can."""
-    if platform.system() == "Windows":
-        return "torch.compile is not supported on Windows here"
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
-        return "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH; install one"
-    return ""
 
 
 def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:

@@ -236,7 +236,7 @@ def test_impossible_combinations_are_refused(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, sections: dict, message: str
 ):
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr("speakernet.training.compiling.shutil.which", lambda name: None)
+    monkeypatch.setattr("speakernet.assembly.training.shutil.which", lambda name: None)
     config = tiny_config(corpus, **sections)
     with pytest.raises(ValueError, match=message):
         refuse_impossible(config, build_model(config), CPU)

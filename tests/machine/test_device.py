@@ -175,13 +175,13 @@ SCRIPTS = [
     "kept = faults(4, 64)\n"
     "release_freed_memory()\n"
     "print(given_back, kept, faults(1, 64))\n",
-    "assert return_freed_memory()\nfaults(8, 24)\nprint(faults(4, 24))\n",
+    "assert keep_freed_memory(keeps=False)\nfaults(8, 24)\nprint(faults(4, 24))\n",
 ]
 """Memory that is kept, and given back; `faults(times, mebibytes)` counts the page faults of tensors made and freed."""
 
 OWNER = """
 import json, os, resource, sys, torch
-from speakernet.machine.memory import keep_freed_memory, release_freed_memory, return_freed_memory
+from speakernet.machine.memory import keep_freed_memory, release_freed_memory
 
 def faults(times, mebibytes):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

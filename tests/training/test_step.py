@@ -240,7 +240,7 @@ CUDA = torch.device("cuda")
 )
 def test_choice(requested, device, flags, capability, expected):
     choice = choose_precision(requested, device, flags=frozenset(flags), capability=capability)
-    assert choice.name == expected
+    assert choice.value == expected
     assert choice.reason
 
 

@@ -139,7 +139,8 @@ def make_corpus(
     folder = Path(folder)
     parameters = parameters or CorpusParameters()
     parameters.check()
-    paths = corpus_paths(folder)
+    # Their names are those of `FILES`.
+    paths = SimpleNamespace(**{name: folder / below for name, below in FILES.items()})
     if _is_complete(folder, parameters):
         return paths
     # Late: every run names its corpus, few make one.
@@ -166,11 +167,6 @@ def make_corpus(
     with atomic_write(folder / "complete.json") as file:
         json.dump({"files": num_files, "seconds": round(sum(row["seconds"] for row in rows), 1)}, file)
     return paths
-
-
-def corpus_paths(folder: str | Path) -> SimpleNamespace:
-    """The paths of a corpus in `folder`, made or not; their names are those of `FILES`."""
-    return SimpleNamespace(**{name: Path(folder, below) for name, below in FILES.items()})
 
 
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
