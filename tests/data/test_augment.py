@@ -8,7 +8,7 @@ import torch
 from scipy.signal import convolve, fftconvolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.augmenter import Augmenter, distinct_choices, mu_law_codec
+from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
 from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
@@ -166,14 +166,6 @@ def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
     # Full scale is one of the codec's steps: nothing comes back louder than it went in, and silence stays silent.
     assert mu_law_codec(torch.zeros(1, 800), 8000).abs().max() == 0
     assert mu_law_codec(torch.sign(tones[1:2, ::2] + 1e-3), 8000).abs().max() == pytest.approx(1.0, abs=1e-4)
-
-
-def test_distinct_choices_are_distinct_and_uniform() -> None:
-    chosen = distinct_choices(np.random.default_rng(1).random((20_000, 3)), 5)
-    assert (np.sort(chosen, axis=1)[:, 1:] != np.sort(chosen, axis=1)[:, :-1]).all()
-    assert np.bincount(chosen.ravel()) / 60_000 == pytest.approx([0.2] * 5, abs=0.01)
-    few = distinct_choices(np.random.default_rng(1).random((50, 5)), 2)
-    assert few.min() >= 0 and few.max() == 1
 
 
 def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -171,10 +171,3 @@ def test_utterances_that_are_compared_share_their_voice() -> None:
     groups = plan.voices.reshape(-1, 3)
     assert (groups == groups[:, :1]).all() and len(set(groups[:, 0].tolist())) > 2
     assert ((groups[:, 0] == 0).reshape(-1, 4).sum(axis=1) == 2).all()
-
-
-def test_the_share_at_other_speeds_is_what_is_drawn() -> None:
-    for voices in (Voices(**NINE), Voices(**NINE, real_share=0.5), Voices(warps=(1.0, 1.1)), Voices()):
-        drawn = voices.draw(1, 0, np.arange(6400), np.arange(0, 6401, 64))
-        share = np.mean(drawn % len(voices.speeds) != 0)
-        assert share == pytest.approx(voices.share_at_other_speeds, abs=0.03)
