@@ -1,23 +1,35 @@
-"""Files: whatever is wrong with one becomes an error that names it; files that grow; shares of work in parts."""
+"""Files and foundations: errors that name a file, growing files, shards, the run folder, tables, seeds."""
 
+import ast
 import logging
 import os
+import random as python_random
 import resource
+import subprocess
+import sys
+import types
 import zipfile
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
+import torch
+from annotated_types import Ge, Le
 from hypothesis import given
 from hypothesis import strategies as some
 
 from speakernet import files
+from speakernet import random as seeding
+from speakernet.cli import main
 from speakernet.cli.train import _log_file
 from speakernet.files import (
     FileError,
     GrowingFile,
     PartError,
     WorkPart,
+    atomic_write,
+    human_bytes,
     list_parts,
     missing_parts,
     open_regular,
@@ -26,8 +38,12 @@ from speakernet.files import (
     parts_in,
     read_arrays,
     reading,
+    sha256_of,
     share,
 )
+from speakernet.options import Component, Options, create, lookup, options_of
+from speakernet.parallel import distributed
+from speakernet.run_folder import evaluation_folder, held, move_aside, refuse_unusable
 
 
 class OwnError(FileError):
@@ -161,3 +177,141 @@ def test_names_of_parts(tmp_path: Path) -> None:
     with pytest.raises(PartError):
         missing_parts([WorkPart(1, 3), WorkPart(2, 4)], "corpus")
     assert list_parts([WorkPart(one, 30) for one in range(1, 31)]).endswith("20/30 and more")
+
+
+class PartOptions(Options):
+    """A part for tests."""
+
+    scale: Annotated[float, Ge(0.0), Le(2.0)] = 1.0
+    """How much."""
+
+
+class Thing:
+    def __init__(self, options: PartOptions, size: int) -> None:
+        self.made = (size, options.scale)
+
+
+def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context() -> None:
+    table = {"part": Component(PartOptions, f"{__name__}:Thing")}
+    sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
+    assert create(table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red").made == (3, 2.0)
+    with pytest.raises(ValueError, match=r"unknown model .CAM\+\+.; did you mean .CAMPPlus.\?"):
+        lookup({"CAMPPlus": 1, "ResNet34": 2}, "CAM++", "model")
+    with pytest.raises(ValueError, match="unknown model 'prt'; did you mean 'part'"):
+        lookup(table, "prt", "model")
+    with pytest.raises(ValueError, match=r"sclae.*did you mean 'scale'"):
+        options_of(table, "part", {"sclae": 2})
+    with pytest.raises(ValueError, match="scale is 3; expected float from 0 to 2"):
+        options_of(table, "part", {"scale": 3})
+
+
+def test_keyed_generators_repeat_and_differ() -> None:
+    first = seeding.numpy_generator(1, 2, 3).random(4)
+    assert np.array_equal(first, seeding.numpy_generator(1, 2, 3).random(4))
+    for others in ((1, 2, 4), (1, 3, 2), (2, 2, 3), (1, 2)):
+        assert not np.array_equal(first, seeding.numpy_generator(*others).random(4))
+    seeds = {seeding.derive_seed(seed, key) for seed in range(3) for key in range(3)}
+    assert len(seeds) == 9 and all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_random_state_survives_a_file_that_holds_no_code(tmp_path: Path) -> None:
+    seeding.seed_everything(5)
+    torch.save(seeding.capture_random_state(), tmp_path / "state.pt")
+    expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
+    seeding.restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_atomic_write_replaces_files_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "null", "folder"):
+        with pytest.raises(FileError, match=name), atomic_write(tmp_path / name):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "null", "pipe"]
+
+
+def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    with atomic_write(target) as file:
+        file.write("old")
+    with pytest.raises(RuntimeError), atomic_write(target) as file:
+        file.write("half")
+        raise RuntimeError("interrupted")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_hash_and_sizes(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert sha256_of(tmp_path / "empty").startswith("e3b0c44298fc1c14")
+    assert human_bytes(512) == "512 B"
+    assert human_bytes(5 * 1024**3) == "5.0 GiB"
+
+
+def test_what_the_main_process_makes_or_raises() -> None:
+    assert distributed.from_main(lambda: 3) == 3
+    with pytest.raises(ValueError, match="nothing there"):
+        distributed.from_main(_fail)
+
+
+def _fail() -> None:
+    raise ValueError("nothing there")
+
+
+def test_lock_of_another_process(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from speakernet.run_folder import held\n"
+        "with held(sys.argv[1]):\n"
+        "    print('held', flush=True)\n"
+        "    input()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    # Being refused leaves the holder's name alone.
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"process {process.pid} on "), held(tmp_path):
+            raise AssertionError("it was held twice")
+    process.kill()
+    process.communicate()
+    with held(tmp_path):
+        pass
+
+
+def test_names(tmp_path: Path) -> None:
+    assert evaluation_folder(tmp_path, "lists/trials.clean.txt") == tmp_path / "eval" / "trials.clean"
+    for number in (1, 2):
+        (tmp_path / "old").mkdir()
+        assert move_aside(tmp_path / "old").name == f"old.before-{number}"
+
+
+def test_one_reader_and_writer(repository: Path) -> None:
+    calls = {
+        path.name
+        for path in (repository / "speakernet").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save")
+    }
+    assert calls == {"checkpoint.py"}
+
+
+def test_unusable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before anything is read or made."""
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, file / "a" / "b"):
+        with pytest.raises(ValueError, match=rf"save_path: {folder} .*a file"):
+            refuse_unusable(folder)
+        assert main(["train", "--save_path", str(folder), "--train_list", "nowhere.txt"]) == 1
+        error = capsys.readouterr().err
+        assert str(folder) in error and "nowhere" not in error
+    refuse_unusable(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="read-only"):
+        refuse_unusable(tmp_path / "a" / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,13 +1,20 @@
-"""What needs no torch does not wait for it: help, tables, configurations, and everything that is refused at once."""
+"""The command line at its edges: what needs no torch does not wait for it, closed streams, refusals of the system."""
 
+import errno
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from speakernet.cli import COMMANDS
+from speakernet.assembly.inputs import make_synthetic_corpus
+from speakernet.cli import BROKEN_PIPE, COMMANDS, main
+from speakernet.cli.train import _training_lines
+from speakernet.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 # What takes a second or more to import. A small corpus is not made, a file is not read: these answers are about words.
@@ -67,3 +74,89 @@ def test_the_script_of_the_checkout_answers_without_torch() -> None:
         imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
         assert "speakernet.cli" in imported and not imported & set(SLOW_MODULES)
         assert "usage" in finished.stdout
+
+
+SPEAKERNET = f"{sys.executable} -m speakernet"
+
+
+def shell(command: str, **environment: str) -> tuple[int, str, str]:
+    ended = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "has_message"),
+    [
+        ("--help >&-", 0, False),
+        ("list <&- >&- 2>&-", 0, False),
+        ("--help >/dev/full", 1, True),
+        # 1 would mean different speakers.
+        ("verify a.wav b.wav --model none.pt >&-", 2, True),
+        ("list | true; exit ${PIPESTATUS[0]}", BROKEN_PIPE, False),
+        # argparse ignores errors when it prints a page of help.
+        ("train --help all | true; exit ${PIPESTATUS[0]}", 0, False),
+    ],
+)
+def test_unusable_streams(command: str, status: int, has_message: bool) -> None:
+    found, _, errors = shell(f"{SPEAKERNET} {command}")
+    assert (found, bool(errors)) == (status, has_message) and "Traceback" not in errors
+
+
+def test_name_that_the_terminal_cannot_show() -> None:
+    command = f"{SPEAKERNET} show-config --given --save_path Ōsaka"
+    status, shown, _ = shell(command, PYTHONIOENCODING="ascii")
+    assert status == 0 and "\\u014csaka" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a/b.pt"), "a/b.pt: No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system", "a"), "a: Read-only file system"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
+        (MemoryError("2 TiB"), "2 TiB"),
+        (RuntimeError("CUDA out of memory. Tried\nGPU 0"), "CUDA out of memory. Tried"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_system_error_is_one_line(
+    error: Exception, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(arguments) -> int:
+        raise error
+
+    monkeypatch.setattr("speakernet.cli.list_components.run", refused)
+    assert main(["list"]) == 1
+    message = capsys.readouterr().err.strip()
+    assert found in message and "\n" not in message
+
+
+def test_presets_start_alone_or_name_what_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--config", "production"]) == 1
+    message = capsys.readouterr().err
+    assert "data.train_list" in message and "data.test_list" in message
+    assert not list(tmp_path.iterdir())
+    config = load_config(["--config", "test"]).config
+    assert config.data.synthetic_corpus and config.training.accumulation_steps == 2
+    assert load_config(["--config", "production"]).config.training.accumulation_steps == 2
+    # Lists of one's own need no synthetic corpus.
+    config = load_config(["--train_list", "a.txt", "--test_list", "b.txt", "--config", "test"]).config
+    assert make_synthetic_corpus(config) == config and not list(tmp_path.iterdir())
+
+
+def test_printed_commands_can_be_pasted(tmp_path: Path) -> None:
+    """In a folder whose name has a space, the shell sees one word; the results are stand-ins."""
+    folder = tmp_path / "my run"
+    summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}
+    evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
+    lines = _training_lines(SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation))
+    commands = [shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]]
+    assert [words[0] for words in commands] == ["python", "python", "speakernet", "tensorboard"]
+    assert commands[0][2:4] == ["--config", str(folder / "config.yaml")] and str(folder / "best.pt") in commands[0]
+    assert all(str(folder) in " ".join(words) for words in commands[2:]) and commands[2][2] == str(folder)

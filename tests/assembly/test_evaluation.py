@@ -1,19 +1,24 @@
-"""A model file scored as configured: normalisation, mean, calibration and thresholds end up where they belong."""
+"""Scoring and validation: normalisation, mean, calibration, thresholds; held-out speakers."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from speakernet.assembly.evaluation import load_for_scoring, run_evaluation
-from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import write_checkpoint
-from speakernet.config import Config, load_config
-from speakernet.data.audio import read_audio
+from speakernet.cli import main
+from speakernet.config import Config, ConfigError, load_config
+from speakernet.config.schema import replaced
+from speakernet.data.audio import read_audio, write_audio
+from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report import write_evaluation
-from speakernet.models.model_file import model_file_contents
+from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.tiny_recipe import write_recipe
 
@@ -82,30 +87,6 @@ def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
-def test_a_sweep_and_a_column_of_metadata_are_measured_with_the_list(
-    tiny_corpus: Path, tmp_path: Path, model: Path
-) -> None:
-    with pytest.raises(ValueError, match=r"none\.csv"):
-        evaluated(configure(tiny_corpus, tmp_path, "--evaluation.metadata", str(tmp_path / "none.csv")), model)
-    names = list(dict.fromkeys(name for line in (tiny_corpus / "trials.txt").read_text().splitlines()
-                               for name in line.split()[1:]))  # fmt: skip
-    table = tmp_path / "utterances.csv"
-    table.write_text(
-        "path,room\n" + "".join(f"{name},{'big' if row % 2 else 'small'}\n" for row, name in enumerate(names))
-    )
-    options = [
-        "--evaluation.metadata",
-        str(table),
-        "--evaluation.slices",
-        "[room]",
-        "--evaluation.sweep",
-        "[telephone]",
-    ]
-    results = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
-    assert [one.by for one in results.slices] == ["same or different room", "room of both sides"]
-    assert [one.kind for one in results.sweep] == ["telephone"] and len(results.sweep[0].rows) >= 2
-
-
 def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
@@ -164,3 +145,80 @@ def test_a_foreign_checkpoint_scores_as_what_the_config_says(tmp_path):
     torch.save({"__S__.netcnn.0.weight": torch.zeros(1)}, tmp_path / "their.model")
     with pytest.raises(ValueError, match=r"^[^(]*their\.model is a VGGVox .*ResNetSE34L"):
         load_for_scoring(config_of(), tmp_path / "their.model")
+
+
+def short_run(corpus: Path, folder: Path, *options: str) -> int:
+    """The command that is all it takes, with fewer epochs."""
+    lists = ("--train_list", str(corpus / "train_list.txt"), "--test_list", str(corpus / "trials.txt"))
+    short = ("--max_epoch", "2", "--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(folder))
+    quick = ("--evaluation.bootstrap_samples", "0", "--data.crop_frames", "60")
+    return main(["train", "--config", "small_data.yaml", *lists, *short, *quick, *options])
+
+
+def evaluations(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "evaluation"]
+
+
+def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus: Path, tmp_path: Path) -> None:
+    """The reported trials choose nothing: no epoch, no threshold; and they are scored in float32."""
+    assert short_run(tiny_corpus, tmp_path, "--mixed-precision", "bf16", "--test_interval", "1") == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [one["precision"] for one in evaluations(tmp_path)] == ["bf16", "bf16"]
+    assert results["precision"] == "float32"
+    assert results["backend"]["embedding"] == "whole"
+    assert not any("chosen on this very list" in one or "calibration" in one for one in results.get("warnings", []))
+    kept = load_model_file(tmp_path / "best.pt").contents
+    assert kept["training_summary"]["epoch"] == 2
+    assert not kept.get("calibration") and not kept.get("thresholds")
+
+
+def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus: Path) -> None:
+    listed = {"train_list": str(tiny_corpus / "train_list.txt"), "test_list": str(tiny_corpus / "trials.txt")}
+
+    def inputs(seed: int) -> Inputs:
+        data = {**listed, "validation_speakers": 3}
+        return Inputs(replaced(Config(), data=data, runtime={"seed": seed}), torch.device("cpu"))
+
+    first, again, other = inputs(1), inputs(1), inputs(5)
+    whole = read_training_list(listed["train_list"])
+    trained = set(first.training.rows.speakers)
+    judges = {name.split("/")[0] for name in first.validation.trials.names}
+    assert len(judges) == 3 and trained | judges == set(whole.speakers) and not trained & judges
+    assert first.checksums() == again.checksums()
+    assert first.validation.trials.checksum == again.validation.trials.checksum != other.validation.trials.checksum
+    assert first.validation.source is first.training.source
+    # Test and validation trials are not each other's default any more.
+    assert with_default_paths(replaced(Config(), data={**listed, "validation_speakers": 3})).data.validation_list == ""
+    with pytest.raises(ConfigError, match="train_list"):
+        _ = Inputs(replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")).validation
+
+
+def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(
+    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its header is whole: only decoding finds it, which would be after the last epoch."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(tiny_corpus, corpus)
+    name = read_trials(corpus / "trials.txt").names[0]
+    waveform = read_audio(corpus / name)
+    damaged = corpus / "damaged.flac"
+    write_audio(damaged, waveform, 16000)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    damaged.write_bytes(bytes(content))
+    (corpus / "trials.txt").write_text((corpus / "trials.txt").read_text().replace(name, "damaged.flac"))
+    assert short_run(corpus, tmp_path / "run") == 1
+    assert "damaged: 1 undecodable file" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(
+    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("speakernet.assembly.runs.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
+    assert short_run(tiny_corpus, tmp_path / "run") == 1
+    said = capsys.readouterr().err
+    assert "400.0 KiB" in said and "--save_path" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

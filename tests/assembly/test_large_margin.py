@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from speakernet.assembly import fine_tuning, runs
 from speakernet.assembly.runs import train_experiment
@@ -72,7 +71,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What each stage is built with, and what is still `alive` of the first when the second begins."""
-    seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None, "inter_top_k": []}
+    seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = runs.build_training_loader
 
     def watch_loader(*arguments: Any, **options: Any) -> Any:
@@ -95,7 +94,6 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             trainer = build(*arguments, **options)
             copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
             seen["starts"].append(copies)
-            seen["inter_top_k"].append(getattr(trainer.loss, "inter_top_k", None))
             for name in ("optimizer", "average", "step"):
                 seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
             return trainer
@@ -123,25 +121,6 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
     assert stages["classes"] == [3 * SPEAKERS, SPEAKERS]
     assert next(value for value in head.values() if value.ndim == 2).shape[0] == 3 * SPEAKERS
     assert not any(plan.voices.any() for plan in second)
-
-
-def test_the_second_stage_begins_with_the_moving_average_that_was_evaluated(
-    tiny_corpus: Path, tmp_path: Path, stages: dict[str, Any]
-) -> None:
-    run = tmp_path / "run"
-    more = ["--training.ema_decay", "0.9", "--training.average_checkpoints", "0", "--loss.inter_top_k", "2"]
-    train_experiment(loaded(tiny_corpus, run, *more))
-    saved = torch.load(run / "last.pt", weights_only=True)
-    names = [name for name in stages["starts"][1][0] if name in saved["weights"]]
-    # The raw weights, and beside them the average in the order of the network's tensors.
-    kept = [one for one in saved["training"]["average"]["kept"] if one.ndim > 1]
-    begun = [stages["starts"][1][0][name] for name in names if saved["weights"][name].ndim > 1]
-    assert any(not torch.equal(saved["weights"][name], stages["starts"][1][0][name]) for name in names)
-    assert all(any(torch.equal(one, other) for other in kept if other.shape == one.shape) for one in begun)
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    second = torch.load(run / "large_margin" / "last.pt", weights_only=True)["training"]["config"]
-    assert (config["loss"]["inter_top_k"], second["loss"]["inter_top_k"]) == (2, 0)
-    assert stages["inter_top_k"] == [2, 0]
 
 
 def train_until_killed(config: LoadedConfig, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:

@@ -133,14 +133,6 @@ def test_what_has_no_error_rate_is_refused(last, labels, found):
         metrics.eer(np.array([0.1, last]), np.array(labels))
 
 
-def test_det_points_are_thinned_and_monotonic():
-    random = np.random.default_rng(0)
-    labels = random.random(50_000) < 0.5
-    accepted, miss = metrics.det_points(metrics.error_rates(random.normal(size=50_000) + 2 * labels, labels), 300)
-    assert 100 < len(miss) <= 300
-    assert (np.diff(accepted) <= 0).all() and (np.diff(miss) >= 0).all()
-
-
 def trial_list(rows):
     names = list(dict.fromkeys(name for _, *pair in rows for name in pair))
     number = {name: row for row, name in enumerate(names)}
@@ -309,13 +301,6 @@ def test_speakers_by_the_part_of_the_name_that_agrees():
     assert found.rule.startswith("second part of the name")
     assert (found.count, found.ids.tolist()) == (2, [0, 0, 1, 1])
     assert list(found.names) == ["s1", "s2"]
-
-
-def test_speakers_by_groups_where_names_do_not_tell():
-    rows = [(1, "u1", "u2"), (1, "u2", "u3"), (0, "u1", "u4"), (1, "u4", "u5")]
-    found = speakers_of(trial_list(rows))
-    assert found.rule.startswith("groups")
-    assert found.count == 2 and len(set(found.ids[:3])) == 1 and not found.names
 
 
 def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):

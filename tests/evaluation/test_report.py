@@ -271,30 +271,6 @@ def test_det_axes(random):
     assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
 
 
-def test_det_band(random):
-    scores, labels = overlapping_scores(random)
-    band = {"false_accept_percent": [1.0, 10.0], "miss_low_percent": [5.0, 0.0], "miss_high_percent": [20.0, 8.0]}
-    axes = plots.det_figure({"only": error_rates(scores, labels)}, {}, {"only": band}).axes[0]
-    (filled,) = axes.collections
-    corners = {(round(x, 9), round(y, 9)) for x, y in filled.get_paths()[0].vertices}
-    assert {tuple(np.round(ndtri([x, y]), 9)) for x, y in ((0.01, 0.05), (0.01, 0.2), (0.1, 0.08))} <= corners
-    # A band that reaches no misses at all goes beyond the plot, and does not stretch it.
-    assert min(y for _, y in corners) < axes.get_ylim()[0] and np.isfinite(list(corners)).all()
-    assert filled.get_label() == "95 % interval"
-
-
-def test_rates_by_threshold(random):
-    scores, labels = overlapping_scores(random)
-    accepts, rejects = {}, {}
-    for line in plots.threshold_figure(error_rates(scores, labels), 0.5).axes[0].lines:
-        name, (x, y) = line.get_label(), line.get_data()
-        {"false accepts": accepts, "false rejects": rejects}.get(name, {}).update(zip(x, y, strict=True))
-    assert len(accepts) > 300
-    for threshold in list(accepts)[::40]:
-        assert accepts[threshold] == pytest.approx(100 * np.mean(scores[labels == 0] >= threshold))
-        assert rejects[threshold] == pytest.approx(100 * np.mean(scores[labels == 1] < threshold))
-
-
 def test_svg(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)

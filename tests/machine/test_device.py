@@ -16,8 +16,8 @@ import torch
 
 from speakernet.config import load_config
 from speakernet.machine import device
-from speakernet.machine.device import choose_device, find_device, utilisation_monitor
-from speakernet.machine.memory import HUGE_PAGES, Monitor
+from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.memory import HUGE_PAGES
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.settings import many_shapes, optimize_torch_settings
 from speakernet.machine.threads import in_lanes, lanes_of
@@ -71,15 +71,6 @@ def test_a_gpu_that_is_missing(gpus: list[torch.device], monkeypatch: pytest.Mon
     assert choose_device(MachineOptions()) == torch.device("cpu")
     with pytest.raises(ValueError, match="'mps'"):
         load_config(["--runtime.device", "mps"])
-
-
-def test_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([80, 40])
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(readings))
-    for name, mean in (("cuda:1", 60.0), ("cpu", None)):
-        with utilisation_monitor(torch.device(name)) as monitor:
-            pass
-        assert monitor.mean == mean
 
 
 @pytest.fixture(autouse=True)
@@ -161,12 +152,6 @@ def test_settings_without_sense_are_refused(options: dict, message: str) -> None
         applied(**options)
 
 
-def test_freed_memory_is_kept_with_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "keep_memory" not in applied(keep_memory=False, threads=0)
-    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
-    assert applied()["keep_memory"] is False
-
-
 SCRIPTS = [
     "given_back = faults(4, 64)\n"
     "assert keep_freed_memory()\n"
@@ -211,23 +196,6 @@ def test_page_faults() -> None:
     assert given_back >= 4 * 64 and kept < 64 / 4 and released > 64 / 2
     # By itself the C library usually keeps tensors of up to 32 MiB once it has freed one.
     assert returned >= 4 * 24
-
-
-def test_monitor() -> None:
-    readings = iter([100, 300, 900, 200, *[200] * 10_000])
-    seen: list[int] = []
-
-    def read() -> int:
-        seen.append(next(readings))
-        return seen[-1]
-
-    with Monitor(read, sample_seconds=0.001) as monitor:
-        while len(seen) < 5:
-            pass
-    assert (monitor.start, monitor.peak, monitor.mean) == (100, 900, pytest.approx(sum(seen) / len(seen)))
-    with Monitor(None) as idle:
-        pass
-    assert idle.mean is None
 
 
 @pytest.fixture(autouse=True)

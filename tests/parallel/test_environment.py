@@ -1,17 +1,20 @@
-"""Which of several processes this is: torchrun's variables, SLURM's, and what contradicts them."""
+"""Which of several processes this is, what contradicts it, and heartbeats: a rank without one is named."""
 
+import json
 import socket
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import PrefixStore, TCPStore
 
 from speakernet.assembly.training import refuse_impossible
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.machine.options import MachineOptions
-from speakernet.parallel import distributed
+from speakernet.parallel import distributed, group
 from speakernet.parallel.distributed import Place, find_place, is_first, is_first_here, refuse_differences
 from speakernet.parallel.group import joined, launch, num_gpus
 
@@ -147,3 +150,19 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(distributed, "is_distributed", lambda: True)
     with pytest.raises(ValueError, match=r"runtime\.compile: on, but .*start one process"):
         refuse_impossible(config, nn.Identity(), torch.device("cpu"))
+
+
+def test_who_is_silent_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(group, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(group, "LOOK_SECONDS", 0.02)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    PrefixStore("speakernet/0", store).set("beat/1", json.dumps([1, 77, "gpu07", 3, "step 3"]))
+    heartbeat = group.Heartbeat(Place(0, 2, 0, 2, "localhost", store.port), "speakernet/0", 0.2)
+    named = "rank 1 (process 77 on gpu07, last at step 3)"
+    deadline = time.monotonic() + 60
+    while named not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # Of many further looks none says it again.
+    time.sleep(0.3)
+    heartbeat.close()
+    assert caplog.text.count(named) == 1

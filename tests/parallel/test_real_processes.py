@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
-EVALUATED = 4000
+EVALUATED = 2000
 """Utterances of a list whose evaluation takes some seconds."""
 
 
@@ -143,7 +143,7 @@ def test_an_evaluation_is_left_at_once(tiny_corpus: Path, tmp_path: Path) -> Non
     lines = [f"1 {one} {other}\n" for one, other in pairs] + [f"0 {one} {other}\n" for one, other in others]
     (corpus / "trials.txt").write_text("".join(lines))
     run = tmp_path / "run"
-    changes = {"training": {"max_epochs": 5, "test_interval": 1}, "evaluation": {"eval_frames": 100, "num_crops": 5}}
+    changes = {"training": {"max_epochs": 5, "test_interval": 1}, "evaluation": {"eval_frames": 100, "num_crops": 10}}
     recipe = write_recipe(tmp_path / "run.yaml", corpus, run, changes)
     with Started([*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "said.txt") as started:
         started.until(lambda: "epoch 1: loss" in started.said, "the end of its first epoch")

@@ -11,12 +11,10 @@ from torch import nn
 
 from speakernet import terminal
 from speakernet.evaluation.plots import new_figure, save_png
-from speakernet.terminal import duration
 from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
 from speakernet.training.tensorboard import add_test_results
-from tests.training.training_fakes import make_trainer
 
 VALUES = {
     "loss": 2.5,
@@ -52,16 +50,6 @@ def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptu
     shown.advance(1)
     assert caplog.messages[-1] == expected
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("epoch", "interval", "left"), [(0, 4, 4), (3, 4, 4), (4, 4, 3), (14, 4, 1), (0, 5, 4), (15, 5, 1)]
-)
-def test_time_left_counts_evaluations(tmp_path: Path, epoch: int, interval: int, left: int) -> None:
-    trainer = make_trainer(tmp_path, max_epochs=16, test_interval=interval)
-    trainer.state.epoch = epoch
-    trainer._evaluation_seconds = 60.0
-    assert trainer._time_left({}) == duration(60.0 * left)
 
 
 def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path: Path) -> None:

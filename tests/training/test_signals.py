@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -49,23 +49,29 @@ def running(recipe: Path, repository: Path) -> Iterator[subprocess.Popen]:
         process.wait()
 
 
-@pytest.mark.slow
-def test_a_signal_to_the_group_loses_nothing(running: subprocess.Popen, tmp_path: Path) -> None:
-    os.killpg(running.pid, signal.SIGHUP)
-    said = running.communicate(timeout=60)[1]
-    assert running.returncode == 129
-    assert "Traceback" not in said and "stopped by SIGHUP after step" in said
-    assert step_of(tmp_path / "run")["step"] >= 3
-    with pytest.raises(ProcessLookupError):
-        os.killpg(running.pid, 0)
+def hang_up(process: subprocess.Popen) -> None:
+    os.killpg(process.pid, signal.SIGHUP)
+
+
+def kill_worker(process: subprocess.Popen) -> None:
+    psutil.Process(process.pid).children()[1].kill()
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_named_and_a_checkpoint_written(running: subprocess.Popen, tmp_path: Path) -> None:
-    psutil.Process(running.pid).children()[1].kill()
-    said = running.communicate(timeout=60)[1]
-    assert running.returncode == 75
-    assert "Traceback" not in said and "loader worker 1 of 2" in said and "SIGKILL" in said and "out of memory" in said
+@pytest.mark.parametrize(
+    ("disturb", "status", "words"),
+    [
+        (hang_up, 129, ["stopped by SIGHUP after step"]),
+        (kill_worker, 75, ["loader worker 1 of 2", "SIGKILL", "out of memory"]),
+    ],
+)
+def test_a_disturbed_run_leaves_a_checkpoint(
+    running: subprocess.Popen, tmp_path: Path, disturb: Callable, status: int, words: list[str]
+) -> None:
+    disturb(running)
+    shown = running.communicate(timeout=60)[1]
+    assert running.returncode == status
+    assert "Traceback" not in shown and all(one in shown for one in words)
     assert step_of(tmp_path / "run")["step"] >= 3
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)

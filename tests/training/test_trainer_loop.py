@@ -14,7 +14,7 @@ from torch.optim.swa_utils import update_bn
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.run_folder import held
 from speakernet.training.checkpoints import epoch_paths
-from speakernet.training.optimizers import Freezing, create_optimizer
+from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, TrainingOptions
 from speakernet.training.progress import NonFiniteError, Stage
 from speakernet.training.trainer import Trainer
@@ -226,17 +226,6 @@ def test_given_weights_are_evaluated_first_and_stay_best_until_beaten(
     assert kept["training_summary"]["initial_model"] == {"file": "theirs.pt"}
     # The epoch in which the network was frozen has nothing to evaluate.
     assert [row["epoch"] for row in records(tmp_path, "evaluation")] == [0, 2, 3]
-
-
-def test_weights_that_never_learn_stay_so_when_the_rest_thaws() -> None:
-    net = FakeNet()
-    net.first.weight.requires_grad_(False)
-    freezing = Freezing(net, TrainingOptions(freeze_epochs=1))
-    freezing.begin_training(0)
-    assert not any(parameter.requires_grad for parameter in net.parameters())
-    assert net.training and not net.norm.training
-    freezing.begin_training(1)
-    assert not net.first.weight.requires_grad and net.last.weight.requires_grad and net.norm.training
 
 
 def test_each_factor_has_groups_of_its_own_and_the_factor_one_none() -> None:
