@@ -20,8 +20,10 @@ def triangle(period: int, num_samples: int, height: int) -> np.ndarray:
     return ((2 * np.minimum(phase, period - phase) * height) // period - height // 2).astype(np.int16)
 
 
-def make_corpus(root: Path) -> None:
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six utterances (the second shorter than a crop), MUSAN-like noise and two room responses."""
+    root = tmp_path_factory.mktemp("classic")
     for row, num_samples in enumerate([9000, 2500, 8000, 3440, 5000, 7001]):
         _write(root / "speech" / f"{row}.wav", triangle(97 + 10 * row, num_samples, 12000))
     for row in range(7):
@@ -31,6 +33,12 @@ def make_corpus(root: Path) -> None:
     for row in range(2):
         decay = 16000 // (1 + np.arange(800) * (1 + row))
         _write(root / "rirs" / "Room" / f"r{row}" / "r.wav", decay.astype(np.int16))
+    return root
+
+
+@pytest.fixture(scope="module")
+def speech(corpus: Path) -> list[str]:
+    return [str(path) for path in sorted((corpus / "speech").iterdir())]
 
 
 def _write(path: Path, samples: np.ndarray) -> None:
@@ -38,29 +46,18 @@ def _write(path: Path, samples: np.ndarray) -> None:
     soundfile.write(path, samples, 16000)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("classic")
-    make_corpus(root)
-    return root
-
-
 def figures(audio: np.ndarray) -> list[float]:
     return [float(one) for one in (audio[0, 0], audio[0, 1000], audio[0, -1], np.abs(audio).sum())]
 
 
-def speech(corpus: Path) -> list[str]:
-    return [str(path) for path in sorted((corpus / "speech").iterdir())]
-
-
-def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path) -> None:
+def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path, speech: list[str]) -> None:
     """The expected numbers come from voxceleb_trainer's loader, seeded with 3, on these very files."""
     generator = random.Random(3)
     augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
     # Folders are listed in any order.
     for paths in (*augmentation.noises.values(), augmentation.responses):
         paths.sort()
-    audio = classic.read_training_crop(speech(corpus)[0], FRAMES, generator)
+    audio = classic.read_training_crop(speech[0], FRAMES, generator)
     assert audio.dtype == np.float64 and audio.shape == (1, SAMPLES)
     results = [audio, augmentation.reverberate(audio)]
     results += [augmentation.add(category, audio) for category in ("music", "speech", "noise")]
@@ -74,19 +71,19 @@ def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path) -> None
     np.testing.assert_allclose([figures(one) for one in results], expected, atol=1e-8)
 
 
-def test_evaluation_crops_are_spread_and_short_files_wrapped(corpus: Path) -> None:
-    short = classic.read_evaluation_crops(speech(corpus)[1], FRAMES, 4)
+def test_evaluation_crops_are_spread_and_short_files_wrapped(speech: list[str]) -> None:
+    short = classic.read_evaluation_crops(speech[1], FRAMES, 4)
     assert short.shape == (4, SAMPLES)
     # From the original's loader: the wrapped file is one sample longer than a crop, so the last crop starts at 1.
     np.testing.assert_allclose(short[:, 100], [-0.135192871, -0.135192871, -0.135192871, -0.142059326], atol=1e-8)
-    whole, _ = soundfile.read(speech(corpus)[0])
-    crops = classic.read_evaluation_crops(speech(corpus)[0], FRAMES, 3)
+    whole, _ = soundfile.read(speech[0])
+    crops = classic.read_evaluation_crops(speech[0], FRAMES, 3)
     np.testing.assert_array_equal(crops[1], whole[2780 : 2780 + SAMPLES])
-    np.testing.assert_array_equal(classic.read_evaluation_crops(speech(corpus)[0], 0, 9), whole[None])
+    np.testing.assert_array_equal(classic.read_evaluation_crops(speech[0], 0, 9), whole[None])
 
 
-def test_embeddings_and_scores_one_by_one(corpus: Path) -> None:
-    paths = speech(corpus)[:3]
+def test_embeddings_and_scores_one_by_one(speech: list[str]) -> None:
+    paths = speech[:3]
     embeddings = classic.embed_one_by_one(lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2)
     assert list(embeddings) == paths and embeddings[paths[0]].shape == (2, 2)
     by_hand = {"a": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([[0.0, 1.0], [0.0, 5.0]])}

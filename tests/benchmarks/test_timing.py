@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.timing import Way, as_plain, compare, run_in_turn, speedup_table, timings
+from benchmarks.timing import Way, as_plain, compare, speedup_table
 
 
 class Clock:
@@ -39,22 +39,3 @@ def test_two_ways_take_turns_and_medians_are_of_the_counted_rounds() -> None:
     assert (result.ratio, result.lowest_ratio, result.highest_ratio) == pytest.approx((4, 2, 40))
     assert as_plain(result)["is_reached"] is False
     assert "**not reached**" in speedup_table([result]) and "| x [crops] | 5 | 20 |" in speedup_table([result])
-
-
-def test_ratios_are_taken_inside_a_round() -> None:
-    """The machine slows down from round to round; the ratio stays what it is."""
-    clock, order = Clock(), []
-    slowness = iter([1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 10.0, 10.0])
-
-    def work(name: str, seconds: float) -> Way:
-        def run(_: None) -> int:
-            order.append(name)
-            clock.now += seconds * next(slowness)
-            return 1
-
-        return Way(run)
-
-    ways = {"plain": work("plain", 2.0), "fast": work("fast", 1.0)}
-    plain, fast = timings(run_in_turn(ways, rounds=3, clock=clock))
-    assert (plain.ratio, plain.median_seconds) == (1.0, 8.0) and (fast.ratio, fast.median_seconds) == (0.5, 4.0)
-    assert order == ["plain", "fast"] * 4

@@ -1,7 +1,6 @@
 """Cases of the readers: each batch in a process with a memory limit, continued behind a case that died or hung."""
 
 import logging
-import math
 import multiprocessing
 import random
 import resource
@@ -28,20 +27,14 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["targets"])
 
 
-def shares(num_cases: int) -> dict[str, int]:
-    """How many cases of each target there are among so many."""
-    total = sum(target.weight for target in TARGETS.values())
-    return {name: math.ceil(num_cases * target.weight / total) for name, target in TARGETS.items()}
-
-
-def run(name: str, seeds: Sequence[int], target: Target | None = None) -> tuple[Counter[str], list[str]]:
+def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
     """Run cases of a target; how often each outcome came, and what failed, in words."""
     outcomes: Counter[str] = Counter()
     failures: list[str] = []
     left = list(seeds)
     while left:
         with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
-            records = list(_run_some(name, target, folder, left))
+            records = list(_run_some(name, folder, left))
         outcomes.update(outcome for outcome, _ in records)
         found = zip(left, records, strict=False)
         failures += [f"{name}, seed {seed}: {words}" for seed, (outcome, words) in found if outcome == FAILED]
@@ -49,10 +42,10 @@ def run(name: str, seeds: Sequence[int], target: Target | None = None) -> tuple[
     return outcomes, failures
 
 
-def _run_some(name: str, target: Target | None, folder: str, seeds: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _run_some(name: str, folder: str, seeds: Sequence[int]) -> Iterator[tuple[str, str]]:
     """Outcomes until the process ended, died or hung; the last two are an outcome too."""
     answers, other_end = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=run_cases, args=(other_end, name, target, folder, seeds))
+    process = CONTEXT.Process(target=run_cases, args=(other_end, name, folder, seeds))
     process.start()
     other_end.close()
     try:
@@ -73,11 +66,11 @@ def _run_some(name: str, target: Target | None, folder: str, seeds: Sequence[int
         answers.close()
 
 
-def run_cases(answers: Connection, name: str, target: Target | None, folder: str, seeds: Sequence[int]) -> None:
+def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int]) -> None:
     """In the process: the cases, one after the other."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    target = target or TARGETS[name]
+    target = TARGETS[name]
     original, case = Path(folder) / "original", Path(folder) / "case"
     original.mkdir()
     target.make(original)

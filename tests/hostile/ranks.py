@@ -21,13 +21,7 @@ def recipe_of(folder: Path, corpus: Path) -> Path:
 
 
 class RankKills:
-    """Kills one of two processes at random moments, and compares what the run comes to.
-
-    Args:
-        folder: where the runs lie.
-        corpus: with its lists.
-        seed: of the moments, and of which process it is.
-    """
+    """Kills one of two processes, at moments drawn from a seed, and compares what the run comes to."""
 
     def __init__(self, folder: Path, corpus: Path, seed: int) -> None:
         self.folder, self.corpus = folder, corpus
@@ -43,11 +37,7 @@ class RankKills:
         self.expected = came_to(straight / "run")
 
     def rounds(self, num_kills: int, most_rounds: int) -> list[str]:
-        """Rounds until so many kills have come; what went wrong, in words.
-
-        How many fall into one run is chance: the undisturbed run, on a machine with other work, may have been the
-        slower one.
-        """
+        """Rounds until so many kills have come, how many in one is chance; what went wrong, in words."""
         wanted = self.num_kills + num_kills
         problems: list[str] = []
         for _ in range(most_rounds):

@@ -56,8 +56,6 @@ class Target:
     """How; random bytes if None."""
     is_checked: bool = False
     """Damage is found or changes nothing: what is read equals what the whole files gave."""
-    weight: float = 4
-    """Cases of this target relative to the others."""
 
     def damage(self, folder: Path, draw: random.Random) -> str:
         """Change one of the files in `folder`, which holds them as `make` wrote them; its name."""
@@ -106,14 +104,14 @@ def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, fo
         table = build_lookup_table(str(folder), names, sample_rate=16_000, cache_folder=None, num_threads=1)
         assert table.problems or table.num_samples[0] == len(whole)
 
-    return Target(make, read, (name,), weight=8)
+    return Target(make, read, (name,))
 
 
-def _lines(name: str, text: str, read: Callable[[Path], Any], weight: int = 6) -> Target:
+def _lines(name: str, text: str, read: Callable[[Path], Any]) -> Target:
     def make(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
-    return Target(make, lambda folder: read(folder / name), (name,), weight=weight)
+    return Target(make, lambda folder: read(folder / name), (name,))
 
 
 def _training_list(path: Path) -> None:
@@ -241,7 +239,7 @@ def _archive(name: str, kind: str) -> Target:
         if summary.broken:
             raise ValueError(f"{name}: {summary.broken} members are broken")
 
-    return Target(make, read, (name,), weight=6)
+    return Target(make, read, (name,))
 
 
 def _results() -> dict[str, Any]:
@@ -317,22 +315,21 @@ TARGETS: dict[str, Target] = {
     "flac": _audio("a.flac", "PCM_16"),
     "ogg": _audio("a.ogg", "VORBIS"),
     "aiff": _audio("a.aiff", "PCM_16"),
-    "training list": _lines("train.txt", TRAINING, _training_list, 10),
-    "trial list": _lines("trials.txt", TRIALS, _trials, 10),
+    "training list": _lines("train.txt", TRAINING, _training_list),
+    "trial list": _lines("trials.txt", TRIALS, _trials),
     "trial list with tabs": _lines("trials.txt", "1\ta b\tc d\n0\ta b\te\n" * 9, _trials),
-    "scores": _lines("scores.txt", SCORES, _scores, 8),
+    "scores": _lines("scores.txt", SCORES, _scores),
     "speaker table": _lines("speakers.csv", TABLE, read_speaker_table),
     "utterance table": _lines("table.csv", TABLE, lambda path: list(read_table(path))),
     "metadata": _lines("meta.csv", TABLE, lambda path: read_metadata(path, NAMES[:2])),
-    "configuration": _lines("run.yaml", YAML, lambda path: load_config(["--config", str(path)]), 12),
+    "configuration": _lines("run.yaml", YAML, lambda path: load_config(["--config", str(path)])),
     "model by byte": Target(
         _write_model,
         lambda folder: digest(read_own_checkpoint(folder / "best.pt")),
         ("best.pt",),
         is_checked=True,
-        weight=12,
     ),
-    "model by content": Target(_write_model, _load_model, ("best.pt",), _model_content, weight=10),
+    "model by content": Target(_write_model, _load_model, ("best.pt",), _model_content),
     "safetensors": Target(
         _write_safetensors, lambda folder: read_checkpoint(folder / "w.safetensors"), ("w.safetensors",)
     ),
@@ -341,7 +338,6 @@ TARGETS: dict[str, Target] = {
         _read_packed,
         ("corpus/corpus.json", "corpus/index.npz", "corpus/samples.npy"),
         is_checked=True,
-        weight=8,
     ),
     "packed corpus with its sum": Target(
         _make_packed, _read_packed_again, ("corpus/index.npz",), _index_with_its_sum, weight=4
@@ -349,7 +345,7 @@ TARGETS: dict[str, Target] = {
     "zip": _archive("a.zip", "zip"),
     "tar.gz": _archive("a.tar.gz", "gztar"),
     "tar": _archive("a.tar", "tar"),
-    "run folder": Target(_make_run, read_run, RUN_FILES, _result_content, weight=10),
-    "report": Target(_make_run, _report, RUN_FILES, _result_content, weight=1),
+    "run folder": Target(_make_run, read_run, RUN_FILES, _result_content),
+    "report": Target(_make_run, _report, RUN_FILES, _result_content),
     "kept embeddings": Target(_make_embeddings, _embeddings, ("e.npz",)),
 }

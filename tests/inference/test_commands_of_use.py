@@ -51,15 +51,6 @@ def with_other_bias(model: Path, path: Path) -> Path:
     return path
 
 
-def to_m4a(path: Path, target: Path) -> None:
-    """Without loss: what another ffmpeg makes of AAC could be another speaker to a network this small."""
-    try:
-        ffmpeg = find_ffmpeg()
-    except FfmpegError:
-        pytest.skip("needs ffmpeg")
-    subprocess.run([ffmpeg, "-nostdin", "-loglevel", "error", "-y", "-i", path, "-c:a", "alac", target], check=True)
-
-
 def test_verify(say, voices, calibrated):
     verifier, fit = speakernet.load(calibrated, "cpu"), read_checkpoint(calibrated)["calibration"]["fits"][0]
     one, same, other = voices / "s00/3.wav", voices / "s00/4.wav", voices / "s05/4.wav"
@@ -232,20 +223,22 @@ def test_embed_counts_what_it_leaves_out(say, voices, uncalibrated, tmp_path):
 
 
 def test_every_command_decodes_m4a(say, voices, calibrated, store, tmp_path):
-    for speaker in (0, 1):
-        for number in (3, 4):
-            (folder := tmp_path / f"s0{speaker}").mkdir(exist_ok=True)
-            to_m4a(voices / f"s0{speaker}/{number}.wav", folder / f"{number}.m4a")
+    try:
+        command = [find_ffmpeg(), "-nostdin", "-loglevel", "error"]
+    except FfmpegError:
+        pytest.skip("needs ffmpeg")
+    for name in ("s00/3", "s00/4", "s01/3"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        # Without loss: what another ffmpeg makes of AAC could be another speaker to a network this small.
+        subprocess.run([*command, "-i", voices / f"{name}.wav", "-c:a", "alac", tmp_path / f"{name}.m4a"], check=True)
     one, other = tmp_path / "s00/3.m4a", tmp_path / "s01/3.m4a"
     words = ["--model", calibrated]
     assert [say("verify", voices / "s00/3.wav", file, *words)[0] for file in (one, other)] == [0, 1]
     status, out, _ = say("embed", tmp_path / "s00", tmp_path / "s01", *words, "--out", tmp_path / "e.npz")
-    assert status == 0 and "4 embeddings" in out
+    assert status == 0 and "3 embeddings" in out
     status, out, _ = say("enroll", "Ada", tmp_path / "s00", *words, "--store", tmp_path / "p.db")
     assert status == 0 and "2 recordings added" in out
     assert say("identify", one, *words, "--store", store, "--threshold=-1")[1].startswith("Voice 0 ")
-    (tmp_path / "list.txt").write_text("s00/3.m4a\n")
-    assert say("embed", tmp_path / "list.txt", *words, "--out", tmp_path / "l.npz")[0] == 0
 
 
 def test_embed_in_parts(say, voices, uncalibrated, tmp_path, monkeypatch):
@@ -284,16 +277,14 @@ def test_people(say, calibrated, store, tmp_path):
 def test_keys(say, voices, calibrated, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     (tmp_path / "key").write_text("secret words\n")
-    path, file = tmp_path / "p.db", voices / "s00/0.wav"
-    words = ["--model", calibrated, "--store", path]
+    file, words = voices / "s00/0.wav", ["--model", calibrated, "--store", tmp_path / "p.db"]
     assert say("enroll", "Ada", file, *words, "--key-file", tmp_path / "key")[0] == 0
     assert "--key-file" in say("identify", file, *words)[2]
-    monkeypatch.setenv("SPEAKERNET_STORE_KEY", "secret words")
-    assert say("identify", file, *words)[1].startswith("Ada score 1.0")
-    monkeypatch.setenv("SPEAKERNET_STORE_KEY", "other")
-    assert say("identify", file, *words)[0] == 1
+    for key, status in (("secret words", 0), ("other", 1)):
+        monkeypatch.setenv("SPEAKERNET_STORE_KEY", key)
+        assert say("identify", file, *words)[0] == status
     monkeypatch.delenv("SPEAKERNET_STORE_KEY")
-    assert "encrypted" in say("people", "list", "--store", path)[1]
+    assert "encrypted" in say("people", "list", "--store", tmp_path / "p.db")[1]
 
 
 def test_calibrate(say, voices, uncalibrated, tmp_path):
@@ -336,10 +327,8 @@ def test_few_pairs_cause_a_warning(say, voices, uncalibrated, tmp_path, caplog):
     assert say("calibrate", "--model", path, "--trials", tmp_path / "few.txt", "--audio", voices)[0] == 0
     assert "50 pairs of different speakers" in caplog.text
     caplog.clear()
-    out = say("verify", voices / "s00/0.wav", voices / "s00/1.wav", "--model", path)[1]
-    assert "times as likely" in out and "50 pairs of different speakers" in caplog.text
-    info = say("info", path)[1]
-    assert "50 pairs of different speakers" in info and "(40 pairs of one speaker, 50 of two)" in info
+    assert say("verify", voices / "s00/0.wav", voices / "s00/1.wav", "--model", path)[0] == 0
+    assert "50 pairs of different speakers" in caplog.text and "50 of two" in say("info", path)[1]
 
 
 def test_calibrate_on_own_people(say, voices, calibrated, store, tmp_path):

@@ -12,7 +12,7 @@ from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference.verifier import WINDOW_SECONDS
-from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
+from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 SMALL = {"channels": 8, "blocks": [1, 1]}
@@ -54,7 +54,7 @@ def test_arrays_and_tensors(verifier, model_path):
     np.testing.assert_array_equal(tensor.numpy(), found)
     # What is given as a tensor can be trained on.
     head = torch.nn.Linear(8, 2)
-    (head(tensor) + head(verifier.embed_features(torch.randn(1, 50, MELS)))).sum().backward()
+    head(tensor).sum().backward()
     assert head.weight.grad is not None and not tensor.requires_grad
 
 
@@ -81,9 +81,6 @@ def test_features(verifier, model_path):
     assert found.shape == (2, 8) and found.dtype == np.float32
     np.testing.assert_allclose(found, wanted, **ROUNDING)
     assert verifier.embed_features(torch.from_numpy(features)).shape == (2, 8)
-
-
-def test_properties(verifier, model_path):
     assert (verifier.embedding_dim, verifier.sample_rate, verifier.num_features) == (8, 16000, MELS)
     assert isinstance(verifier, speakernet.SpeakerVerifier) and "load" in dir(speakernet)
     assert speakernet.load(str(model_path)).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -96,17 +93,14 @@ def test_properties(verifier, model_path):
         (lambda it: it.embed(voice(100), sample_rate=16000), "0.006 s .* 0.016 s"),
         (lambda it: it.embed(voice(0), sample_rate=16000), r"\(0, 1\)"),
         (lambda it: it.embed(voice((2, 16000)), sample_rate=16000), r"\(2, 16000\)"),
-        (lambda it: it.embed(voice((2, 3, 4)), sample_rate=16000), r"\(2, 3, 4\)"),
         (lambda it: it.embed(np.zeros(9000, np.int64), sample_rate=16000), "int64"),
         (lambda it: it.embed(3e4 * voice(), sample_rate=16000), "32768"),
         (lambda it: it.embed(np.full(9000, np.nan), sample_rate=16000), "NaN"),
         (lambda it: it.embed(voice(), sample_rate=16), "sample_rate 16;"),
-        (lambda it: it.embed(voice(), sample_rate=16000.5), "sample_rate 16000.5"),
         (lambda it: it.embed([0.1, 0.2], sample_rate=16000), "float"),
         (lambda it: it.embed("absent.wav"), "absent.wav"),
         (lambda it: it.embed_features(np.zeros((50, MELS))), rf"\(50, {MELS}\)"),
         (lambda it: it.embed_features(np.zeros((1, MELS, 50))), rf"\(1, {MELS}, 50\)"),
-        (lambda it: it.embed_features(np.zeros((1, 0, MELS))), rf"\(1, 0, {MELS}\)"),
         (lambda it: it.embed_features(np.zeros((1, 9, MELS), int)), "int64"),
         (lambda it: it.embed_features(np.full((1, 9, MELS), np.inf)), "finite"),
     ],
@@ -116,17 +110,7 @@ def test_bad_input(verifier, call, found):
         call(verifier)
 
 
-def test_features_too_short():
-    sizes = {"channels": 16, "statistics_channels": 24}
-    net = SpeakerNet.named("XVector", None, 8, sizes, front_end_options={"num_mels": 80})
-    with pytest.raises(ValueError, match=r"15 frames .* 14"):
-        speakernet.SpeakerVerifier(ModelFile(net.eval(), {})).embed_features(np.zeros((1, 14, 80)))
-
-
 def test_other_files_and_devices(model_path, tmp_path):
-    torch.save({"weight": torch.zeros(1)}, tmp_path / "foreign.pt")
-    with pytest.raises(ValueError, match=r"not a speakernet model file .* `speakernet import-weights`"):
-        speakernet.load(tmp_path / "foreign.pt")
     with pytest.raises(ValueError, match="no checkpoint at"):
         speakernet.load(tmp_path / "absent.pt")
     for device in ("gpu", "mps", "cuda:999", 3.5):
@@ -251,9 +235,6 @@ def test_streams_of_other_rates(verifier):
     (_, second) = verifier.stream(44100).add(both)
     np.testing.assert_allclose(second.embedding, verifier.embed(samples, sample_rate=44100), atol=1e-5)
     assert second.score is None and second.decision is None
-    # Without a calibration.
-    (state,) = verifier.stream(16000, verifier.embed(sound(2, seed=1), sample_rate=16000)).add(sound(1))
-    assert state.score is not None and state.decision is None
 
 
 def test_long_streams(verifier):
@@ -268,9 +249,8 @@ def test_long_streams(verifier):
     np.testing.assert_allclose(states[-1].embedding, wanted, atol=1e-5)
     np.testing.assert_allclose(states[9].embedding, parts[0], atol=1e-6)
     # A moment too short for the network ends a long stream without a complaint.
-    last = feed(verifier.stream(16000), sound(WINDOW_SECONDS), 8000)[-1]
     stream = verifier.stream(16000)
-    feed(stream, sound(WINDOW_SECONDS), 8000)
+    last = feed(stream, sound(WINDOW_SECONDS), 8000)[-1]
     stream.add(np.zeros(20, dtype=np.float32))
     np.testing.assert_allclose(stream.finish().embedding, last.embedding, atol=1e-6)
 
@@ -284,9 +264,9 @@ def test_bad_streams(verifier):
         with pytest.raises(ValueError, match=found):
             verifier.stream(rate, **how)
     stream = verifier.stream(16000)
+    assert stream.add(np.zeros(0)) == []
     with pytest.raises(AudioError, match="no samples"):
         stream.finish()
-    assert stream.add(np.zeros(0)) == []
     for chunk, found in ((np.full(100, np.nan), "NaN"), (np.zeros(100, dtype=np.int64), "type int64")):
         with pytest.raises(AudioError, match=found):
             stream.add(chunk)

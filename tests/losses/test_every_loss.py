@@ -33,14 +33,9 @@ def test_scalars_and_gradients(name):
     for parameter_name, parameter in loss.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
     assert LOSSES[name].options().name == name and loss.options.min_utterances == (2 if loss.is_metric else 1)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_state_dictionary_round_trip(name):
-    first, second = make(name), make(name)
-    embeddings, labels = embeddings_for(first)
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first(embeddings, labels)[0], second(embeddings, labels)[0])
+    twin = make(name)
+    twin.load_state_dict(loss.state_dict())
+    assert torch.equal(twin(embeddings, labels)[0], loss(embeddings, labels)[0])
 
 
 @pytest.mark.parametrize("name", LOSSES)

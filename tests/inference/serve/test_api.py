@@ -36,13 +36,6 @@ def test_verify_answers_as_python(server, models, voices):
         assert found["clips"][0]["seconds"] == pytest.approx(len(voices[0][0]) / RATE, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG"])
-def test_formats(server, voices, kind):
-    pair = [("first", ("a.wav", wav(voices[1][0]))), ("second", ("b", wav(voices[1][0], RATE, kind)))]
-    found = server.post("/verify", files=pair).json()
-    assert found["same_speaker"] is True and found["score"] > 0.9
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script replaces ffmpeg")
 def test_m4a_is_decoded_through_a_pipe(server, voices, tmp_path, monkeypatch):
     decoded = tmp_path / "decoded.raw"
@@ -71,9 +64,7 @@ def test_thresholds(server, voices):
 
 
 def test_embeddings_can_be_compared_later(server, voices):
-    first, second = (
-        server.post("/embed", files=files(audio=clip)).json()["embedding"] for clip in (voices[2][0], voices[2][1])
-    )
+    first, second = (server.post("/embed", files=files(audio=clip)).json()["embedding"] for clip in voices[2][:2])
     assert len(first) == 16
     later = server.post("/compare", json={"first": first, "second": second}).json()
     now = server.post("/verify", files=files(first=voices[2][0], second=voices[2][1])).json()
@@ -97,9 +88,8 @@ def test_people(server, voices):
     stranger = server.post("/identify", files=files(audio=voices[0][0]), data={"threshold": "1.5"}).json()
     assert stranger["name"] is None and stranger["candidates"][0]["name"] == ANNA
     for top in ("nan", "inf", "0", "0.5", "101"):
-        assert "top" in refused(
-            server.post("/identify", files=files(audio=voices[0][0]), data={"top": top}), 422, "bad_request"
-        )
+        answer = server.post("/identify", files=files(audio=voices[0][0]), data={"top": top})
+        assert "top" in refused(answer, 422, "bad_request")
     for name in listed:
         address = "/people/" + "".join(f"%{byte:02X}" for byte in name.encode())
         assert server.delete(address).json()["name"] == name
@@ -145,26 +135,19 @@ def test_health_and_description(server):
     refused(server.get("/docs"), 404, "no_such_address")
 
 
-def floats(samples):
-    file = io.BytesIO()
+def with_sample(value):
+    samples, file = sentence(0, 0), io.BytesIO()
+    samples[5000] = value
     soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
     return file.getvalue()
-
-
-def with_sample(value):
-    samples = sentence(0, 0)
-    samples[5000] = value
-    return floats(samples)
 
 
 BAD = {
     "empty": b"",
     "text": b"this is text",
     "picture": b"\x89PNG\r\n\x1a\n" + bytes(200),
-    "header": b"RIFF\x00\x00\x00\x00WAVEfmt ",
     "no samples": wav(np.zeros(0, np.float32)),
     "cut off": wav(sentence(0, 0))[:40],
-    "one sample": wav(np.full(1, 0.5, np.float32)),
     "20 ms": wav(sentence(0, 0)[4000:4320]),
     "silence": wav(np.zeros(2 * RATE, np.float32)),
     "NaN": with_sample(np.nan),
