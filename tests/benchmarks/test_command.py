@@ -24,12 +24,10 @@ def options(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     """Options for the tiny corpus with a little noise and a few rooms."""
     root = tmp_path_factory.mktemp("disturbances")
     random = np.random.default_rng(3)
-    for kind in ("noise", "music", "speech"):
-        for clip in range(7):
-            path = root / "musan" / kind / "a" / "b" / f"{clip}.wav"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_audio(path, 0.1 * random.standard_normal(40000))
-    (root / "rirs").mkdir()
+    for folder in (*(f"musan/{kind}/a/b" for kind in ("noise", "music", "speech")), "rirs"):
+        (root / folder).mkdir(parents=True)
+        for clip in range(7 if folder != "rirs" else 0):
+            write_audio(root / folder / f"{clip}.wav", 0.1 * random.standard_normal(40000))
     write_audio(root / "rirs" / "0.wav", random.standard_normal(800) * np.exp(-np.arange(800) / 100) / 4)
     options = {
         "data.train_list": tiny_corpus / "train_list.txt",
@@ -95,9 +93,7 @@ def test_without_a_suite_loader_and_step_are_measured(
     ("arguments", "named"),
     [
         (["--loading"], "data.train_list"),
-        (["--steps", "--step_batch", "0"], "--step_batch: 0"),
         (["--steps", "ResNetSE34L", "--variants", "faster", "--rounds", "1"], "'faster'"),
-        (["--steps", "ResNetSE34L", "RawNet3", "--rounds", "1"], "'RawNet3'"),
         (["--steps", "ResNetSE43L", "--memory"], "'ResNetSE43L'"),
     ],
 )

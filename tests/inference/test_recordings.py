@@ -60,13 +60,10 @@ def test_a_file_that_is_cut_off(tmp_path):
     found = inspect_recording(path)
     assert whole.warnings == () and len(found.warnings) == 1 and "cut off" in found.warnings[0]
     assert found.seconds == pytest.approx(3.0, abs=0.01) and found.digest != whole.digest
-
-
-def test_the_digest_is_of_the_samples(tmp_path):
-    write_audio(tmp_path / "a.wav", speech(), RATE)
+    # The digest is of the samples.
     write_audio(tmp_path / "b.flac", speech(), RATE)
-    one, other = (inspect_recording(tmp_path / name).digest for name in ("a.wav", "b.flac"))
-    assert one == other == inspect_recording(read_audio(tmp_path / "a.wav"), sample_rate=RATE).digest
+    for given in (tmp_path / "b.flac", read_audio(tmp_path / "b.flac")):
+        assert inspect_recording(given, sample_rate=RATE).digest == whole.digest
 
 
 def test_refused_recordings(tmp_path):

@@ -270,11 +270,11 @@ def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
     options = ("--store", str(store), "--host", "0.0.0.0")
     with started(models, *options, SPEAKERNET_STORE_KEY="a key") as (process, page):
         address, _, token = page.replace("0.0.0.0", "127.0.0.1").partition("#token=")
-        client = httpx.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=30)
+        how = {"headers": {"authorization": f"Bearer {token}"}, "timeout": 30}
         assert len(token) > 20 and httpx.get(f"{address}people").status_code == 401
-        assert client.get("people").json() == {"people": []}
+        assert httpx.get(f"{address}people", **how).json() == {"people": []}
         long = {"audio": wav(np.tile(voices[0][0], 40))}
-        asking = threading.Thread(target=lambda: answers.append(client.post("embed", files=long)))
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{address}embed", files=long, **how)))
         asking.start()
         while not httpx.get(f"{address}health").json()["clips"] and not answers:
             time.sleep(0.01)
