@@ -17,7 +17,6 @@ from speakernet.assembly.training import (
     build_model,
     build_trainer,
     choose_sharding,
-    prepare_machine,
     refuse_impossible,
 )
 from speakernet.checkpoint import CheckpointError
@@ -79,39 +78,6 @@ def test_options_work_together(corpus: Path, tmp_path: Path, sections: dict):
     assert not torch.equal(before, net.embedding.weight)
     if "profiling" in sections.get("runtime", {}):
         assert list((tmp_path / "profile").iterdir())
-
-
-def test_stopped_and_resumed_equals_straight_with_real_parts(corpus: Path, tmp_path: Path):
-    """Deterministic, mid-epoch, with the real loader, voices, SpecAugment and batch norm."""
-    config = tiny_config(
-        corpus,
-        runtime={"deterministic": True, "precision": "no"},
-        frontend={"spec_augment": True, "num_mels": 40},
-        augment={"enabled": True, "speed_factors": [1.0, 0.9], "warp_factors": [0.9, 1.0], "real_share": 0.5},
-        training={"save_steps": 1},
-    )
-    prepare_machine(config)
-    try:
-        straight, net, _ = ready(config, tmp_path / "straight")
-        straight.train()
-        stopped, _, _ = ready(config, tmp_path / "run")
-        run_step = stopped.run_step
-
-        def stop_after(batches: Any) -> None:
-            run_step(batches)
-            if stopped.state.step == 5:
-                raise InterruptedError
-
-        stopped.run_step = stop_after  # type: ignore[method-assign]
-        with pytest.raises(InterruptedError):
-            stopped.train()
-        torch.manual_seed(123)
-        resumed, other, _ = ready(config, tmp_path / "run")
-        resumed.train()
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
 
 
 def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(

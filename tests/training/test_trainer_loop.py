@@ -107,14 +107,6 @@ def test_good_step_clears_the_streak_and_many_bad_ones_stop_the_run(tmp_path: Pa
         trained(tmp_path / "b", loader=FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3)
 
 
-def test_finished_run_continues_with_more_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    trained(tmp_path)
-    assert make_trainer(tmp_path).train()["epochs"] == 3
-    assert "nothing to train" in caplog.text and "--max_epoch" in caplog.text
-    assert make_trainer(tmp_path, max_epochs=5).train()["steps"] == 5 * 7
-
-
 def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
     summary = make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2).train()
     assert (summary["epochs"], summary["best_epoch"], summary["best_eer_percent"]) == (4, 2, 5.0)
