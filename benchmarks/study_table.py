@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from speakernet.data.lists import TrialList, read_trials
-from speakernet.evaluation.figures import LEVEL_PERCENT, Difference, SpeakerBootstrap, mean_differences, sides_of
+from speakernet.evaluation.figures import LEVEL_PERCENT, Difference, SpeakerBootstrap, mean_differences
 from speakernet.evaluation.files import scores_for
 from speakernet.evaluation.results import Interval
 from speakernet.evaluation.speakers import speakers_of
@@ -81,7 +81,8 @@ class _Systems:
 
     def __init__(self, trials: TrialList, scores_of: Callable[[Record], Path]) -> None:
         self._trials, self._scores_of = trials, scores_of
-        self._sides = sides_of(trials, speakers_of(trials))
+        speakers = speakers_of(trials)
+        self._sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
         self._kept: dict[Path, SpeakerBootstrap] = {}
 
     def of(self, record: Record) -> SpeakerBootstrap:

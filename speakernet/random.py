@@ -1,7 +1,8 @@
 """Random state and random numbers: seed it, capture it, and draw by key instead of by order.
 
 Every random choice of the system comes from a generator made here from (seed, keys…), so that results do not depend on
-the number of workers or ranks.
+the number of workers or ranks. torch is imported late: commands that draw with NumPy alone (score intervals, the
+preparation of corpora) do not wait for it.
 """
 
 import random
@@ -18,10 +19,12 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation draw from torch's)."""
+    import torch
+
     random.seed(seed)
     # NumPy's global generator takes 32 bits, the others take more.
     np.random.seed(seed % 2**32)
-    _torch().manual_seed(seed)
+    torch.manual_seed(seed)
 
 
 def derive_seed(seed: int, *keys: int) -> int:
@@ -70,7 +73,8 @@ class KeyedRandom:
 
 def capture_random_state() -> dict[str, Any]:
     """All global random state as tensors and plain values, so that it loads with `weights_only=True`."""
-    torch = _torch()
+    import torch
+
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     return {
@@ -89,7 +93,8 @@ def capture_random_state() -> dict[str, Any]:
 
 def restore_random_state(state: dict[str, Any]) -> None:
     """Put back what `capture_random_state` took; CUDA states only if the device count is the same."""
-    torch = _torch()
+    import torch
+
     python = state["python"]
     random.setstate((python["version"], tuple(python["internal"].tolist()), python["gauss"]))
     saved = state["numpy"]
@@ -104,10 +109,3 @@ def _mix(words: np.ndarray) -> np.ndarray:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
-
-
-def _torch() -> Any:
-    # Late: commands that draw with NumPy alone (score intervals, the preparation of corpora) do not wait for torch.
-    import torch
-
-    return torch

@@ -106,7 +106,7 @@ def run_evaluation(
     if section.metadata:
         # What cannot be read is refused before anything slow starts; so is an unknown sweep.
         read_metadata(section.metadata, ())
-    sweep = _build_sweep(config)
+    sweep = _build_sweep(config) if section.sweep else None
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
     trials, source = inputs.test.trials, inputs.test.source
     speakers = speakers_of(trials, config.evaluation.speaker_table)
@@ -313,7 +313,7 @@ class _Scoring:
             thresholds=[one for one in thresholds if one["backend"] == results.backend],
             versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
             machine=system_info(),
-            config=self.config.model_dump()["evaluation"],
+            config=self.config.evaluation.model_dump(),
             command=" ".join(sys.argv),
             date=time.strftime("%Y-%m-%d %H:%M"),
             warnings=[*chosen, *self.warnings, *cautions(results)],
@@ -339,11 +339,9 @@ def _embedder(config: Config, net: EmbeddingNet, device: torch.device, wanted: s
     return Embedder(net, options, device, autocast, name)
 
 
-def _build_sweep(config: Config) -> Callable[..., Any] | None:
-    """The sweep over what evaluation.sweep names, whose steps are built before anything slow starts; None if empty."""
+def _build_sweep(config: Config) -> Callable[..., Any]:
+    """The sweep over what evaluation.sweep names, whose steps are built before anything slow starts."""
     kinds, augment = config.evaluation.sweep, config.augment
-    if not kinds:
-        return None
     # Late: a sweep is seldom asked for.
     from speakernet.evaluation.sweep import run_sweep, sweep_steps
 

@@ -144,7 +144,7 @@ def compared_with_initial_model(
     Both are scored in the same way and compared under the same draws of speakers.
     """
     path, results = Path(config.training.initial_model), evaluation.results
-    if not config.training.initial_model or results.eer_percent is None or evaluation.speakers is None:
+    if results.eer_percent is None or evaluation.speakers is None:
         return evaluation
     before, best = summary.get("initial_eer_percent"), summary["best_eer_percent"]
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""

@@ -82,8 +82,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     address = training.mirror if distributed.is_main() else ""
     with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
         run_folder = Path(config.training.save_path)
-        logger.debug("machine: %s", system_info())
         prepare_machine(config)
+        logger.debug("machine: %s", system_info())
         device = choose_device(config.runtime)
         # Before the network is made: its first weights are drawn from torch's global generator.
         seed_everything(config.runtime.seed)
@@ -117,7 +117,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         # Held as while training: a start removes half-written files of a killed run, and none of a running one.
         with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
             evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
-            evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
+            if training.initial_model:
+                evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
             # A run that was finished before took no step: what it came to is in its model.
             performance = summary["performance"] if summary["performance"]["steps"] else best.get("performance")
             results = dataclasses.replace(evaluation.results, performance=performance)
@@ -187,8 +188,8 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
             f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
         )
     refuse_differences(_comparable(config))
-    logger.debug("machine: %s", system_info())
     prepare_machine(config)
+    logger.debug("machine: %s", system_info())
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))
     weights = sha256_of(model) if model.is_file() else "no such file"

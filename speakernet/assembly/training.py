@@ -318,10 +318,6 @@ def build_trainer(
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()
 
-    def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
-        whole = summary if stage.chosen_by is None else {**summary, "chosen_by": dict(stage.chosen_by)}
-        return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=whole)
-
     # A later stage is part of the run whose configuration this is.
     at_start = {} if stage.name else {"on_start": functools.partial(save_config, config, folder / CONFIG)}
     first_stage = {} if stage.first_stage_steps is None else {"first_stage_steps": stage.first_stage_steps}
@@ -336,7 +332,7 @@ def build_trainer(
         store=checkpoints.CheckpointStore(folder, training),
         progress=progress.Progress(folder if distributed.is_main() else None, configuration=values),
         threads=threads.ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
-        model_contents=model_contents,
+        model_contents=functools.partial(model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings),
         # What a resumed run is compared with.
         origin={
             "config": values,

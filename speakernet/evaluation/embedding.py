@@ -277,14 +277,6 @@ def embed_utterances(
     return values
 
 
-def read_checked(source: AudioSource, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-    """A whole utterance, or a stretch of it, (samples,) float32; AudioError if it is empty or not finite."""
-    waveform = source.read(name, start, num_samples)
-    if not len(waveform) or not np.isfinite(waveform).all():
-        raise AudioError(f"{name}: holds {'NaN or infinite' if len(waveform) else 'no'} samples")
-    return waveform
-
-
 def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
     """Samples of each utterance, int64 (utterances,), read from headers; AudioError names those that cannot be read."""
     lookup = source.lookup_table(names, num_threads)
@@ -327,9 +319,13 @@ def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are
 def _read_batches(
     pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], plan: Plan, own: range, description: str
 ) -> Iterator[tuple[list[np.ndarray], tuple[int, int]]]:
-    """Waveforms and shape of each of the batches, read ahead; an utterance that two ranks share is read by both."""
+    """Waveforms and shape of each of the batches; an utterance that two ranks share is read by both.
+
+    A bounded number of stretches and of samples is read ahead.
+    """
     wanted = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
-    pieces = _ahead(pool, read, plan.stretches[wanted[0] : wanted[-1] + 1] if len(wanted) else ())
+    to_come = collections.deque(plan.stretches[wanted[0] : wanted[-1] + 1] if len(wanted) else ())
+    waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
     # Which of its stretch's waveforms each is.
     index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
     current, piece = -1, np.empty(0)
@@ -337,45 +333,41 @@ def _read_batches(
         waveforms = []
         for number in range(plan.bounds[batch], plan.bounds[batch + 1]):
             if plan.stretch_of[number] != current:
-                current, piece = int(plan.stretch_of[number]), next(pieces)
+                while to_come and len(waiting) <= READ_AHEAD_UTTERANCES:
+                    if len(waiting) > 1 and sum(size for size, _ in waiting) > READ_AHEAD_SAMPLES:
+                        break
+                    stretch = to_come.popleft()
+                    waiting.append((stretch.num_samples, pool.submit(read, stretch)))
+                current, piece = int(plan.stretch_of[number]), waiting.popleft()[1].result()
             waveforms.append(piece[index[number]])
         distributed.work.at(f"{description}, batch {batch + 1}")
         yield waveforms, tuple(plan.shapes[batch].tolist())
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], stretches: Iterable[Stretch]
-) -> Iterator[np.ndarray]:
-    """What was read, in order, with a bounded number of stretches and of samples read ahead."""
-    waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
-    for stretch in stretches:
-        waiting.append((stretch.num_samples, pool.submit(read, stretch)))
-        while len(waiting) > 1 and (
-            len(waiting) > READ_AHEAD_UTTERANCES or sum(size for size, _ in waiting) > READ_AHEAD_SAMPLES
-        ):
-            yield waiting.popleft()[1].result()
-    for _, future in waiting:
-        yield future.result()
 
 
 def _read(
     source: AudioSource, names: StringTable, length: int, num_crops: int, shortest: int, stretch: Stretch
 ) -> np.ndarray:
     """(waveforms, samples) of a stretch: its different crops, or itself if crops have no length."""
-    name = names[stretch.row]
-    if not length:
-        window = (stretch.start, stretch.num_samples) if stretch.num_windows > 1 else ()
-        waveform = read_checked(source, name, *window)
-        return (wrap_to_length(waveform, shortest) if len(waveform) < shortest else waveform)[None, :]
-    starts = np.unique(crop_starts(stretch.num_samples, length, num_crops))
-    if stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate)):
-        # Each at its place: two hours are half a gigabyte.
-        return np.stack([read_checked(source, name, int(start), length) for start in starts])
-    waveform = read_checked(source, name)
-    # If a header gives another length than there is, the plan holds.
-    needed = max(stretch.num_samples, length + 1)
-    waveform = wrap_to_length(waveform, needed) if len(waveform) < needed else waveform
-    return np.stack([waveform[start : start + length] for start in starts])
+    name, starts = names[stretch.row], [stretch.start]
+    places: list[tuple[int, int | None]] = [
+        (stretch.start, stretch.num_samples) if stretch.num_windows > 1 else (0, None)
+    ]
+    # Crops of a long recording are read at their places: two hours are half a gigabyte.
+    is_long = length > 0 and stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate))
+    if length:
+        starts = np.unique(crop_starts(stretch.num_samples, length, num_crops)).tolist()
+    if is_long:
+        places = [(start, length) for start in starts]
+    waveforms = [source.read(name, *place) for place in places]
+    for waveform in waveforms:
+        if not len(waveform) or not np.isfinite(waveform).all():
+            raise AudioError(f"{name}: holds {'NaN or infinite' if len(waveform) else 'no'} samples")
+    if is_long:
+        return np.stack(waveforms)
+    # If a header gives another length than there is, the plan of the crops holds.
+    needed = max(stretch.num_samples, length + 1) if length else shortest
+    waveform = waveforms[0] if len(waveforms[0]) >= needed else wrap_to_length(waveforms[0], needed)
+    return np.stack([waveform[start : start + length] for start in starts]) if length else waveform[None, :]
 
 
 @dataclass(frozen=True)

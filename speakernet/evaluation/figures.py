@@ -96,7 +96,8 @@ def figures(
         return found
     # With fewer false accepts than one in all the list gives no rate.
     false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
-    prepared = SpeakerBootstrap(scores, labels, *sides_of(trials, speakers), points, false_accepts)
+    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
+    prepared = SpeakerBootstrap(scores, labels, *sides, points, false_accepts)
     drawn = prepared.measure(options.bootstrap_samples, seed)
     names = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
     return replace(found, **{name: getattr(drawn, name) for name in names})
@@ -137,11 +138,6 @@ def cautions(results: Results) -> list[str]:
         ),
     )
     return [text for is_so, text in odd if is_so]
-
-
-def sides_of(trials: TrialList, speakers: Speakers) -> tuple[np.ndarray, np.ndarray]:
-    """Speakers of the two sides of each trial, two of (trials,)."""
-    return speakers.ids[trials.enrol], speakers.ids[trials.test]
 
 
 class SpeakerBootstrap:
@@ -186,11 +182,13 @@ class SpeakerBootstrap:
             return None
         miss = np.concatenate([[0.0], targets_below[self._ends] / num_targets])
         rejected = np.concatenate([[0.0], (all_below - targets_below)[self._ends] / (num_all - num_targets)])
-        false_accept, points = 1 - rejected, self._points.values()
-        costs = [metrics.detection_cost(miss, false_accept, *one).min() / metrics.default_cost(*one) for one in points]
+        false_accept = 1 - rejected
+        costs = [metrics.detection_cost(miss, false_accept, *point) for point in self._points.values()]
         # The lowest threshold that accepts no more non-targets than wanted, whatever the rounding of an exact rate.
         rows = np.searchsorted(rejected, 1 - self._false_accepts - 1e-12)
-        return np.array([100 * metrics.crossing(miss, false_accept)[1], *costs, *miss[rows]])
+        # Divided by the cost of the better blind decision: accept all, as the first row does, or none, as the last.
+        least = [one.min() / min(one[0], one[-1]) for one in costs]
+        return np.array([100 * metrics.crossing(miss, false_accept)[1], *least, *miss[rows]])
 
     def measure(self, wanted: int, seed: int) -> Results:
         """EER and minDCFs with 95 % intervals from so many draws, or a note that says why there are none."""
@@ -342,7 +340,8 @@ def compare_scores(
     """
     if trials.labels is None:
         raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
-    sides, points = sides_of(trials, speakers), {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in priors}
+    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
+    points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in priors}
     first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
     measured = [one.measure(0, seed) for one in (first, *others)]
     return Comparison(measured, [mean_differences([first], [other], num_draws, seed) for other in others])

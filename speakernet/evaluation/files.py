@@ -57,7 +57,7 @@ KEPT_ARRAYS = (
     ("speaker_names", "U", 1),
     ("durations", "f", 1),
 )
-"""Name, kinds of numbers and dimensions of what `keep_arrays` writes."""
+"""Name, kinds of numbers and dimensions of what the report keeps."""
 COUNTED = ("epoch", "step")
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
@@ -347,7 +347,8 @@ class RunData:
 def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None = None) -> RunData:
     """Read a run folder, or the folder of an evaluation, whose scores and arrays may be at hand."""
     folder = Path(folder)
-    results, run_folder = read_results(folder / RESULTS), folder
+    results = read_results(folder / RESULTS) if evaluation is None else evaluation.results
+    run_folder = folder
     if results is not None and results.checkpoint and not (folder / METRICS).is_file():
         # Of an evaluation alone: the run whose checkpoint was scored.
         run_folder = Path(results.checkpoint.get("path", "")).parent
@@ -392,17 +393,6 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         if results is None or not results.why_no_eer or results.num_targets is not None:
             logger.warning("%s: no labels are kept: the report has no curves of errors", folder)
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
-
-
-def keep_arrays(run: RunData) -> None:
-    """Write what no other file of the folder holds, so that `read_run` finds it later."""
-    if "labels" not in run.arrays:
-        # Log-likelihood ratios are in decisions.csv, and speakers are unknown.
-        return
-    # Half the size for what is only drawn.
-    halved = {name: one.astype(np.float32) if one.dtype.kind == "f" else one for name, one in run.arrays.items()}
-    with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
-        np.savez_compressed(file, **halved)  # type: ignore[arg-type]
 
 
 def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:

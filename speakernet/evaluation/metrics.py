@@ -209,7 +209,8 @@ def min_dcf_point(
     """Normalised minimum detection cost and the point where it is reached."""
     costs = detection_cost(rates.miss_rates, rates.false_accept_rates, target_prior, c_miss, c_fa)
     best = int(np.argmin(costs))
-    cost = float(costs[best] / default_cost(target_prior, c_miss, c_fa))
+    # The better blind decision: accept all, at the first threshold, or none, at the last.
+    cost = float(costs[best] / min(costs[0], costs[-1]))
     miss, false_accept = float(rates.miss_rates[best]), float(rates.false_accept_rates[best])
     return cost, OperatingPoint(float(rates.thresholds[best]), miss, false_accept)
 
@@ -219,11 +220,6 @@ def detection_cost(
 ) -> Rates:
     """Expected cost of decisions with these error rates."""
     return c_miss * target_prior * miss + c_fa * (1 - target_prior) * false_accept
-
-
-def default_cost(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
-    """Cost of accepting all or rejecting all, whichever is cheaper."""
-    return min(c_miss * target_prior, c_fa * (1 - target_prior))
 
 
 def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
@@ -247,7 +243,7 @@ def act_dcf(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c
     """
     point = point_at_threshold(rates, bayes_threshold(target_prior, c_miss, c_fa))
     cost = detection_cost(point.miss, point.false_accept, target_prior, c_miss, c_fa)
-    return cost / default_cost(target_prior, c_miss, c_fa)
+    return cost / min(c_miss * target_prior, c_fa * (1 - target_prior))
 
 
 def bayes_threshold(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:

@@ -9,7 +9,7 @@ import functools
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec
@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.special import ndtri
 
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
-from speakernet.evaluation.results import FEW_TARGETS, NO_INTERVAL, GroupResult, threshold_text
+from speakernet.evaluation.results import NO_INTERVAL, GroupResult, threshold_text
 from speakernet.files import atomic_write
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.2, 3.0
@@ -83,6 +83,7 @@ MAX_TICKS = 9
 LEGEND_LETTERS = 66
 """In a line of the legend."""
 BAND: dict[str, Any] = {"alpha": 0.18, "linewidth": 0}
+THRESHOLD: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": "--"}
 MARKERS = ("o", "^", "s", "D", "v", "P")
 
 P = ParamSpec("P")
@@ -180,14 +181,9 @@ def histogram_figure(
         density, _ = np.histogram(scores[chosen], bins=edges, density=True)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
-    _mark_threshold(axes, threshold, scores)
-    return figure
-
-
-def _mark_threshold(axes: Axes, threshold: float, scores: np.ndarray) -> None:
     if np.isfinite(threshold):
-        label = f"at the EER: {threshold_text(threshold, scores)}"
-        axes.axvline(threshold, color=INK, linewidth=1, linestyle="--", label=label)
+        axes.axvline(threshold, label=f"at the EER: {threshold_text(threshold, scores)}", **THRESHOLD)
+    return figure
 
 
 @drawn_in_house_style
@@ -203,7 +199,7 @@ def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
     rows = rows[np.unique(np.clip([0, *wanted, len(rows) - 1], 0, len(rows) - 1))]
     for name, values in (("false rejects", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
         axes.plot(rates.thresholds[rows], 100 * values[rows], drawstyle="steps-pre", label=name)
-    _mark_threshold(axes, chosen, rates.thresholds[rows])
+    axes.axvline(chosen, label=f"at the EER: {threshold_text(chosen, rates.thresholds[rows])}", **THRESHOLD)
     axes.set_ylim(0, 102)
     return figure
 
@@ -252,14 +248,14 @@ def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_
 
 
 @drawn_in_house_style
-def slices_figure(rows: Sequence[GroupResult]) -> Figure:
-    """EER of each slice as a point with its 95 % interval; grey if a slice has few targets."""
+def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Figure:
+    """EER of each slice as a point with its 95 % interval; those at the places `weak` are grey."""
     figure, axes = new_figure("EER (%)", height_inches=max(1.5, 0.75 + 0.34 * len(rows)))
     for position, row in enumerate(rows):
         if row.eer_percent is None:
             axes.text(0, position, " no EER", va="center", color=MUTED, fontsize=8.5)
             continue
-        colour = MUTED if is_weak(row) else SERIES[0]
+        colour = MUTED if position in weak else SERIES[0]
         if row.eer_interval_percent is not None:
             axes.plot(row.eer_interval_percent, [position, position], color=colour, linewidth=2.5, alpha=0.45)
         axes.plot(row.eer_percent, position, "o", color=colour, markersize=5)
@@ -267,11 +263,6 @@ def slices_figure(rows: Sequence[GroupResult]) -> Figure:
     axes.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
     axes.grid(axis="y", visible=False)
     return figure
-
-
-def is_weak(row: GroupResult) -> bool:
-    """Whether a group has too few targets for its error rate to be read closely: drawn in grey."""
-    return row.num_targets is not None and row.num_targets < FEW_TARGETS
 
 
 @drawn_in_house_style

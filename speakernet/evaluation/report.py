@@ -36,7 +36,6 @@ from speakernet.evaluation.files import (
     RunData,
     described,
     is_number,
-    keep_arrays,
     read_run,
     write_scores,
 )
@@ -49,8 +48,8 @@ from speakernet.evaluation.metrics import (
     min_dcf_point,
     pooled_llrs,
 )
-from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, SweepResult, headline, threshold_text
+from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
+from speakernet.evaluation.results import FEW_TARGETS, Results, SweepResult, headline, threshold_text
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
 from speakernet.options import default_of
@@ -153,16 +152,24 @@ def write_report(folder: str | Path, evaluation: Evaluation | None = None, *, au
         if run.labels is None:
             raise ValueError(f"{run.folder}: no labelled scores, so no hardest trials to play; leave out --audio")
         source = open_source(audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE))
-    # Before drawing: `speakernet report` must find them even if a plot fails.
-    keep_arrays(run)
+    # What no other file of the folder holds, for `read_run`. Before drawing: it must be there even if a plot fails.
+    # Without labels there are decisions.csv, and no known speakers.
+    if "labels" in run.arrays:
+        # Half the size for what is only drawn.
+        halved = {name: one.astype(np.float32) if one.dtype.kind == "f" else one for name, one in run.arrays.items()}
+        with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
+            np.savez_compressed(file, **halved)  # type: ignore[arg-type]
     pictures, results = run.folder / PLOTS, run.results or Results()
+    learned = results.training or {}
+    sizes = [(name, learned.get(name), 1 if name == "hours" else 0) for name in ("speakers", "utterances", "hours")]
+    amount = ", ".join(f"{value:,.{digits}f} {name}" for name, value, digits in sizes if value)
     # A page of unlabelled pairs is about them; how the model was trained is on its own page.
     trained = [] if run.decisions is not None and not (run.folder / METRICS).is_file() else [run]
     sections = {
         "result": _result(run),
         "trials": _trials(run, pictures),
         "errors": _errors([run], pictures),
-        "data": _data(run),
+        "data": _data(run, amount),
         "training": _training(trained, pictures),
         **_groups([run], pictures),
         "hardest": _hardest(run, source),
@@ -170,20 +177,25 @@ def write_report(folder: str | Path, evaluation: Evaluation | None = None, *, au
         "facts": _facts(run),
     }
     epochs = max((one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0)
+    # Time spent on steps and evaluations; interruptions do not count. `step_seconds` is a mean over the steps since the
+    # record before.
+    steps = [(one.get("step", 0), one.get("step_seconds", 0.0)) for one in run.metrics if one.get("kind") == "step"]
+    seconds = sum(max(0, step - before) * mean for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps]))
+    seconds += sum(one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation")
     subtitle = (
         str((results.model or {}).get("name") or ""),
         f"{results.num_parameters / 1e6:.2f} million parameters" if results.num_parameters else "",
-        f"trained on {_amount(results)}" if results.training else "",
-        f"{counted(epochs, 'epoch')} in {duration(_training_seconds(run))}" if epochs else "",
+        f"trained on {amount}" if results.training else "",
+        f"{counted(epochs, 'epoch')} in {duration(seconds)}" if epochs else "",
         f"{'tested on' if run.decisions is None else 'scored:'} {run.list_name}" if run.results else "",
         results.date,
     )
     # The result in a sentence for people who do not know the field.
-    lead = " ".join(map(_as_sentence, run.decisions.sentences())) if run.decisions is not None else ""
+    lead = run.decisions.sentences() if run.decisions is not None else []
     if results.eer_percent is not None and results.eer_threshold is not None:
         share = f"{results.eer_percent:.1f} %"
         found = threshold_text(results.eer_threshold, np.empty(0) if run.scores is None else run.scores)
-        lead = f"At threshold {found}, {share} of impostors pass and {share} of true pairs are refused."
+        lead = [f"at threshold {found}, {share} of impostors pass and {share} of true pairs are refused"]
     return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections)
 
 
@@ -204,7 +216,7 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
         "embeddings": _map(runs, pictures),
         "settings": _settings(runs),
     }
-    return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", "", sections)
+    return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", [], sections)
 
 
 def _drawn(folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any) -> Card:
@@ -214,7 +226,7 @@ def _drawn(folder: Path, name: str, heading: str, figure: Figure, note: str = ""
     return {"heading": heading, "note": note, "drawing": Markup(plots.figure_svg(figure, name, heading)), **more}
 
 
-def _write_page(path: Path, title: str, subtitle: str, lead: str, sections: Mapping[str, Section]) -> Path:
+def _write_page(path: Path, title: str, subtitle: str, lead: Sequence[str], sections: Mapping[str, Section]) -> Path:
     shown = {
         name: one for name, one in sections.items() if any(one.get(part) for part in ("cards", "remarks", "warnings"))
     }
@@ -226,25 +238,6 @@ def _write_page(path: Path, title: str, subtitle: str, lead: str, sections: Mapp
     return path
 
 
-def _amount(results: Results) -> str:
-    """How much there was to learn from, in words; what is unknown is omitted."""
-    found = results.training or {}
-    names = [name for name in ("speakers", "utterances", "hours") if found.get(name)]
-    return ", ".join(f"{found[name]:,.{1 if name == 'hours' else 0}f} {name}" for name in names)
-
-
-def _training_seconds(run: RunData) -> float:
-    """Time spent on steps and evaluations, from the records of the run; interruptions do not count."""
-    steps = [(one.get("step", 0), one.get("step_seconds", 0.0)) for one in run.metrics if one.get("kind") == "step"]
-    # `step_seconds` is a mean over the steps since the record before.
-    training = sum(max(0, step - before) * mean for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps]))
-    return training + sum(one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation")
-
-
-def _as_sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."
-
-
 def _result(run: RunData) -> Section:
     """The EER with its interval and caveats, minDCF and Cllr, then everything else in one table."""
     results = run.results
@@ -254,14 +247,14 @@ def _result(run: RunData) -> Section:
     facts = [(name.capitalize(), f"{value:,}") for name, value in numbers.items() if value is not None]
     of_list = {"heading": "Trial list", "note": _list_sentence(run), "facts": facts}
     notes = [*(cautions(results) if results.warnings is None else results.warnings), results.interval_note]
-    caveats = [_as_sentence(note) for note in dict.fromkeys(filter(None, notes))]
+    caveats = list(dict.fromkeys(filter(None, notes)))
     figures = {one.name: one for one in headline(results)}
     if not figures:
         why = results.why_no_eer or "the list does not have labels of both kinds"
         return {
             "is_in_halves": True,
             "cards": [of_list],
-            "warnings": [_as_sentence(f"No error rates: {why}"), *caveats],
+            "warnings": [f"no error rates: {why}", *caveats],
         }
     shown = ["EER", "minDCF(0.01)", "Cllr" if "Cllr" in figures else "min Cllr"]
     tiles: list[dict[str, Any]] = [
@@ -311,11 +304,18 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     shown = [run for run in runs if run.name in rates]
     if not shown:
         return {}
+    # Run -> target prior -> minDCF and its point, for the priors and costs that the run reports.
+    cheapest: dict[str, dict[float, tuple[float, OperatingPoint]]] = {}
+    for run in shown:
+        results = run.results or Results()
+        priors, costs = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS, results.dcf_costs or {}
+        both = costs.get("c_miss", UNIT_COST), costs.get("c_fa", UNIT_COST)
+        cheapest[run.name] = {prior: min_dcf_point(rates[run.name], prior, *both) for prior in priors}
     points = {}
     if len(shown) == 1:
-        only = rates[shown[0].name]
-        points["EER"] = equal_error_point(only)
-        points |= {f"minDCF at {prior:g}": one for prior, (_, one) in _cheapest_points(shown[0], only).items()}
+        only = shown[0].name
+        points["EER"] = equal_error_point(rates[only])
+        points |= {f"minDCF at {prior:g}": one for prior, (_, one) in cheapest[only].items()}
     bands = {run.name: run.results.det_band for run in shown if run.results is not None and run.results.det_band}
     note = "Lower left is better; the EER is where a curve meets the diagonal."
     note += " Bands: 95 % intervals of the misses, over speakers." if bands else ""
@@ -331,21 +331,14 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         figure = plots.threshold_figure(own, threshold)
         cards.append(_drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
         cards += _calibration(run, own, folder, suffix, after)
-        tables.append(_operating_points(run, own, after))
+        tables.append(_operating_points(own, cheapest[run.name], after))
     return {"cards": [*cards, *tables]}
 
 
-def _cheapest_points(run: RunData, rates: ErrorRates) -> dict[float, tuple[float, OperatingPoint]]:
-    """Target prior -> minDCF and its point, for the priors and costs that the run reports."""
-    results = run.results or Results()
-    priors, costs = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS, results.dcf_costs or {}
-    return {one: min_dcf_point(rates, one, costs.get("c_miss", 1.0), costs.get("c_fa", 1.0)) for one in priors}
-
-
-def _operating_points(run: RunData, rates: ErrorRates, after: str) -> Card:
+def _operating_points(rates: ErrorRates, cheapest: Mapping[float, tuple[float, OperatingPoint]], after: str) -> Card:
     """What a threshold on the score does: at the EER, at the lowest costs, at named false-accept rates."""
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
-    for prior, (cost, point) in reversed(_cheapest_points(run, rates).items()):
+    for prior, (cost, point) in reversed(cheapest.items()):
         found.append((f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}"))
     named, refused = named_thresholds(rates, {})
     # The first is the EER, which is there already.
@@ -358,7 +351,7 @@ def _operating_points(run: RunData, rates: ErrorRates, after: str) -> Card:
         rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
     header = ["threshold chosen for", "threshold", "true pairs refused", "impostors accepted", "minDCF"]
     note = "Measured on this same list: with other speakers, the same threshold gives different rates."
-    note += f" {_as_sentence(refused[0])}" if refused else ""
+    note += f" {refused[0].capitalize()}." if refused else ""
     table = {"header": header, "rows": rows, "numbers": (1, 2, 3, 4)}
     return {"heading": f"Operating points{after}", "note": note, "table": table, "is_wide": True}
 
@@ -390,7 +383,7 @@ def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, aft
     return [*cards, _drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
 
 
-def _data(run: RunData) -> Section:
+def _data(run: RunData, amount: str) -> Section:
     """Training, validation and test lists by name, with what each was for."""
     results, configured = run.results or Results(), run.configuration
     options, how = configured.get("data") or {}, configured.get("training")
@@ -401,14 +394,14 @@ def _data(run: RunData) -> Section:
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
     lists = (
-        ("training", "train_list", "the network learns from it", _amount(results)),
+        ("training", "train_list", "the network learns from it", amount),
         ("validation", "validation_list", purpose, found),
         ("trials", "", "what this page reports", numbers),
     )
     rows = []
-    for role, option, what, amount in lists:
+    for role, option, what, contents in lists:
         if listed := results.list_name(role) or str(options.get(option) or ""):
-            rows.append(["Test" if role == "trials" else role.capitalize(), listed, what, amount])
+            rows.append(["Test" if role == "trials" else role.capitalize(), listed, what, contents])
     table = {"header": ["", "list", "purpose", "contents"], "rows": rows}
     return {"cards": [{"heading": "Lists", "table": table, "is_wide": True}] if rows else []}
 
@@ -452,20 +445,29 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
     for number, run in enumerate(runs, start=1):
         suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
         results = run.results or Results()
-        for row, one in enumerate(results.slices or [], start=1):
+        for place, one in enumerate(results.slices or [], start=1):
             if len(one.rows) == 1:
                 undivided.append(f"By {one.by}{after}: all trials are in one group, {one.rows[0].label}.")
                 continue
-            weak = [place for place, group in enumerate(one.rows) if plots.is_weak(group)]
+            # Too few targets for an error rate to be read closely.
+            weak = [
+                number
+                for number, group in enumerate(one.rows)
+                if group.num_targets is not None and group.num_targets < FEW_TARGETS
+            ]
             notes = [one.note, f"Grey: fewer than {FEW_TARGETS} targets, too few to build on." if weak else ""]
             notes += [f"{one.label}: {one.note}." for one in one.rows if one.note and one.eer_percent is not None]
-            cells = [
-                [one.label, f"{one.num_trials or 0:,}", f"{one.num_targets or 0:,}", _eer(one)] for one in one.rows
-            ]
+            cells = []
+            for row in one.rows:
+                eer = row.note or "no EER"
+                if row.eer_percent is not None:
+                    interval = row.eer_interval_percent
+                    eer = f"{row.eer_percent:.2f} %" + (f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "")
+                cells.append([row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer])
             header = ["slice", "trials", "targets", "EER"]
             table = {"header": header, "rows": cells, "numbers": (1, 2, 3), "weak": weak}
-            figure, note = plots.slices_figure(one.rows), " ".join(filter(None, notes))
-            cards.append(_drawn(folder, f"slices_{row}{suffix}", f"By {one.by}{after}", figure, note, table=table))
+            figure, note = plots.slices_figure(one.rows, weak), " ".join(filter(None, notes))
+            cards.append(_drawn(folder, f"slices_{place}{suffix}", f"By {one.by}{after}", figure, note, table=table))
         for swept in results.sweep or []:
             kinds.setdefault(swept.kind, {})[run.name] = swept
     sweeps = []
@@ -476,19 +478,12 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
     return {"slices": {"cards": cards, "remarks": undivided}, "robustness": {"cards": sweeps}}
 
 
-def _eer(row: GroupResult) -> str:
-    if row.eer_percent is None:
-        return row.note or "no EER"
-    return f"{row.eer_percent:.2f} %" + (
-        " ({:.2f}–{:.2f})".format(*row.eer_interval_percent) if row.eer_interval_percent else ""
-    )
-
-
 def _hardest(run: RunData, audio: AudioSource | None) -> Section:
     """The highest-scoring non-targets and the lowest-scoring targets, with their audio if there is any."""
     if run.labels is None or run.scores is None or run.trials is None:
         return {}
-    cards = []
+    cards, arrays = [], run.arrays
+    speakers, names, durations = (arrays.get(name) for name in ("speakers", "speaker_names", "durations"))
     for heading, label, sign in (
         ("False accepts: non-targets with the highest scores", 0, -1),
         ("False rejects: targets with the lowest scores", 1, 1),
@@ -500,29 +495,25 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
         nearest = np.argpartition(keys, few - 1)[:few]
         cells: list[list[Any]] = []
         for row in rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]:
-            sides = [_utterance(run, int(side[row]), audio) for side in (run.trials.enrol, run.trials.test)]
+            sides: list[Any] = []
+            for one in (int(run.trials.enrol[row]), int(run.trials.test[row])):
+                facts, sound = [], ""
+                if speakers is not None:
+                    has_names = names is not None and len(names)
+                    facts.append(f"speaker {names[speakers[one]] if has_names else speakers[one] + 1}")
+                if durations is not None:
+                    facts.append(f"{durations[one]:.1f} s")
+                if audio is not None:
+                    waveform = audio.read(run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate)
+                    content = base64.b64encode(encode_audio(waveform, audio.sample_rate)).decode("ascii")
+                    sound = f"data:audio/flac;base64,{content}"
+                sides.append({"text": run.trials.names[one], "note": ", ".join(facts), "audio": sound})
             cells.append([*sides, f"{run.scores[row]:.4f}"])
         table = {"header": ["enrolment", "test", "score"], "rows": cells, "numbers": (2,)}
         cards.append({"heading": heading, "table": table})
     # Without the folder's name: a copy of the folder gives the same page.
     hint = "To listen to them: speakernet report FOLDER_OF_THIS_PAGE --audio FOLDER_OF_THE_AUDIO."
     return {"is_in_halves": True, "cards": cards, "remarks": [hint] if audio is None else []}
-
-
-def _utterance(run: RunData, row: int, audio: AudioSource | None) -> dict[str, str]:
-    """Name, speaker, length and perhaps the sound of one side of a trial."""
-    assert run.trials is not None, "only trials have sides"
-    name, facts, sound, arrays = run.trials.names[row], [], "", run.arrays
-    if "speakers" in arrays:
-        number, names = int(arrays["speakers"][row]), arrays.get("speaker_names", ())
-        facts.append(f"speaker {names[number] if len(names) else number + 1}")
-    if "durations" in arrays:
-        facts.append(f"{arrays['durations'][row]:.1f} s")
-    if audio is not None:
-        waveform = audio.read(name, 0, MAX_PLAYED_SECONDS * audio.sample_rate)
-        content = base64.b64encode(encode_audio(waveform, audio.sample_rate)).decode("ascii")
-        sound = f"data:audio/flac;base64,{content}"
-    return {"text": name, "note": ", ".join(facts), "audio": sound}
 
 
 def _map(runs: Sequence[RunData], folder: Path) -> Section:

@@ -196,6 +196,8 @@ class HeadlineFigure:
     unit: str
     number: str
     """The value without its unit."""
+    text: str
+    """The value with its unit."""
     interval_text: str
     """The interval with its unit; empty if there is none."""
 
@@ -203,11 +205,6 @@ class HeadlineFigure:
     def label(self) -> str:
         """Name with the unit, for tables of bare numbers."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
-
-    @property
-    def text(self) -> str:
-        """The value with its unit."""
-        return f"{self.number} {self.unit}".rstrip()
 
 
 def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
@@ -228,8 +225,9 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
     for name, unit, value, interval in shown:
         # A cost of 0.4 has the weight of an EER of several percent: one digit more separates two systems.
         places = digits if name == "EER" else digits + 1
-        text = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
-        figures.append(HeadlineFigure(name, unit, f"{value:.{places}f}", text))
+        number = f"{value:.{places}f}"
+        both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
+        figures.append(HeadlineFigure(name, unit, number, f"{number} {unit}".rstrip(), both))
     return figures
 
 

@@ -15,7 +15,7 @@ from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import checked_lengths
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap, group_result, sides_of
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap, group_result
 from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
@@ -167,7 +167,7 @@ def slice_results(
         if missing := missing_kind(labels):
             rows.append(GroupResult(label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets))
             continue
-        enrol, test = (one[chosen] for one in sides_of(trials, speakers))
+        enrol, test = (speakers.ids[side[chosen]] for side in (trials.enrol, trials.test))
         prepared = SpeakerBootstrap(scores[chosen], labels, enrol, test, points)
         rows.append(group_result(label, prepared, num_targets, num_draws, seed))
     return SliceResult(slicing.by, " ".join(notes), rows)

@@ -22,7 +22,7 @@ from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
 from speakernet.evaluation.embedding import window_edges
-from speakernet.evaluation.figures import SpeakerBootstrap, group_result, sides_of
+from speakernet.evaluation.figures import SpeakerBootstrap, group_result
 from speakernet.evaluation.options import Sweep
 from speakernet.evaluation.results import GroupResult, SweepResult
 from speakernet.evaluation.speakers import Speakers
@@ -157,7 +157,7 @@ def run_sweep(
     """
     labels = trials.labels
     assert labels is not None, "only labelled trials are swept"
-    sides = sides_of(trials, speakers)
+    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
 
     def row(label: str, found: np.ndarray) -> GroupResult:
         return group_result(label, SpeakerBootstrap(found, labels, *sides, {}), None, num_draws, seed)

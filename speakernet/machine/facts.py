@@ -158,8 +158,9 @@ def _text(path: Path) -> str:
         return ""
 
 
+@functools.cache
 def system_info() -> dict[str, Any]:
-    """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them."""
+    """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them; read once."""
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -154,10 +154,6 @@ class StopRequest:
         """Of the one that ends the run, known to all ranks."""
         self._is_passed_on = False
 
-    def agree(self) -> None:
-        """Agree on a signal that some rank got; every rank calls it."""
-        self.agreed = self.agreed or max(distributed.gather_objects(self.number))
-
     def is_requested(self) -> bool:
         """Whether some rank was asked, as far as is known here: for work that can be left at any moment."""
         if not self.number:

@@ -112,7 +112,8 @@ class LearningRateSchedule:
         self.num_epochs = num_epochs
         self._shape = lookup(SCHEDULES, options.name, "schedule").load()
         self._shape_begins = 0.0 if options.warmup_overlaps else options.warmup_epochs
-        self._observed_eers: list[float] = []
+        self.observed_eers: list[float] = []
+        """Of the evaluations so far, in percent; only plateau uses them."""
 
     def __call__(self, step_number: float) -> float:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
@@ -127,20 +128,16 @@ class LearningRateSchedule:
         if not isinstance(self.options, PlateauOptions):
             return rate
         # Recounted from all EERs each time: there is no state that a resume could leave behind.
-        drops = plateau_drops(self._observed_eers, self.options.plateau_patience)
+        drops = plateau_drops(self.observed_eers, self.options.plateau_patience)
         return max(rate * self.options.decay**drops, _floor(self.options, self.top)) if drops else rate
-
-    def observe(self, eer_percent: float) -> None:
-        """Note an evaluation's result; only plateau uses it."""
-        self._observed_eers.append(float(eer_percent))
 
     def state_dict(self) -> dict[str, Any]:
         """The EERs observed so far; everything else follows from the step."""
-        return {"observed_eers": list(self._observed_eers)}
+        return {"observed_eers": list(self.observed_eers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what `state_dict` gave."""
-        self._observed_eers = list(state["observed_eers"])
+        self.observed_eers = list(state["observed_eers"])
 
 
 def plateau_drops(eers: list[float], patience: int) -> int:

@@ -101,7 +101,7 @@ class Trainer:
         store: CheckpointStore,
         progress: Progress,
         threads: ThreadWatch,
-        model_contents: Callable[[dict[str, Any]], dict[str, Any]],
+        model_contents: Callable[..., dict[str, Any]],
         origin: Mapping[str, Any],
         stage: Stage = WHOLE_RUN,
         stop: StopRequest | None = None,
@@ -277,7 +277,7 @@ class Trainer:
         is_changed = state.epoch > options.freeze_epochs
         is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:
-            self.learning_rate.observe(self.evaluate())
+            self.learning_rate.observed_eers.append(self.evaluate())
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
@@ -320,13 +320,23 @@ class Trainer:
             elif not note:
                 state.evaluations_without_gain += 1
         state.seconds += time.perf_counter() - start
-        self._log_evaluation(metrics, seconds, note)
+        best, self._evaluation_seconds = state.best_eer_percent, seconds
+        values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
+        self.progress.record("evaluation", state.step, state.epoch, values)
+        logger.info(
+            "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%), %.1f s",
+            *(state.epoch, self._of_stage, note and f" ({note})", eer, best, seconds),
+        )
+        # The time left that is shown knows nothing of it.
+        self._show()
         return eer
 
     @contextlib.contextmanager
     def _training_paused(self, of_average: bool) -> Iterator[None]:
         """Inside the block the network is evaluated; afterwards training continues as if nothing had been."""
-        self._free_memory()
+        # Training and evaluation need their memory in pieces of other sizes, which would not fit between each other.
+        gc.collect()
+        torch.cuda.empty_cache()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         is_averaged = of_average and self.options.ema_decay > 0
@@ -341,13 +351,8 @@ class Trainer:
             finally:
                 self.net.train()
                 restore_random_state(random_state)
-        self._free_memory()
-
-    def _free_memory(self) -> None:
-        # Training and evaluation need their memory in pieces of other sizes, which would not fit between each other.
         gc.collect()
-        if self.precision.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _average_last(self) -> None:
         """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
@@ -479,13 +484,14 @@ class Trainer:
             **({"stage": self.stage.name} if self.stage.name else {}),
             # Licence and training data of the initial model hold for it too.
             **({} if self.stage.given is None else {"initial_model": dict(self.stage.given)}),
+            **({} if self.stage.chosen_by is None else {"chosen_by": dict(self.stage.chosen_by)}),
         }
-        return self.model_contents(summary)
+        return self.model_contents(training_summary=summary)
 
     def _stop_if_asked(self, *, saves: bool = False, agrees: bool = True) -> None:
         """Save the run if it is not saved; end it if a signal asked some rank for that. Every rank calls it."""
         if agrees:
-            self.stop.agree()
+            self.stop.agreed = self.stop.agreed or max(distributed.gather_objects(self.stop.number))
         if saves:
             self.save_last()
         if self.stop.agreed:
@@ -539,17 +545,6 @@ class Trainer:
     def _show(self) -> None:
         window = rates(self.tracker.window)
         self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
-
-    def _log_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
-        state, best, self._evaluation_seconds = self.state, self.state.best_eer_percent, seconds
-        values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
-        self.progress.record("evaluation", state.step, state.epoch, values)
-        logger.info(
-            "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%), %.1f s",
-            *(state.epoch, self._of_stage, note and f" ({note})", metrics["eer_percent"], best, seconds),
-        )
-        # The time left that is shown knows nothing of it.
-        self._show()
 
     def _time_left(self, rates_now: Mapping[str, Any]) -> str:
         """Of training and evaluations, as fast as the last ones were."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,14 +64,16 @@ def test_quota(tmp_path: Path, groups: dict[str, dict[str, object]], membership:
 
 
 @pytest.fixture()
-def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """`docker run --cpus 1.5 --memory 8m`, seen from inside."""
     write(tmp_path / "cgroup", cpu__max="150000 100000", memory__max=8 << 20, memory__current=6 << 20)
     write(tmp_path, membership="0::/")
     monkeypatch.setattr(facts, "CGROUP_ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(facts, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(facts.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
-    return tmp_path / "cgroup"
+    system_info.cache_clear()
+    yield tmp_path / "cgroup"
+    system_info.cache_clear()
 
 
 def test_what_a_process_may_use(container: Path) -> None:
@@ -186,9 +189,11 @@ def test_failed_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    system_info.cache_clear()
     info = system_info()
     assert info["cpu_cores"] >= 1 and info["gpus"] == []
     monkeypatch.undo()
+    system_info.cache_clear()
     finder = BatchSizeFinder(torch.nn.Linear(4, 4), int, int, 1 << 30, read_memory=refuse)
     assert finder.find(1, 4) in (1, 2, 4)
     with Monitor(refuse, sample_seconds=0.001) as monitor:
