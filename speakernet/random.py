@@ -1,13 +1,11 @@
-"""Random state and random numbers: seed it, capture it, and draw by key instead of by order.
+"""Random numbers: seed the generators, and draw by key instead of by order.
 
 Every random choice of the system comes from a generator made here from (seed, keys…), so that results do not depend on
-the number of workers or ranks. torch is imported late: commands that draw with NumPy alone (score intervals, the
-preparation of corpora) do not wait for it.
+the number of workers or ranks.
 """
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +17,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation draw from torch's)."""
+    # Late: what draws with NumPy alone does not wait for it.
     import torch
 
     random.seed(seed)
@@ -69,40 +68,6 @@ class KeyedRandom:
     def between(self, stream: int, low: float, high: float) -> np.ndarray:
         """Numbers in [low, high), (batch,)."""
         return low + (high - low) * self.uniform(stream)[:, 0]
-
-
-def capture_random_state() -> dict[str, Any]:
-    """All global random state as tensors and plain values, so that it loads with `weights_only=True`."""
-    import torch
-
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
-    return {
-        "python": {"version": version, "internal": torch.tensor(internal, dtype=torch.int64), "gauss": gauss},
-        "numpy": {
-            "name": str(name),
-            "keys": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
-        },
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put back what `capture_random_state` took; CUDA states only if the device count is the same."""
-    import torch
-
-    python = state["python"]
-    random.setstate((python["version"], tuple(python["internal"].tolist()), python["gauss"]))
-    saved = state["numpy"]
-    keys = saved["keys"].numpy().astype(np.uint32)
-    np.random.set_state((saved["name"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _mix(words: np.ndarray) -> np.ndarray:

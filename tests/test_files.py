@@ -44,6 +44,7 @@ from speakernet.files import (
 from speakernet.options import Component, Options, create, lookup, options_of
 from speakernet.parallel import distributed
 from speakernet.run_folder import evaluation_folder, held, move_aside, refuse_unusable
+from speakernet.training.checkpoints import capture_random_state, restore_random_state
 
 
 class OwnError(FileError):
@@ -216,9 +217,9 @@ def test_keyed_generators_repeat_and_differ() -> None:
 
 def test_random_state_survives_a_file_that_holds_no_code(tmp_path: Path) -> None:
     seeding.seed_everything(5)
-    torch.save(seeding.capture_random_state(), tmp_path / "state.pt")
+    torch.save(capture_random_state(), tmp_path / "state.pt")
     expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
-    seeding.restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
     assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
 
 

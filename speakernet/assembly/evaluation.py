@@ -37,7 +37,7 @@ from speakernet.evaluation.embedding import Embedder, EmbeddingNet, modes_of, re
 from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, speaker_means, verifying_backend
+from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, mean_of_whole_utterances, speaker_means
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import sha256_of
@@ -50,6 +50,7 @@ from speakernet.models.model_file import (
     model_of,
     update_model_file,
 )
+from speakernet.models.speaker_net import folded
 from speakernet.parallel import distributed
 from speakernet.random import numpy_generator
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
@@ -183,7 +184,7 @@ class _Scoring:
         self.warnings: list[str] = []
         embedder = _embedder(config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision)
         # In 16 bits merged weights would be rounded once more.
-        embedder = dataclasses.replace(embedder, net=self.model.folded) if embedder.precision == "no" else embedder
+        embedder = dataclasses.replace(embedder, net=folded(self.model.net)) if embedder.precision == "no" else embedder
         if config.evaluation.keep_embeddings:
             run = Path(config.training.save_path)
             folder = run if after_training else evaluation_folder(run, config.data.test_list)
@@ -291,7 +292,7 @@ class _Scoring:
             logger.info("%s: %s", trials.source, sentence)
         self.measured |= fit.changes(self.contents)
         # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
-        verifying = verifying_backend(self.contents).describe(WHOLE)
+        verifying = Backend(WHOLE, mean=mean_of_whole_utterances(self.contents)).describe(WHOLE)
         if self.after_training and (described, measures) != (verifying, SCORE_ONLY):
             found, _ = fit_for_verifying(embedder, self.contents, trials, source, section.calibration_prior)
             self.measured |= found.changes(self.contents)

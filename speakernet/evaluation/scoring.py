@@ -339,11 +339,6 @@ def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
     return Backend(WHOLE, mean=np.zeros(1) if subtracts_mean else None).describe(WHOLE)
 
 
-def verifying_backend(contents: Mapping[str, Any]) -> Backend:
-    """How two recordings are verified with a model file: cosine, after subtracting its mean of whole utterances."""
-    return Backend(WHOLE, mean=mean_of_whole_utterances(contents))
-
-
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
     """A model file's mean embedding, (dim,), if it was measured on whole utterances; a mean of crops differs."""
     mean = contents.get("embedding_mean")

@@ -28,6 +28,7 @@ from speakernet.inference.recordings import Array, Audio, Quality, Recording, in
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.models.model_file import ModelFile, load_model_file
+from speakernet.models.speaker_net import folded
 
 BATCH_SIZE = 16
 """Recordings that are embedded at once; a long one is a batch of its own."""
@@ -138,7 +139,7 @@ class SpeakerVerifier:
 
     def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
         self.net, self.contents, self.device, self.name = model.net, model.contents, torch.device(device), name
-        self.embedding_net = model.folded
+        self.embedding_net = folded(model.net)
         """The same network with its batch norms merged, for embedding; `net` has the weights of the file."""
         self.embedding_dim, self.sample_rate = self.net.embedding_dim, self.net.sample_rate
         """Numbers in an embedding, and Hz of the waveforms that the network was trained on."""

@@ -6,7 +6,6 @@ are checked here, and the network it describes is counted against its weights be
 """
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from speakernet.models.speaker_net import (
     SpeakerNet,
     check_finite,
     check_fits,
-    folded,
     strip_wrappers,
 )
 
@@ -53,11 +51,6 @@ class ModelFile:
 
     net: SpeakerNet
     contents: dict[str, Any]
-
-    @functools.cached_property
-    def folded(self) -> SpeakerNet:
-        """The network with its batch norms merged: the same numbers to a few units of the last place, faster."""
-        return folded(self.net)
 
 
 @dataclass

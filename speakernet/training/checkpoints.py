@@ -6,11 +6,13 @@ interrupt at any moment leaves the old file whole.
 """
 
 import logging
+import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
@@ -163,6 +165,36 @@ def to_cpu(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(to_cpu(entry) for entry in value)
     return value
+
+
+def capture_random_state() -> dict[str, Any]:
+    """All global random state as tensors and plain values, so that it loads with `weights_only=True`."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    return {
+        "python": {"version": version, "internal": torch.tensor(internal, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "name": str(name),
+            "keys": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put back what `capture_random_state` took; CUDA states only if the device count is the same."""
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["internal"].tolist()), python["gauss"]))
+    saved = state["numpy"]
+    keys = saved["keys"].numpy().astype(np.uint32)
+    np.random.set_state((saved["name"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from speakernet.random import capture_random_state, restore_random_state
+from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.optimizers import BufferGuard
 from speakernet.training.options import RuntimeOptions
 

@@ -23,7 +23,7 @@ from speakernet.machine.device import synchronize
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import gather_rows, parameters_of, sharded_names, share_of, total_norm
 from speakernet.parallel.sync_norm import SynchronizedNorm
-from speakernet.random import capture_random_state, restore_random_state
+from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
 from speakernet.training.options import TrainingOptions

@@ -22,18 +22,19 @@ from speakernet.files import error_line, reading
 from speakernet.machine.device import utilisation_monitor
 from speakernet.machine.threads import Stopped
 from speakernet.parallel import distributed
-from speakernet.random import capture_random_state, restore_random_state
 from speakernet.run_folder import held
 from speakernet.terminal import Bar, counted, duration
 from speakernet.training.checkpoints import (
     TENSOR_SECTIONS,
     CheckpointStore,
     average_checkpoints,
+    capture_random_state,
     changed_options,
     epoch_paths,
     find_checkpoint,
     log_changes,
     refuse_other_speakers,
+    restore_random_state,
     to_cpu,
 )
 from speakernet.training.optimizers import Freezing, OptimizerState, WeightAverage
@@ -327,8 +328,6 @@ class Trainer:
             "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%), %.1f s",
             *(state.epoch, self._of_stage, note and f" ({note})", eer, best, seconds),
         )
-        # The time left that is shown knows nothing of it.
-        self._show()
         return eer
 
     @contextlib.contextmanager
@@ -540,11 +539,8 @@ class Trainer:
                 values["margin"] = self.margin(position)
             self.progress.record("step", step, self.state.epoch + 1, values)
         elif is_shown:
-            self._show()
-
-    def _show(self) -> None:
-        window = rates(self.tracker.window)
-        self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
+            window = rates(self.tracker.window)
+            self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
 
     def _time_left(self, rates_now: Mapping[str, Any]) -> str:
         """Of training and evaluations, as fast as the last ones were."""
