@@ -24,7 +24,9 @@ SPARE_BYTES = 512 << 20
 READ, REFUSED, FAILED = "read", "refused", "failed"
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["targets"])
+# By names that are found without the tests' own path, which this process does not have.
+READERS = ("data.packing", "corpora.archives", "corpora.pack_inputs", "evaluation.report", "models.speaker_net")
+CONTEXT.set_forkserver_preload([f"speakernet.{name}" for name in READERS])
 
 
 def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
