@@ -48,7 +48,6 @@ from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, SECOND_STAGE, evaluation_folder, held
-from speakernet.training.mirror import fetch_run, mirrored
 from speakernet.training.progress import Stage, StopRequest, data_wait_advice
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
@@ -77,10 +76,17 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     config, training = loaded.config, loaded.config.training
     # First: ranks that train and ranks that score would wait for each other.
     refuse_differences({"the command": "training", "training.mirror": training.mirror})
+    copies: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if training.mirror:
-        distributed.from_main(functools.partial(_fetch, training.mirror, training.save_path))
-    address = training.mirror if distributed.is_main() else ""
-    with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
+        # Late: few runs have a mirror.
+        from speakernet.training.mirror import fetch_run, mirrored
+
+        given = training.mirror, training.save_path
+        with held(training.save_path) if distributed.is_main() else contextlib.nullcontext():
+            distributed.from_main(functools.partial(fetch_run, *given))
+        if distributed.is_main():
+            copies = mirrored(*given, with_epochs=training.average_checkpoints > 0)
+    with copies:
         run_folder = Path(config.training.save_path)
         prepare_machine(config)
         logger.debug("machine: %s", system_info())
@@ -131,12 +137,6 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
                 plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
                 add_test_results(run_folder, int(summary["steps"]), results.to_dict(), plots)
         return TrainingOutcome(summary, evaluation, run_folder)
-
-
-def _fetch(address: str, run_folder: str) -> None:
-    """Bring what the mirror holds into a run folder without a last.pt."""
-    with held(run_folder):
-        fetch_run(address, run_folder)
 
 
 def _train_first_stage(

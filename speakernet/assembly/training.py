@@ -28,7 +28,6 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
-from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.random import derive_seed
 from speakernet.run_folder import CONFIG, PROFILE
 from speakernet.terminal import counted
@@ -36,14 +35,13 @@ from speakernet.training import (
     checkpoints,
     compiling,
     optimizers,
-    profiler,
     progress,
     schedules,
     threads,
     trainer,
 )
 from speakernet.training.precision import Precision, choose_precision
-from speakernet.training.step import SeveralProcesses, TrainingStep
+from speakernet.training.step import TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +196,9 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
         f"runtime.gpu_id: {runtime.gpu_id} has no effect: this run is on the CPU": (
             runtime.gpu_id is not None and device.type == "cpu"
         ),
+        "loss.sharded: on has no effect: one process keeps every speaker": (
+            config.loss.sharded == "on" and not distributed.is_distributed()
+        ),
         f"runtime.compile_scope: {runtime.compile_scope} has no effect: nothing is compiled": (
             runtime.compile == "off" and runtime.compile_scope != "auto"
         ),
@@ -295,13 +296,24 @@ def build_trainer(
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
     loss.to(device)
-    is_distributed = distributed.is_distributed()
-    # The network of a second stage has them already.
-    if is_distributed and runtime.sync_batch_norm != "off" and (count := synchronize_norms(net, device)):
-        logger.info("batch norm over the batch of all processes: %d layers", count)
+    ranks = None
+    if distributed.is_distributed():
+        # Late: one process does not load what several exchange.
+        from speakernet.parallel.sync_norm import synchronize_norms
+        from speakernet.training.ranks import SeveralProcesses
+
+        # The network of a second stage has them already.
+        if runtime.sync_batch_norm != "off" and (count := synchronize_norms(net, device)):
+            logger.info("batch norm over the batch of all processes: %d layers", count)
+        shard_head(config.loss, loss)
+        ranks = SeveralProcesses(net, loss, device)
     apply_memory_options(config, net, device, precision)
-    shard_head(config.loss, loss)
-    profiles = runtime.profiling and distributed.is_main()
+    profiler = None
+    if runtime.profiling and distributed.is_main():
+        # Late: few runs are profiled.
+        from speakernet.training.profiler import StepProfiler
+
+        profiler = StepProfiler(runtime, folder / PROFILE, device)
     step = TrainingStep(
         net,
         loss,
@@ -310,9 +322,9 @@ def build_trainer(
         training,
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
-        ranks=SeveralProcesses(net, loss, device) if is_distributed else None,
+        ranks=ranks,
         compiler=_build_compiler(config, net, device),
-        profiler=profiler.StepProfiler(runtime, folder / PROFILE, device) if profiles else None,
+        profiler=profiler,
     )
     # A reproducible run keeps its number of threads, since another gives other bits.
     adapts = runtime.threads == "auto" and not runtime.deterministic
@@ -351,7 +363,6 @@ def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) 
     """Whether the ranks keep a share each of a head of so many speakers, and why."""
     refusals = {
         "switched off": options.sharded == "off",
-        "one process keeps every speaker": num_processes == 1,
         "the loss has no head": not options.has_head,
     }
     for reason, holds in refusals.items():

@@ -335,7 +335,7 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     return {"cards": [*cards, *tables]}
 
 
-def _operating_points(rates: ErrorRates, cheapest: Mapping[float, tuple[float, OperatingPoint]], after: str) -> Card:
+def _operating_points(rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str) -> Card:
     """What a threshold on the score does: at the EER, at the lowest costs, at named false-accept rates."""
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
     for prior, (cost, point) in reversed(cheapest.items()):
@@ -499,8 +499,8 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
             for one in (int(run.trials.enrol[row]), int(run.trials.test[row])):
                 facts, sound = [], ""
                 if speakers is not None:
-                    has_names = names is not None and len(names)
-                    facts.append(f"speaker {names[speakers[one]] if has_names else speakers[one] + 1}")
+                    number = speakers[one]
+                    facts.append(f"speaker {names[number] if names is not None and len(names) else number + 1}")
                 if durations is not None:
                     facts.append(f"{durations[one]:.1f} s")
                 if audio is not None:

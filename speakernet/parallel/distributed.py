@@ -148,8 +148,7 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
     """
     if "RANK" not in environment and int(environment.get(SLURM_TASKS) or 0) > 1:
         return _place_in_slurm(environment, port)
-    world_size = _number(environment, "WORLD_SIZE", 1)
-    if world_size <= 1:
+    if "WORLD_SIZE" not in environment or (world_size := _number(environment, "WORLD_SIZE", 1)) <= 1:
         return None
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     number = -1 if missing else _number(environment, "RANK")

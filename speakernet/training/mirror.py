@@ -50,10 +50,7 @@ class RemoteError(FileError):
 
 @contextlib.contextmanager
 def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator[None]:
-    """Keep copies of a run folder at an address while the block runs; an empty address keeps none."""
-    if not address:
-        yield
-        return
+    """Keep copies of a run folder at an address while the block runs."""
     mirror = Mirror(Path(folder), address, with_epochs)
     # A daemon: a folder that hangs must not keep the interpreter from ending.
     thread = threading.Thread(target=mirror.run, name="mirror", daemon=True)

@@ -6,29 +6,26 @@ device for a number (unless the optimizer cannot skip an update by itself), so o
 
 import contextlib
 import dataclasses
-import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch import distributed as torch_distributed
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from speakernet.machine.device import synchronize
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import gather_rows, parameters_of, sharded_names, share_of, total_norm
-from speakernet.parallel.sync_norm import SynchronizedNorm
+from speakernet.parallel.sharding import parameters_of, share_of, total_norm
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
 from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.profiler import StepProfiler
+
+if TYPE_CHECKING:
+    from speakernet.training.profiler import StepProfiler
 
 NUM_NUMBERS = 3
 """Of a step: weight, loss and accuracy."""
@@ -117,113 +114,6 @@ class OneProcess:
         """Free what exchanges gradients."""
 
 
-class SeveralProcesses(OneProcess):
-    """Ranks that share every batch, by DistributedDataParallel.
-
-    They exchange nothing but gradients: loss, accuracy and requests travel as the gradient of a small parameter of its
-    own, in the same collectives.
-    """
-
-    def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
-        super().__init__(net)
-        self._all = _Everything(net, loss, device)
-        self._device = device
-        self._parallel: DistributedDataParallel | None = None
-        self._trained: list[bool] = []
-        # On a GPU the host reads a step's requests one step later, when they have long been there.
-        self._on_host: tuple[Tensor, torch.cuda.Event] | None = None
-        self.agreed = [False] * NUM_REQUESTS
-
-    def begin_epoch(self) -> None:
-        """Build the buckets of gradients again if other parameters are trained than before."""
-        trained = [one.requires_grad for one in self._all.parameters()]
-        if self._parallel is not None and trained == self._trained:
-            return
-        self._trained = trained
-        # Each rank has its own share of these, with the whole gradient of it.
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._all, sharded_names(self._all))
-        # torch 2.14 renames the argument and warns of the old name.
-        names = inspect.signature(DistributedDataParallel).parameters
-        broadcast = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        # Rank 0's statistics hold if each rank normalises by its own share of the batch.
-        options: dict[str, Any] = {broadcast: bool(self._own_norms())}
-        self._parallel = DistributedDataParallel(
-            self._all,
-            device_ids=[self._device.index] if self._device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            **options,
-        )
-
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients are summed on each rank until the last micro-batch."""
-        assert self._parallel is not None, "an epoch was begun"
-        return contextlib.nullcontext() if is_last else self._parallel.no_sync()
-
-    def embed(self, waveforms: Tensor) -> Tensor:
-        """As alone, with the exchange of gradients prepared."""
-        assert self._parallel is not None
-        return self._parallel(waveforms)  # type: ignore[no-any-return]
-
-    def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
-        """Gathered, with gradients."""
-        return gather_rows(rows, shares)
-
-    def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
-        """Backward pass; at the last micro-batch the gradients of all ranks are averaged meanwhile."""
-        requests = self.requests() if is_last else [False] * NUM_REQUESTS
-        messages = torch.cat([numbers, numbers.new_tensor(requests)])
-        # The gradient of a sum of products is what the parameter is multiplied by.
-        (value + (self._all.messages * messages).sum()).backward()  # type: ignore[no-untyped-call]
-
-    def totals(self, numbers: Tensor) -> Tensor:
-        """The messages of all ranks, averaged."""
-        assert self._all.messages.grad is not None
-        means = self._all.messages.grad.clone()
-        self._all.messages.grad = None
-        self._read(means[NUM_NUMBERS:])
-        return means[:NUM_NUMBERS]
-
-    def share_statistics(self) -> None:
-        """Rank 0's, if each rank has its own."""
-        for norm in self._own_norms():
-            for buffer in norm.buffers():
-                torch_distributed.broadcast(buffer, src=0)
-
-    def close(self) -> None:
-        """Its buckets are as large as the gradients, which a second stage needs."""
-        self._parallel = None
-
-    def _read(self, requests: Tensor) -> None:
-        if self._device.type == "cpu":
-            self.agreed = [one > 0 for one in requests.tolist()]
-            return
-        if self._on_host is not None:
-            copy, is_there = self._on_host
-            is_there.synchronize()
-            self.agreed = [one > 0 for one in copy.tolist()]
-        copy = torch.empty(requests.shape, dtype=requests.dtype, pin_memory=True)
-        copy.copy_(requests, non_blocking=True)
-        self._on_host = copy, torch.cuda.current_stream(self._device).record_event()
-
-    def _own_norms(self) -> list[nn.Module]:
-        """The norms whose statistics are each rank's own."""
-        shared = (nn.SyncBatchNorm, SynchronizedNorm)
-        norms = [one for one in self._all.modules() if isinstance(one, _BatchNorm) and not isinstance(one, shared)]
-        return [one for one in norms if one.track_running_stats]
-
-
-class _Everything(nn.Module):
-    """All that learns, for the exchange of its gradients; the loss is computed outside."""
-
-    def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
-        super().__init__()
-        self.net, self.loss = net, loss
-        self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device))
-
-    def forward(self, waveforms: Tensor) -> Tensor:
-        return self.net(waveforms)  # type: ignore[no-any-return]
-
-
 class TrainingStep:
     """Runs optimizer steps over a network, a loss and an optimizer."""
 
@@ -239,7 +129,7 @@ class TrainingStep:
         gradient_cache: bool,
         ranks: OneProcess | None = None,
         compiler: Compiler | None = None,
-        profiler: StepProfiler | None = None,
+        profiler: "StepProfiler | None" = None,
     ) -> None:
         self.net, self.loss, self.optimizer, self.precision = net, loss, optimizer, precision
         self.max_grad_norm = options.max_grad_norm

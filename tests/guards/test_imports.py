@@ -55,7 +55,7 @@ ONE_DOOR = {
 }
 """Library -> the packages or files that may import it."""
 
-MOST_LATE_IMPORTS = 45
+MOST_LATE_IMPORTS = 24  # beside those of the commands, all of which import what they run late
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -147,7 +147,7 @@ def test_late_imports_are_few_and_say_why() -> None:
     found = {(path.relative_to(PACKAGE).as_posix(), *one) for path in FILES for one in late_imports(path)}
     without = sorted(f"{name}:{line}" for name, line, has_reason in found if not has_reason)
     assert not without, f"no comment says why these are late: {', '.join(without)}"
-    assert len(found) <= MOST_LATE_IMPORTS
+    assert len([name for name, _, _ in found if not name.startswith("cli/")]) <= MOST_LATE_IMPORTS
 
 
 def test_libraries_with_one_door() -> None:

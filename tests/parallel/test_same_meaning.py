@@ -19,7 +19,8 @@ from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.step import SeveralProcesses, TrainingStep
+from speakernet.training.ranks import SeveralProcesses
+from speakernet.training.step import TrainingStep
 from tests.parallel.several import in_several
 
 CPU = torch.device("cpu")

@@ -80,15 +80,6 @@ class CorpusParameters:
     seed: int = 1
     synthesiser_version: int = SYNTHESISER_VERSION
 
-    def check(self) -> None:
-        """Raise ValueError for numbers that make no corpus."""
-        # Target trials are between two sessions.
-        lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": max(2, self.utterances_per_session + 1)}
-        lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
-        for name, value in asdict(self).items():
-            if value < lowest.get(name, 1):
-                raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
-
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "--save_path": {"type": Path, "default": Path("data/synthetic_large"), "help": "folder of the corpus"},
@@ -138,7 +129,6 @@ def make_corpus(
     """
     folder = Path(folder)
     parameters = parameters or CorpusParameters()
-    parameters.check()
     # Their names are those of `FILES`.
     paths = SimpleNamespace(**{name: folder / below for name, below in FILES.items()})
     if _is_complete(folder, parameters):
@@ -172,6 +162,12 @@ def make_corpus(
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     """Whether the corpus is there; if not, write down its parameters in an empty folder, or raise ValueError."""
     wanted = asdict(parameters)
+    # Target trials are between two sessions.
+    lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
+    lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
+    for name, value in wanted.items():
+        if value < lowest.get(name, 1):
+            raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
     written = folder / "parameters.json"
     if written.exists():
         with reading(written, f"the parameters of a synthetic corpus; delete {folder} or name another folder"):
