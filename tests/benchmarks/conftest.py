@@ -1,13 +1,11 @@
 """Benchmarks set torch's threads for the whole process: here they are put back."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def torch_as_before() -> Iterator[None]:
+def torch_as_before():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -1,7 +1,6 @@
 """The classic pipeline computes what voxceleb_trainer computes: numbers taken from its own code, and its rules."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,14 @@ FRAMES = 20
 SAMPLES = 20 * 160 + 240
 
 
-def triangle(period: int, num_samples: int, height: int) -> np.ndarray:
+def triangle(period, num_samples, height):
     """A wave in whole numbers, the same on every machine, as int16."""
     phase = np.arange(num_samples) % period
     return ((2 * np.minimum(phase, period - phase) * height) // period - height // 2).astype(np.int16)
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     """Six utterances (the second shorter than a crop), MUSAN-like noise and two room responses."""
     root = tmp_path_factory.mktemp("classic")
     for row, num_samples in enumerate([9000, 2500, 8000, 3440, 5000, 7001]):
@@ -37,20 +36,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def speech(corpus: Path) -> list[str]:
+def speech(corpus):
     return [str(path) for path in sorted((corpus / "speech").iterdir())]
 
 
-def _write(path: Path, samples: np.ndarray) -> None:
+def _write(path, samples):
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, samples, 16000)
 
 
-def figures(audio: np.ndarray) -> list[float]:
+def figures(audio):
     return [float(one) for one in (audio[0, 0], audio[0, 1000], audio[0, -1], np.abs(audio).sum())]
 
 
-def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path, speech: list[str]) -> None:
+def test_crops_and_augmentation_give_the_originals_numbers(corpus, speech):
     """The expected numbers come from voxceleb_trainer's loader, seeded with 3, on these very files."""
     generator = random.Random(3)
     augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
@@ -71,7 +70,7 @@ def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path, speech:
     np.testing.assert_allclose([figures(one) for one in results], expected, atol=1e-8)
 
 
-def test_evaluation_crops_are_spread_and_short_files_wrapped(speech: list[str]) -> None:
+def test_evaluation_crops_are_spread_and_short_files_wrapped(speech):
     short = classic.read_evaluation_crops(speech[1], FRAMES, 4)
     assert short.shape == (4, SAMPLES)
     # From the original's loader: the wrapped file is one sample longer than a crop, so the last crop starts at 1.
@@ -82,7 +81,7 @@ def test_evaluation_crops_are_spread_and_short_files_wrapped(speech: list[str]) 
     np.testing.assert_array_equal(classic.read_evaluation_crops(speech[0], 0, 9), whole[None])
 
 
-def test_embeddings_and_scores_one_by_one(speech: list[str]) -> None:
+def test_embeddings_and_scores_one_by_one(speech):
     paths = speech[:3]
     embeddings = classic.embed_one_by_one(lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2)
     assert list(embeddings) == paths and embeddings[paths[0]].shape == (2, 2)

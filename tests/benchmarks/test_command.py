@@ -1,7 +1,6 @@
 """The benchmark from the command line on a tiny corpus: that it runs and what it writes, never how fast."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.opening import open_source
 
 
-def benchmark(arguments: list[str]) -> int:
+def benchmark(arguments):
     """As `python benchmark_performance.py` runs it."""
     return run_command("benchmarks.command", "benchmark_performance.py", arguments)
 
 
 @pytest.fixture(scope="module")
-def options(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def options(tiny_corpus, tmp_path_factory):
     """Options for the tiny corpus with a little noise and a few rooms."""
     root = tmp_path_factory.mktemp("disturbances")
     random = np.random.default_rng(3)
@@ -46,7 +45,7 @@ def options(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
-def test_the_recordings_are_the_same_in_every_form(options: list[str], tmp_path: Path) -> None:
+def test_the_recordings_are_the_same_in_every_form(options, tmp_path):
     config = load_config(options).config
     data = prepare_data(config, tmp_path, 5)
     sources = {form: open_source(data.folder(form), keep_lookup=False) for form in ("wav", "flac", "packed")}
@@ -60,9 +59,7 @@ def test_the_recordings_are_the_same_in_every_form(options: list[str], tmp_path:
 
 
 @pytest.mark.slow
-def test_loading_measures_everything(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_measures_everything(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loader, "WARM_BATCHES", 1)
     monkeypatch.setattr(loader.measure_worker_memory, "__defaults__", (2000,))
     monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
@@ -78,9 +75,7 @@ def test_loading_measures_everything(
     assert measures[0] in capsys.readouterr().out
 
 
-def test_without_a_suite_loader_and_step_are_measured(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_suite_loader_and_step_are_measured(options, tmp_path, capsys):
     file = tmp_path / "figures.json"
     assert benchmark([*options, "--num_batches", "2", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
@@ -97,16 +92,14 @@ def test_without_a_suite_loader_and_step_are_measured(
         (["--steps", "ResNetSE43L", "--memory"], "'ResNetSE43L'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_named(arguments, named, capsys):
     assert benchmark(arguments) == 1
     printed = capsys.readouterr()
     assert named in printed.err and not printed.out
 
 
 @pytest.mark.slow
-def test_recordings_are_embedded_by_a_process_of_each_pipeline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recordings_are_embedded_by_a_process_of_each_pipeline(tmp_path, capsys):
     assert benchmark(["--scoring", "--recordings", str(tmp_path)]) == 1
     assert "holds no .wav or .flac files" in capsys.readouterr().err
     for name in ("a.wav", "b.wav"):
@@ -120,13 +113,7 @@ def test_recordings_are_embedded_by_a_process_of_each_pipeline(
 
 
 @pytest.mark.slow
-def test_compare_measures_both_pipelines_and_each_measure(
-    options: list[str],
-    tiny_corpus: Path,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compare_measures_both_pipelines_and_each_measure(options, tiny_corpus, capsys, tmp_path, monkeypatch):
     # Each is a process that imports torch: one measure stands for all.
     monkeypatch.setattr("benchmarks.epoch.WITHOUT", {"bf16": {"runtime": {"precision": "no"}}})
     file = tmp_path / "figures.json"

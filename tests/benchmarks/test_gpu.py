@@ -1,25 +1,24 @@
 """`benchmarks/gpu.py` on a CPU: every part's code runs; figures have their names; what is done is not run again."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.on_gpu.record import Setup, left_out, row
+from benchmarks.on_gpu.record import left_out, row
 from benchmarks.on_gpu.roofline import OperationCounter
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Data that the parts share, as the command makes it."""
     return tmp_path_factory.mktemp("gpu")
 
 
-def run(folder: Path, part: str) -> dict[str, object]:
+def run(folder, part):
     out = folder / "figures.json"
     words = ["--device", "cpu", "--quick", "--out", str(out), "--folder", str(folder / "data")]
     assert gpu.main([*words, "--part", part]) == 0
@@ -27,7 +26,7 @@ def run(folder: Path, part: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_correctness_compares_and_says_what_needs_cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correctness_compares_and_says_what_needs_cuda(folder, monkeypatch):
     monkeypatch.setattr("benchmarks.on_gpu.correctness.SMALLEST", ("ResNet", "XVector"))
     figures = run(folder, "correctness")
     compared = [one for one in figures["correctness"] if "reason" not in one]
@@ -38,7 +37,7 @@ def test_correctness_compares_and_says_what_needs_cuda(folder: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_every_other_part_runs(folder: Path) -> None:
+def test_every_other_part_runs(folder):
     for part in ("steps", "launches", "roofline", "pipeline", "evaluation"):
         figures = run(folder, part)
     assert figures["peak_flops"]["float32"] > 1e8 and figures["bandwidth_bytes_per_second"] > 1e7
@@ -51,12 +50,10 @@ def test_every_other_part_runs(folder: Path) -> None:
     assert all(0 <= share < 1 for share in figures["data_wait_share"].values())
 
 
-def test_parts_that_are_done_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
     calls: list[str] = []
 
-    def part(setup: Setup):
+    def part(setup):
         calls.append(setup.device.type)
         yield row("a", error=0.5, tolerance=1.0, passed=len(calls) < 2)
         yield left_out("b", "needs a CUDA device")
@@ -80,7 +77,7 @@ def test_parts_that_are_done_are_not_run_again(
             gpu.main(["--device", "cuda", "--out", str(tmp_path / "other.json")])
 
 
-def test_operations_are_counted_with_their_backward() -> None:
+def test_operations_are_counted_with_their_backward():
     left, right = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4)
     with OperationCounter() as counter:
         (left.t().t() @ right).sum().backward()

@@ -13,7 +13,7 @@ MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
 PARAMETERS = {"ResNetSE34L": 1_437_078, "ResNetSE34V2": 8_028_492, "VGGVox": 4_032_448}
 
 
-def networks(name: str) -> tuple[torch.nn.Module, SpeakerNet]:
+def networks(name):
     """The plain network and ours with its weights, which come in as those of voxceleb_trainer do."""
     torch.manual_seed(3)
     ours = SpeakerNet.named(name, embedding_dim=512, front_end_options={"num_mels": MELS[name]})
@@ -24,7 +24,7 @@ def networks(name: str) -> tuple[torch.nn.Module, SpeakerNet]:
 
 
 @pytest.mark.parametrize("name", PLAIN_MODELS)
-def test_same_parameters_outputs_and_gradients(name: str) -> None:
+def test_same_parameters_outputs_and_gradients(name):
     plain, ours = networks(name)
     assert sum(p.numel() for p in plain.parameters()) == PARAMETERS[name]
     waveforms = 0.1 * torch.randn(3, 16240, generator=torch.Generator().manual_seed(1))
@@ -41,7 +41,7 @@ def test_same_parameters_outputs_and_gradients(name: str) -> None:
     torch.testing.assert_close(norms[1], norms[0], rtol=5e-3, atol=0)
 
 
-def test_same_loss() -> None:
+def test_same_loss():
     options = AMSoftmaxOptions(margin=0.2, scale=30.0)
     plain, ours = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0), AMSoftmax(options, 8, 5)
     ours.weight.data.copy_(plain.W.data.T)

@@ -35,11 +35,11 @@ EERS = {"base": {"1": 8.0, "2": 10.0}, HALF: {"1": 6.0, "2": 9.0}, CROPS: {"1": 
 class Runs:
     """Stands for the processes: writes what a run leaves, and remembers the commands."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.commands: list[dict[str, str]] = []
         self.failing = ""
 
-    def run(self, command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess:
+    def run(self, command, *, env, **_):
         assert env["OMP_NUM_THREADS"] == "1"
         words = dict(itertools.pairwise(command))
         folder, is_scored = Path(words["--save_path"]), "--eval" in command
@@ -61,18 +61,18 @@ class Runs:
 
 
 @pytest.fixture()
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch):
     played = Runs()
     monkeypatch.setattr(study.subprocess, "run", played.run)
     return played
 
 
 @pytest.fixture()
-def carry_out(tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def carry_out(tiny_corpus, tmp_path, monkeypatch):
     """As `python -m benchmarks.study` does it."""
     monkeypatch.chdir(tmp_path)
 
-    def carry_out(*words: str, **changes: Any) -> int:
+    def carry_out(*words, **changes):
         Path("plan.yaml").write_text(yaml.safe_dump({**PLAN, **changes}))
         lists = ("--train_list", str(tiny_corpus / "train_list.txt"), "--save_path", "study")
         return run_command("benchmarks.study", "study", ["plan.yaml", *lists, *words])
@@ -80,11 +80,11 @@ def carry_out(tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return carry_out
 
 
-def records() -> list[dict[str, Any]]:
+def records():
     return [json.loads(line) for line in Path("study/results.jsonl").read_text().splitlines()]
 
 
-def test_every_variant_is_run_with_every_seed_on_held_out_speakers(tiny_corpus: Path, carry_out, runs: Runs) -> None:
+def test_every_variant_is_run_with_every_seed_on_held_out_speakers(tiny_corpus, carry_out, runs):
     assert carry_out("--rir_path", "rooms") == 0
     assert {(one["variant"], one["--seed"]) for one in runs.commands} == set(itertools.product(EERS, "12"))
     for one in runs.commands:
@@ -105,7 +105,7 @@ def test_every_variant_is_run_with_every_seed_on_held_out_speakers(tiny_corpus: 
     assert cells[HALF][2:4] == ["7.50 (6.00 to 9.00)", "-1.50 (-7.85 to +4.85)"] and cells[HALF][5] == "-17 %"
 
 
-def test_a_study_resumes_and_refuses_a_changed_variant(carry_out, runs: Runs, capsys) -> None:
+def test_a_study_resumes_and_refuses_a_changed_variant(carry_out, runs, capsys):
     runs.failing = HALF
     assert carry_out("--processes", "1") == 1 and len(records()) == 4
     runs.failing, before = "", len(runs.commands)
@@ -125,13 +125,13 @@ def test_a_study_resumes_and_refuses_a_changed_variant(carry_out, runs: Runs, ca
         ([], {"held_out_speakers": 7}, "2 to 6"),
     ],
 )
-def test_bad_plans_are_refused_before_a_run(carry_out, runs: Runs, capsys, words, changes, named) -> None:
+def test_bad_plans_are_refused_before_a_run(carry_out, runs, capsys, words, changes, named):
     assert carry_out(*words, **changes) == 1
     assert named in capsys.readouterr().err and not runs.commands
 
 
 @pytest.mark.parametrize("file", ["small_data.yaml", "small_data_report.yaml"])
-def test_every_variant_of_the_plans_here_is_a_configuration(repository: Path, tmp_path: Path, file: str) -> None:
+def test_every_variant_of_the_plans_here_is_a_configuration(repository, tmp_path, file):
     plan = study.read_plan(repository / "benchmarks" / "studies" / file)
     for number, name in enumerate(plan.variants):
         path = tmp_path / f"{number}.yaml"
@@ -140,7 +140,7 @@ def test_every_variant_of_the_plans_here_is_a_configuration(repository: Path, tm
 
 
 @pytest.mark.slow
-def test_real_runs_of_a_tiny_study(carry_out) -> None:
+def test_real_runs_of_a_tiny_study(carry_out):
     net = {"channels": 8, "blocks": [1, 1], "mel_strides": [1, 2], "frame_strides": [2, 2]}
     small = {
         "data": {"batch_size": 8, "crop_frames": 50, "num_workers": 0},

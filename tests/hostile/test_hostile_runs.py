@@ -3,7 +3,6 @@
 import errno
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 from runs import DiskFaults, Kills, Starter, build_shim
@@ -18,7 +17,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+def starter(tmp_path_factory):
     """One warm process for all runs; its disk fails when it is asked to, if there is a compiler."""
     folder = tmp_path_factory.mktemp("hostile")
     with Starter(folder, build_shim(folder)) as one:
@@ -26,13 +25,13 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
 
 
 @pytest.fixture(scope="module")
-def failing_starter(starter: Starter) -> Starter:
+def failing_starter(starter):
     if not starter.can_fail:
         pytest.skip("no C compiler, or no Linux")
     return starter
 
 
-def test_kills_and_workers_change_nothing(starter: Starter) -> None:
+def test_kills_and_workers_change_nothing(starter):
     """Weights, optimizer, random state (a dropout draws from it), scores, figures and report."""
     both = [Kills(starter, workers, SEED) for workers in (0, 2)]
     assert both[0].expected == both[1].expected
@@ -42,7 +41,7 @@ def test_kills_and_workers_change_nothing(starter: Starter) -> None:
         assert kills.num_kills >= NUM_KILLS // 5
 
 
-def test_a_failing_disk_loses_lines_at_most(failing_starter: Starter) -> None:
+def test_a_failing_disk_loses_lines_at_most(failing_starter):
     draw, faults = random.Random(SEED), DiskFaults(failing_starter)
     assert faults.num_calls > 100
     for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
@@ -51,7 +50,7 @@ def test_a_failing_disk_loses_lines_at_most(failing_starter: Starter) -> None:
             assert not faults.case(call, error, lasts=lasts), f"{errno.errorcode[error]} at call {call}"
 
 
-def test_a_store_is_as_it_was_or_as_it_should_be(failing_starter: Starter) -> None:
+def test_a_store_is_as_it_was_or_as_it_should_be(failing_starter):
     """And the same command comes to what it should, wherever it was cut short."""
     faults = StoreFaults(failing_starter)
     assert len(faults.places) > 200

@@ -222,23 +222,15 @@ def test_embed_counts_what_it_leaves_out(say, voices, uncalibrated, tmp_path):
         assert status == 1 and not out and str(tmp_path) in err
 
 
-def test_every_command_decodes_m4a(say, voices, calibrated, store, tmp_path):
+def test_folders_with_m4a(say, voices, calibrated, tmp_path):
     try:
         command = [find_ffmpeg(), "-nostdin", "-loglevel", "error"]
     except FfmpegError:
         pytest.skip("needs ffmpeg")
-    for name in ("s00/3", "s00/4", "s01/3"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        # Without loss: what another ffmpeg makes of AAC could be another speaker to a network this small.
-        subprocess.run([*command, "-i", voices / f"{name}.wav", "-c:a", "alac", tmp_path / f"{name}.m4a"], check=True)
-    one, other = tmp_path / "s00/3.m4a", tmp_path / "s01/3.m4a"
-    words = ["--model", calibrated]
-    assert [say("verify", voices / "s00/3.wav", file, *words)[0] for file in (one, other)] == [0, 1]
-    status, out, _ = say("embed", tmp_path / "s00", tmp_path / "s01", *words, "--out", tmp_path / "e.npz")
-    assert status == 0 and "3 embeddings" in out
-    status, out, _ = say("enroll", "Ada", tmp_path / "s00", *words, "--store", tmp_path / "p.db")
-    assert status == 0 and "2 recordings added" in out
-    assert say("identify", one, *words, "--store", store, "--threshold=-1")[1].startswith("Voice 0 ")
+    # Without loss: what another ffmpeg makes of AAC could be another speaker to a network this small.
+    subprocess.run([*command, "-i", voices / "s00/3.wav", "-c:a", "alac", tmp_path / "3.m4a"], check=True)
+    assert say("verify", voices / "s00/4.wav", tmp_path / "3.m4a", "--model", calibrated)[0] == 0
+    assert "1 embedding " in say("embed", tmp_path, "--model", calibrated, "--out", tmp_path / "e.npz")[1]
 
 
 def test_embed_in_parts(say, voices, uncalibrated, tmp_path, monkeypatch):

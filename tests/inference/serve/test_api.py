@@ -36,22 +36,6 @@ def test_verify_answers_as_python(server, models, voices):
         assert found["clips"][0]["seconds"] == pytest.approx(len(voices[0][0]) / RATE, abs=1e-3)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script replaces ffmpeg")
-def test_m4a_is_decoded_through_a_pipe(server, voices, tmp_path, monkeypatch):
-    decoded = tmp_path / "decoded.raw"
-    decoded.write_bytes((32768 * voices[1][0]).astype("<i2").tobytes())
-    ffmpeg = tmp_path / "ffmpeg"
-    ffmpeg.write_text(f'#!/bin/sh\ncat > /dev/null\necho "Input #0, mov" >&2\nexec cat "{decoded}"\n')
-    ffmpeg.chmod(0o755)
-    monkeypatch.setenv("SPEAKERNET_FFMPEG", str(ffmpeg))
-    m4a = b"\x00\x00\x00\x20ftypM4A \x00\x00\x00\x00" + bytes(400)
-    pair = [("first", ("a.wav", wav(voices[1][0]))), ("second", ("b.m4a", m4a))]
-    answer = server.post("/verify", files=pair)
-    assert answer.status_code == 200 and answer.json()["score"] > 0.99, answer.text
-    ffmpeg.write_text("#!/bin/sh\ncat > /dev/null\necho no index >&2\nexit 1\n")
-    assert "b.m4a" in refused(server.post("/verify", files=pair), 422, "bad_audio")
-
-
 def test_thresholds(server, voices):
     pair = files(first=voices[0][0], second=voices[0][0])
     strict = server.post("/verify", files=pair, data={"threshold": "1.5"}).json()

@@ -58,12 +58,6 @@ def test_foreign_pages_and_hosts(server, voices):
     assert server.get("/health", headers={"host": "localhost:1234"}).status_code == 200
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no 127.0.0.2")
-def test_any_loopback_address(models):
-    with serving(models[0], host="127.0.0.2") as (address, _):
-        assert httpx.get(f"{address}/health".replace("127.0.0.1", "127.0.0.2")).json()["status"] == "ok"
-
-
 def test_the_page_loads_nothing_from_elsewhere(server):
     for path in ("/", "/page.css", "/page.js", "/recorder.js"):
         answer = server.get(path)
