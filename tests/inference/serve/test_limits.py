@@ -243,9 +243,9 @@ def test_work_ends_soon_after_its_time(models, voices):
 
 
 @contextlib.contextmanager
-def started(models, *options, **variables):
+def started(models, *options, program=("-m", "speakernet"), **variables):
     """A server in a process of its own, and the address that it prints."""
-    command = [sys.executable, "-m", "speakernet", "serve", "--model", str(models[0]), "--port", "0", *options]
+    command = [sys.executable, *program, "serve", "--model", str(models[0]), "--port", "0", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, **variables}, **pipes)
     try:
@@ -281,3 +281,18 @@ def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
     with pytest.raises(ValueError, match="encrypted"):
         verifier.people(store)
     verifier.people(store, b"a key")
+
+
+@pytest.mark.slow
+def test_a_long_computation_does_not_keep_a_stopped_server(models, voices):
+    slow = "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1; "
+    slow += "server.Batcher._answer = lambda *_: time.sleep(60); import speakernet.cli; sys.exit(speakernet.cli.main())"
+    with started(models, program=("-c", slow)) as (process, address), httpx.Client(timeout=30) as client:
+        clip = {"audio": wav(voices[0][0])}
+        asking = threading.Thread(target=client.post, args=(f"{address}embed",), kwargs={"files": clip})
+        asking.start()
+        while not client.get(f"{address}health").json()["clips"]:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        asking.join(10)
