@@ -23,31 +23,12 @@ from speakernet import files
 from speakernet import random as seeding
 from speakernet.cli import main
 from speakernet.cli.train import _log_file
-from speakernet.files import (
-    FileError,
-    GrowingFile,
-    PartError,
-    WorkPart,
-    atomic_write,
-    human_bytes,
-    list_parts,
-    missing_parts,
-    open_regular,
-    open_text,
-    parse_part,
-    parts_in,
-    read_arrays,
-    reading,
-    sha256_of,
-    share,
-)
 from speakernet.options import Component, Options, create, lookup, options_of
-from speakernet.parallel import distributed
-from speakernet.run_folder import evaluation_folder, held, move_aside, refuse_unusable
+from speakernet.run_folder import held, refuse_unusable
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 
 
-class OwnError(FileError):
+class OwnError(files.FileError):
     """The error of a package."""
 
 
@@ -55,34 +36,34 @@ ERRORS = [KeyError("name"), MemoryError(), RecursionError("deep"), TypeError("No
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_error_of_a_reader(error: Exception) -> None:
+def test_every_error_of_a_reader(error):
     message = rf"^my\.csv: .*{type(error).__name__}.*; expected a table"
-    with pytest.raises(OwnError, match=message) as caught, reading("my.csv", "a table of two columns", OwnError):
+    with pytest.raises(OwnError, match=message) as caught, files.reading("my.csv", "a table of two columns", OwnError):
         raise error
     assert caught.value.__cause__ is error
 
 
-def test_errors_of_system_and_text(tmp_path: Path) -> None:
+def test_errors_of_system_and_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for name, reason in (("absent", "No such file"), ("latin", "position 3")):
         message = f"{name}: .*{reason}.*; expected a list"
-        with pytest.raises(OwnError, match=message), reading(tmp_path / name, "a list", OwnError):
-            open_text(tmp_path / name).read()
+        with pytest.raises(OwnError, match=message), files.reading(tmp_path / name, "a list", OwnError):
+            files.open_text(tmp_path / name).read()
 
 
-def test_own_errors_keep_their_message() -> None:
-    for raised, kind in ((FileError, OwnError), (OwnError, FileError)):
-        with pytest.raises(OwnError, match=r"^line 3 of my list$"), reading("x", "y", kind):
+def test_own_errors_keep_their_message():
+    for raised, kind in ((files.FileError, OwnError), (OwnError, files.FileError)):
+        with pytest.raises(OwnError, match=r"^line 3 of my list$"), files.reading("x", "y", kind):
             raise raised("line 3 of my list")
-    with pytest.raises(KeyboardInterrupt), reading("x", "y"):
+    with pytest.raises(KeyboardInterrupt), files.reading("x", "y"):
         raise KeyboardInterrupt
 
 
-def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", Path("/dev/zero")):
-        with pytest.raises(FileError, match=f"{path}: not a regular file"):
-            open_regular(path)
+        with pytest.raises(files.FileError, match=f"{path}: not a regular file"):
+            files.open_regular(path)
 
 
 def npz(path: Path, header: str, content: bytes) -> Path:
@@ -92,11 +73,11 @@ def npz(path: Path, header: str, content: bytes) -> Path:
     return path
 
 
-def test_arrays(tmp_path: Path) -> None:
+def test_arrays(tmp_path):
     arrays = {"a": np.arange(5), "b": np.array(["x", "yz"]), "c": np.zeros((2, 0)), "d": np.array("word")}
     for name, write in (("stored", np.savez), ("packed", np.savez_compressed)):
         write(tmp_path / name, **arrays)
-        found = read_arrays(tmp_path / f"{name}.npz", "arrays")
+        found = files.read_arrays(tmp_path / f"{name}.npz", "arrays")
         assert list(found) == list(arrays)
         assert all(np.array_equal(found[one], arrays[one]) and found[one].dtype == arrays[one].dtype for one in arrays)
 
@@ -111,25 +92,25 @@ def test_arrays(tmp_path: Path) -> None:
         ("'<i8', 'shape': (-1,)", "claims -8 bytes"),
     ],
 )
-def test_false_claims_of_arrays(claim: str, message: str, tmp_path: Path) -> None:
+def test_false_claims_of_arrays(claim, message, tmp_path):
     header = f"{{'fortran_order': False, 'descr': {claim}, }}"
     with pytest.raises(OwnError, match=rf"my\.npz: .*{message}.*; expected arrays"):
-        read_arrays(npz(tmp_path / "my.npz", header, b"\0" * 24), "arrays", OwnError)
+        files.read_arrays(npz(tmp_path / "my.npz", header, b"\0" * 24), "arrays", OwnError)
 
 
-def test_a_member_claims_more_than_its_file(tmp_path: Path) -> None:
+def test_a_member_claims_more_than_its_file(tmp_path):
     path = npz(tmp_path / "my.npz", "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }", b"\0" * 24)
     content = bytearray(path.read_bytes())
     # The two sizes in the directory at the end.
     directory = content.index(b"PK\x01\x02")
     content[directory + 20 : directory + 28] = 2 * (128 + 8 * 500_000_000).to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(FileError, match=r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"):
-        read_arrays(path, "arrays")
+    with pytest.raises(files.FileError, match=r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"):
+        files.read_arrays(path, "arrays")
 
 
-def test_half_a_line_is_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = GrowingFile(tmp_path / "log.txt")
+def test_half_a_line_is_taken_back(tmp_path, caplog):
+    file = files.GrowingFile(tmp_path / "log.txt")
     assert file.append(b"one\n")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (7, before[1]))
@@ -146,7 +127,7 @@ def test_half_a_line_is_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert caplog.text.count("cannot be written") == 1
 
 
-def test_a_log_on_a_full_device(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_on_a_full_device(caplog, capsys):
     with _log_file(Path("/dev/full")):
         for number in range(3):
             logging.getLogger(files.__name__).warning("line %d", number)
@@ -155,29 +136,29 @@ def test_a_log_on_a_full_device(caplog: pytest.LogCaptureFixture, capsys: pytest
 
 
 @given(some.integers(0, 200), some.integers(1, 40))
-def test_parts_make_the_whole(num_rows: int, count: int) -> None:
-    shares = [share(range(num_rows), number, count) for number in range(1, count + 1)]
+def test_parts_make_the_whole(num_rows, count):
+    shares = [files.share(range(num_rows), number, count) for number in range(1, count + 1)]
     assert [row for one in shares for row in one] == list(range(num_rows))
     sizes = {len(one) for one in shares}
     assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("text", ["3/2", "0/4", "1/0", "2", "-1/4", "1/4/2", "", "99999999999999999999/4"])
-def test_bad_parts(text: str) -> None:
-    with pytest.raises(PartError):
-        parse_part(text)
+def test_bad_parts(text):
+    with pytest.raises(files.PartError):
+        files.parse_part(text)
 
 
-def test_names_of_parts(tmp_path: Path) -> None:
+def test_names_of_parts(tmp_path):
     for name in ("part-0002-of-0003.npz", "part-0001-of-0003.npz", "part-0003-of-0003", "other.npz"):
         (tmp_path / name).touch()
-    found = list(parts_in(tmp_path, ".npz"))
-    assert found == [WorkPart(1, 3), WorkPart(2, 3)]
-    assert list_parts(missing_parts(found, tmp_path)) == "3/3"
-    assert parts_in(tmp_path / "nothing") == {}
-    with pytest.raises(PartError):
-        missing_parts([WorkPart(1, 3), WorkPart(2, 4)], "corpus")
-    assert list_parts([WorkPart(one, 30) for one in range(1, 31)]).endswith("20/30 and more")
+    found = list(files.parts_in(tmp_path, ".npz"))
+    assert found == [files.WorkPart(1, 3), files.WorkPart(2, 3)]
+    assert files.list_parts(files.missing_parts(found, tmp_path)) == "3/3"
+    assert files.parts_in(tmp_path / "nothing") == {}
+    with pytest.raises(files.PartError):
+        files.missing_parts([files.WorkPart(1, 3), files.WorkPart(2, 4)], "corpus")
+    assert files.list_parts([files.WorkPart(one, 30) for one in range(1, 31)]).endswith("20/30 and more")
 
 
 class PartOptions(Options):
@@ -192,7 +173,7 @@ class Thing:
         self.made = (size, options.scale)
 
 
-def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context() -> None:
+def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context():
     table = {"part": Component(PartOptions, f"{__name__}:Thing")}
     sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
     assert create(table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red").made == (3, 2.0)
@@ -206,7 +187,7 @@ def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context() -> None:
         options_of(table, "part", {"scale": 3})
 
 
-def test_keyed_generators_repeat_and_differ() -> None:
+def test_keyed_generators_repeat_and_differ():
     first = seeding.numpy_generator(1, 2, 3).random(4)
     assert np.array_equal(first, seeding.numpy_generator(1, 2, 3).random(4))
     for others in ((1, 2, 4), (1, 3, 2), (2, 2, 3), (1, 2)):
@@ -215,7 +196,7 @@ def test_keyed_generators_repeat_and_differ() -> None:
     assert len(seeds) == 9 and all(0 <= seed < 1 << 63 for seed in seeds)
 
 
-def test_random_state_survives_a_file_that_holds_no_code(tmp_path: Path) -> None:
+def test_random_state_survives_a_file_that_holds_no_code(tmp_path):
     seeding.seed_everything(5)
     torch.save(capture_random_state(), tmp_path / "state.pt")
     expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
@@ -223,45 +204,28 @@ def test_random_state_survives_a_file_that_holds_no_code(tmp_path: Path) -> None
     assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
 
 
-def test_atomic_write_replaces_files_only(tmp_path: Path) -> None:
+def test_atomic_write_replaces_files_only(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "null").symlink_to("/dev/null")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "null", "folder"):
-        with pytest.raises(FileError, match=name), atomic_write(tmp_path / name):
+        with pytest.raises(files.FileError, match=name), files.atomic_write(tmp_path / name):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "null", "pipe"]
 
 
-def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
+def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path):
     target = tmp_path / "file.txt"
-    with atomic_write(target) as file:
+    with files.atomic_write(target) as file:
         file.write("old")
-    with pytest.raises(RuntimeError), atomic_write(target) as file:
+    with pytest.raises(RuntimeError), files.atomic_write(target) as file:
         file.write("half")
         raise RuntimeError("interrupted")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_hash_and_sizes(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert sha256_of(tmp_path / "empty").startswith("e3b0c44298fc1c14")
-    assert human_bytes(512) == "512 B"
-    assert human_bytes(5 * 1024**3) == "5.0 GiB"
-
-
-def test_what_the_main_process_makes_or_raises() -> None:
-    assert distributed.from_main(lambda: 3) == 3
-    with pytest.raises(ValueError, match="nothing there"):
-        distributed.from_main(_fail)
-
-
-def _fail() -> None:
-    raise ValueError("nothing there")
-
-
-def test_lock_of_another_process(tmp_path: Path) -> None:
+def test_lock_of_another_process(tmp_path):
     script = (
         "import sys\n"
         "from speakernet.run_folder import held\n"
@@ -284,14 +248,7 @@ def test_lock_of_another_process(tmp_path: Path) -> None:
         pass
 
 
-def test_names(tmp_path: Path) -> None:
-    assert evaluation_folder(tmp_path, "lists/trials.clean.txt") == tmp_path / "eval" / "trials.clean"
-    for number in (1, 2):
-        (tmp_path / "old").mkdir()
-        assert move_aside(tmp_path / "old").name == f"old.before-{number}"
-
-
-def test_one_reader_and_writer(repository: Path) -> None:
+def test_one_reader_and_writer(repository):
     calls = {
         path.name
         for path in (repository / "speakernet").rglob("*.py")
@@ -301,7 +258,7 @@ def test_one_reader_and_writer(repository: Path) -> None:
     assert calls == {"checkpoint.py"}
 
 
-def test_unusable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_folders(tmp_path, monkeypatch, capsys):
     """Refused before anything is read or made."""
     file = tmp_path / "file"
     file.write_text("")

@@ -51,7 +51,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, tuple[int, list[str]]]:
+def answers():
     """Call -> exit status and the slow modules that it was the first to import; all in one fresh interpreter."""
     command = [sys.executable, "-c", SCRIPT, json.dumps(SLOW_MODULES), json.dumps(CALLS)]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -60,14 +60,14 @@ def answers() -> dict[str, tuple[int, list[str]]]:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
-def test_nothing_slow_is_imported(call: list[str], answers: dict[str, tuple[int, list[str]]]) -> None:
+def test_nothing_slow_is_imported(call, answers):
     status, imported = answers[" ".join(call)]
     assert imported == []
     is_fine = call in ANSWERED[1:] or "--help" in call
     assert (status == 0) == is_fine
 
 
-def test_the_script_of_the_checkout_answers_without_torch() -> None:
+def test_the_script_of_the_checkout_answers_without_torch():
     for script in ("trainSpeakerNet.py", "benchmark_performance.py"):
         command = [sys.executable, "-X", "importtime", script, "--help"]
         finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -99,12 +99,12 @@ def shell(command: str, **environment: str) -> tuple[int, str, str]:
         ("train --help all | true; exit ${PIPESTATUS[0]}", 0, False),
     ],
 )
-def test_unusable_streams(command: str, status: int, has_message: bool) -> None:
+def test_unusable_streams(command, status, has_message):
     found, _, errors = shell(f"{SPEAKERNET} {command}")
     assert (found, bool(errors)) == (status, has_message) and "Traceback" not in errors
 
 
-def test_name_that_the_terminal_cannot_show() -> None:
+def test_name_that_the_terminal_cannot_show():
     command = f"{SPEAKERNET} show-config --given --save_path Ōsaka"
     status, shown, _ = shell(command, PYTHONIOENCODING="ascii")
     assert status == 0 and "\\u014csaka" in shown
@@ -114,7 +114,6 @@ def test_name_that_the_terminal_cannot_show() -> None:
     ("error", "found"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "a/b.pt"), "a/b.pt: No space left on device"),
-        (OSError(errno.EROFS, "Read-only file system", "a"), "a: Read-only file system"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
         (MemoryError("2 TiB"), "2 TiB"),
@@ -122,9 +121,7 @@ def test_name_that_the_terminal_cannot_show() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_system_error_is_one_line(
-    error: Exception, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_system_error_is_one_line(error, found, monkeypatch, capsys):
     def refused(arguments) -> int:
         raise error
 
@@ -134,9 +131,7 @@ def test_system_error_is_one_line(
     assert found in message and "\n" not in message
 
 
-def test_presets_start_alone_or_name_what_they_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_presets_start_alone_or_name_what_they_need(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--config", "production"]) == 1
     message = capsys.readouterr().err
@@ -150,7 +145,7 @@ def test_presets_start_alone_or_name_what_they_need(
     assert make_synthetic_corpus(config) == config and not list(tmp_path.iterdir())
 
 
-def test_printed_commands_can_be_pasted(tmp_path: Path) -> None:
+def test_printed_commands_can_be_pasted(tmp_path):
     """In a folder whose name has a space, the shell sees one word; the results are stand-ins."""
     folder = tmp_path / "my run"
     summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}

@@ -3,7 +3,6 @@
 import io
 import logging
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -38,11 +37,8 @@ class Screen(io.StringIO):
         return rows
 
 
-Make = Callable[[int], Screen]
-
-
 @pytest.fixture()
-def screen(monkeypatch: pytest.MonkeyPatch) -> Make:
+def screen(monkeypatch):
     def make(columns: int) -> Screen:
         made = Screen(columns)
         monkeypatch.setattr(sys, "stderr", made)
@@ -61,7 +57,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 120, 200])
-def test_a_line_fits_and_uses_the_width(screen: Make, columns: int) -> None:
+def test_a_line_fits_and_uses_the_width(screen, columns):
     shown = screen(columns)
     with Bar("training", 16, done=2, note=lambda: "epoch 3/16, loss 3.412, 312 utt/s, 0:12:31 left"):
         pass
@@ -72,7 +68,7 @@ def test_a_line_fits_and_uses_the_width(screen: Make, columns: int) -> None:
         assert lines[0].count("█") == pytest.approx(2 / 16 * (columns - 1 - 67), abs=2)
 
 
-def test_log_lines_stand_alone_and_the_bar_comes_back(screen: Make) -> None:
+def test_log_lines_stand_alone_and_the_bar_comes_back(screen):
     shown = screen(80)
     handler = TerminalHandler(sys.stderr)
     logger = logging.Logger("alone")
@@ -92,7 +88,7 @@ def test_log_lines_stand_alone_and_the_bar_comes_back(screen: Make) -> None:
     assert shown.rows()[-1] == ""
 
 
-def test_without_a_terminal_no_minute_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_terminal_no_minute_is_silent(caplog):
     caplog.set_level(logging.INFO)
     clock = Clock()
     said = []

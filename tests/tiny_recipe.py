@@ -12,13 +12,8 @@ EVERY_STAGE: dict[str, Any] = {
     "loss": {"name": "aamsoftmax"},
     "schedule": {"name": "step"},
     "training": {
-        "max_epochs": 2,
-        "test_interval": 1,
-        "save_steps": 2,
-        "average_checkpoints": 2,
-        "ema_decay": 0.9,
-        "large_margin_epochs": 1,
-        "large_margin_crop_frames": 60,
+        **{"max_epochs": 2, "test_interval": 1, "save_steps": 2, "average_checkpoints": 2, "ema_decay": 0.9},
+        **{"large_margin_epochs": 1, "large_margin_crop_frames": 60},
     },
     "evaluation": {"eval_frames": 40, "num_crops": 2, "bootstrap_samples": 20},
     "runtime": {"deterministic": True},
@@ -33,13 +28,9 @@ def recipe_of(corpus: Path, run: Path | str, *changes: dict[str, Any]) -> dict[s
     """
     sections: dict[str, dict[str, Any]] = {
         "data": {
-            "train_list": str(corpus / "train_list.txt"),
-            "train_path": str(corpus),
-            "test_list": str(corpus / "trials.txt"),
-            "test_path": str(corpus),
-            "batch_size": 4,
-            "crop_frames": 40,
-            "num_workers": 0,
+            **{"train_list": str(corpus / "train_list.txt"), "train_path": str(corpus)},
+            **{"test_list": str(corpus / "trials.txt"), "test_path": str(corpus)},
+            **{"batch_size": 4, "crop_frames": 40, "num_workers": 0},
         },
         "model": {"name": "ResNet", "embedding_dim": 8, "options": {"channels": 8, "blocks": [1], "stem_stride": 4}},
         "loss": {"name": "amsoftmax"},

@@ -28,7 +28,7 @@ SHORT = {"evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 
 
 
 @pytest.fixture()
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     torch.manual_seed(4)
     net = SpeakerNet.named("ResNet", embedding_dim=16, model_options=SMALL)
     write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
@@ -44,7 +44,7 @@ def evaluated(config: Config, model: Path, **how: bool) -> Evaluation:
     return run_evaluation(config, Inputs(config, torch.device("cpu")), model, **how)
 
 
-def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+def test_after_training_the_result_says_what_was_trained_on(tiny_corpus, tmp_path, model):
     options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
     results = evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True).results
     rows = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
@@ -62,9 +62,7 @@ def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, t
     assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
-def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(
-    tiny_corpus: Path, tmp_path: Path, model: Path
-) -> None:
+def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(tiny_corpus, tmp_path, model):
     trials = str(tiny_corpus / "trials.txt")
     options = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"]
     config = configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials)
@@ -87,7 +85,7 @@ def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
-def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus, tmp_path, model):
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
     options = ["--score_norm", "s", "--cohort_list", str(cohort), "--evaluation.cohort_path", str(tiny_corpus)]
@@ -95,7 +93,7 @@ def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp
     assert any("spk08, spk09" in warning for warning in warnings)
 
 
-def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus, tmp_path, model):
     def score(*options: str):
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
         evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True)
@@ -110,9 +108,7 @@ def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Pat
     assert torch.equal(score()[0], crops)
 
 
-def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
-    tiny_corpus: Path, tmp_path: Path, model: Path
-) -> None:
+def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(tiny_corpus, tmp_path, model):
     pairs = tmp_path / "pairs.txt"
     lines = (tiny_corpus / "trials.txt").read_text().splitlines()[:20]
     pairs.write_text("".join(line.partition(" ")[2] + "\n" for line in lines))
@@ -155,16 +151,12 @@ def short_run(corpus: Path, folder: Path, *options: str) -> int:
     return main(["train", "--config", "small_data.yaml", *lists, *short, *quick, *options])
 
 
-def evaluations(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "evaluation"]
-
-
-def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus: Path, tmp_path: Path) -> None:
+def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus, tmp_path):
     """The reported trials choose nothing: no epoch, no threshold; and they are scored in float32."""
     assert short_run(tiny_corpus, tmp_path, "--mixed-precision", "bf16", "--test_interval", "1") == 0
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [one["precision"] for one in evaluations(tmp_path)] == ["bf16", "bf16"]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [one["precision"] for one in lines if one["kind"] == "evaluation"] == ["bf16", "bf16"]
     assert results["precision"] == "float32"
     assert results["backend"]["embedding"] == "whole"
     assert not any("chosen on this very list" in one or "calibration" in one for one in results.get("warnings", []))
@@ -173,7 +165,7 @@ def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus: Path, tmp_path: Pa
     assert not kept.get("calibration") and not kept.get("thresholds")
 
 
-def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus: Path) -> None:
+def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus):
     listed = {"train_list": str(tiny_corpus / "train_list.txt"), "test_list": str(tiny_corpus / "trials.txt")}
 
     def inputs(seed: int) -> Inputs:
@@ -194,9 +186,7 @@ def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus: Path) -> None:
         _ = Inputs(replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")).validation
 
 
-def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(
-    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(tiny_corpus, tmp_path, capsys):
     """Its header is whole: only decoding finds it, which would be after the last epoch."""
     corpus = tmp_path / "corpus"
     shutil.copytree(tiny_corpus, corpus)
@@ -213,9 +203,7 @@ def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(
-    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(tiny_corpus, tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("speakernet.assembly.runs.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
     assert short_run(tiny_corpus, tmp_path / "run") == 1

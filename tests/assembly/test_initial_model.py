@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from speakernet.assembly import fine_tuning
 from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
 from speakernet.cli import load_configuration, main
+from speakernet.data.lists import read_trials
+from speakernet.evaluation.files import Evaluation
+from speakernet.evaluation.results import Results
+from speakernet.evaluation.speakers import speakers_of
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -33,7 +38,7 @@ FIT = {"inputs": ["score"], "weights": [2.0], "offset": 0.1, "prior": 0.5, "back
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def given(tmp_path_factory):
     """A model file of nobody's default: other front end, size, width; with a mean and a threshold of its own data."""
     torch.manual_seed(5)
     options = {"channels": 8, "blocks": [1, 1, 1, 1], "stem_stride": 2}
@@ -53,7 +58,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture()
-def recipe(tiny_corpus: Path, tmp_path: Path) -> Path:
+def recipe(tiny_corpus, tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE.format(root=tiny_corpus))
     return path
@@ -68,7 +73,7 @@ def results_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "results.json").read_text())
 
 
-def test_the_file_alone_says_which_network_it_is(given: Path, recipe: Path) -> None:
+def test_the_file_alone_says_which_network_it_is(given, recipe):
     loaded = load_configuration(["--config", str(recipe), "--initial_model", str(given)])
     config = loaded.config
     assert (config.model.name, config.model.pooling, config.model.embedding_dim) == ("ResNet", "ASP", 24)
@@ -80,9 +85,7 @@ def test_the_file_alone_says_which_network_it_is(given: Path, recipe: Path) -> N
     assert scored.config.model.name != "ResNet"
 
 
-def test_fine_tuning_leaves_a_model_of_its_own(
-    given: Path, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fine_tuning_leaves_a_model_of_its_own(given, recipe, tmp_path, caplog):
     caplog.set_level("INFO")
     before = given.read_bytes()
     run = tmp_path / "run"
@@ -105,9 +108,7 @@ def test_fine_tuning_leaves_a_model_of_its_own(
     assert given.read_bytes() == before
 
 
-def test_a_run_that_gains_nothing_keeps_the_given_weights_and_says_so(
-    given: Path, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_gains_nothing_keeps_the_given_weights_and_says_so(given, recipe, tmp_path, caplog):
     run = tmp_path / "run"
     # A step that cannot change anything that is scored.
     assert train(recipe, given, run, "--lr", "1e-12", "--training.freeze_norm_statistics", "true") == 0
@@ -122,6 +123,16 @@ def test_a_run_that_gains_nothing_keeps_the_given_weights_and_says_so(
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
+def test_an_initial_model_that_is_better_on_the_reported_list_is_warned_of(given, recipe, tiny_corpus, monkeypatch):
+    trials = read_trials(tiny_corpus / "trials.txt")
+    monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: trials.labels.astype(float))
+    config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
+    scored = Evaluation(trials, -1.0 * trials.labels, Results(eer_percent=100.0), None, None, speakers_of(trials))
+    summary = {"initial_eer_percent": 9.0, "best_eer_percent": 8.0, "best_epoch": 2, "best_stage": ""}
+    results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
+    assert "the initial model is better than best.pt by 100.000" in results.warnings[0]
+
+
 MISTAKES = {
     "embedding": (["--nOut", "32"], ["model.embedding_dim is 24 in the file, 32 in the configuration"]),
     "front end": (["--frontend.name", "log_mel"], ["frontend.name is fbank in the file, log_mel"]),
@@ -133,9 +144,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_contradicts_the_file_is_refused_by_name(
-    mistake: str, given: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_contradicts_the_file_is_refused_by_name(mistake, given, recipe, tmp_path, capsys):
     options, expected = MISTAKES[mistake]
     assert train(recipe, given, tmp_path / "run", *options) == 1
     message = capsys.readouterr().err

@@ -4,7 +4,6 @@ import builtins
 import io
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture()
-def opened(lists: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(lists, monkeypatch):
     """The names of the lists, each as often as its file is opened while the test runs."""
     found: list[str] = []
     original = open
@@ -50,7 +49,7 @@ def opened(lists: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture()
-def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def looked_up(monkeypatch):
     """The number of names of each list whose headers are read, or taken from the disk."""
     found: list[int] = []
     build = sources.build_lookup_table
@@ -64,7 +63,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture()
-def lists(tiny_corpus: Path, tmp_path: Path) -> Path:
+def lists(tiny_corpus, tmp_path):
     """A folder with a training list, a validation list and a test list of its own names."""
     trials = (tiny_corpus / "trials.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.txt").write_bytes((tiny_corpus / "train_list.txt").read_bytes())
@@ -90,9 +89,7 @@ def loaded(lists: Path, corpus: Path, *options: str) -> LoadedConfig:
     return load_config([f"--config={recipe}", *paths, f"--data.validation_path={corpus}", *options])
 
 
-def test_a_run_reads_every_list_once(
-    lists: Path, tiny_corpus: Path, opened: list[str], looked_up: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_reads_every_list_once(lists, tiny_corpus, opened, looked_up, caplog):
     caplog.set_level("INFO", "speakernet")
     train_experiment(loaded(lists, tiny_corpus))
     assert sorted(opened) == ["test.txt", "train.txt", "validation.txt"]
@@ -102,7 +99,7 @@ def test_a_run_reads_every_list_once(
     assert (lists / "run" / "large_margin" / "best.pt").is_file() and (lists / "run" / "report.html").is_file()
 
 
-def test_scoring_reads_one_list(lists: Path, tiny_corpus: Path, opened: list[str], looked_up: list[int]) -> None:
+def test_scoring_reads_one_list(lists, tiny_corpus, opened, looked_up):
     model = lists / "model.pt"
     write_checkpoint(model, model_file_contents(small_network("ResNet"), loss_normalizes=True))
     plain = ["--evaluation.subtract_mean=false", "--evaluation.score_norm=none", f"--training.initial_model={model}"]
@@ -110,7 +107,7 @@ def test_scoring_reads_one_list(lists: Path, tiny_corpus: Path, opened: list[str
     assert opened == ["test.txt"] and looked_up == [15]
 
 
-def test_two_names_of_a_list(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_names_of_a_list(tiny_corpus, monkeypatch):
     monkeypatch.chdir(tiny_corpus)
     config = replaced(Config(), data={"train_list": "train_list.txt", "test_list": str(tiny_corpus / "trials.txt")})
     inputs = Inputs(config, CPU)
@@ -121,7 +118,7 @@ def test_two_names_of_a_list(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch)
     assert inputs.training.table is inputs.training.source.lookup_table(inputs.training.rows.paths)
 
 
-def test_paths_follow_their_lists() -> None:
+def test_paths_follow_their_lists():
     given = {"train_list": "a/train.txt", "test_list": "b/test.txt", "test_path": "c"}
     data = with_default_paths(replaced(Config(), data=given)).data
     assert (data.train_path, data.test_path) == ("a", "c")
@@ -134,7 +131,7 @@ NAMES = [f"s{speaker}/{utterance}.wav" for speaker in range(2) for utterance in 
 
 
 @pytest.fixture(scope="module")
-def disks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def disks(tmp_path_factory):
     """The same six utterances as files, packed whole and packed in parts; and packed with one that is another."""
     root = tmp_path_factory.mktemp("disks")
     for row, name in enumerate(NAMES):
@@ -162,7 +159,7 @@ def found_by(disks: Path, audio: str) -> dict[str, str]:
 
 
 @pytest.fixture()
-def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str], dict[str, str]], None]:
+def beside(monkeypatch):
     """Compare as rank 0 with another rank."""
 
     def agree(own: dict[str, str], other: dict[str, str]) -> None:
@@ -176,7 +173,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str], dict[st
     return agree
 
 
-def test_copies_of_a_corpus(disks: Path, beside: Callable) -> None:
+def test_copies_of_a_corpus(disks, beside):
     beside(found_by(disks, "whole"), found_by(disks, "parts"))
     beside(
         found_by(disks, "files"), found_by(disks, "altered")
@@ -191,7 +188,7 @@ def test_copies_of_a_corpus(disks: Path, beside: Callable) -> None:
         ("files", "whole", "audio of data.test_path"),
     ],
 )
-def test_another_corpus_is_refused(disks: Path, beside: Callable, left: str, right: str, option: str) -> None:
+def test_another_corpus_is_refused(disks, beside, left, right, option):
     with pytest.raises(ValueError, match=option):
         beside(found_by(disks, left), found_by(disks, right))
 
@@ -205,9 +202,7 @@ def build(corpus: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, rank: 
     return build_training_loader(config, Inputs(config, CPU))
 
 
-def test_shares_of_a_batch(
-    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     whole = list(build(tiny_corpus, monkeypatch, 1, 0, "--data.batch_size", "8"))
     ranks = [list(build(tiny_corpus, monkeypatch, 3, rank, "--data.batch_size", "8")) for rank in range(3)]
@@ -227,6 +222,6 @@ def test_shares_of_a_batch(
         ["--data.batch_size", "2", "--data.utterances_per_speaker", "3", "--loss.name", "angleproto"],
     ],
 )
-def test_fewer_utterances_than_ranks(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+def test_fewer_utterances_than_ranks(tiny_corpus, monkeypatch, options):
     with pytest.raises(ValueError, match=rf"data\.batch_size is {options[1]} "):
         build(tiny_corpus, monkeypatch, 3, 0, *options)

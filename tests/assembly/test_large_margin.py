@@ -47,7 +47,7 @@ class Evaluated:
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_report(monkeypatch):
     """What comes after training takes longer than these runs."""
     leave_out_the_report(monkeypatch)
 
@@ -59,7 +59,7 @@ def leave_out_the_report(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(tiny_corpus, tmp_path_factory):
     """The folder of a run that nothing stopped."""
     run = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +69,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def stages(monkeypatch):
     """What each stage is built with, and what is still `alive` of the first when the second begins."""
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = runs.build_training_loader
@@ -102,9 +102,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_own(
-    tiny_corpus: Path, tmp_path: Path, stages: dict[str, Any]
-) -> None:
+def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_own(tiny_corpus, tmp_path, stages):
     run = tmp_path / "run"
     train_experiment(loaded(tiny_corpus, run, "--training.ema_decay", "0.9", "--data.device_resident", "on"))
     assert "resident corpus" in dict(stages["parts"]) and stages["alive"] == []
@@ -144,24 +142,16 @@ def train_until_killed(config: LoadedConfig, monkeypatch: pytest.MonkeyPatch, ki
         train_experiment(config)
 
 
-def assert_same_end(run: Path, straight: Path) -> None:
-    """Both second stages ended with the same bits."""
-    one, other = (
-        torch.load(folder / "large_margin" / "last.pt", weights_only=True)["training"] for folder in (straight, run)
-    )
+@pytest.mark.parametrize("killed_at", [0, 5], ids=["between the stages", "second epoch"])
+def test_a_killed_second_stage_goes_on_to_the_same_bits(tiny_corpus, straight, tmp_path, monkeypatch, killed_at):
+    killed = tmp_path / "killed"
+    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, killed_at)
+    torch.manual_seed(123)
+    train_experiment(loaded(tiny_corpus, killed))
+    names = [folder / "large_margin" / "last.pt" for folder in (straight, killed)]
+    one, other = (torch.load(name, weights_only=True)["training"] for name in names)
     assert one["state"]["step"] == other["state"]["step"] == 8
     for part in ("net", "loss"):
         for key, value in one[part].items():
             if isinstance(value, torch.Tensor):
                 assert torch.equal(value, other[part][key]), key
-
-
-@pytest.mark.parametrize("killed_at", [0, 5], ids=["between the stages", "second epoch"])
-def test_a_killed_second_stage_goes_on_to_the_same_bits(
-    tiny_corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
-    killed = tmp_path / "killed"
-    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, killed_at)
-    torch.manual_seed(123)
-    train_experiment(loaded(tiny_corpus, killed))
-    assert_same_end(killed, straight)

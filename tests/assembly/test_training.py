@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet.assembly import training
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.fine_tuning import train_large_margin_stage
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.training import (
-    FEWEST_SPEAKERS,
-    build_loss,
-    build_model,
-    build_trainer,
-    choose_sharding,
-    refuse_impossible,
-)
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import replaced
@@ -31,11 +24,6 @@ from tests.tiny_recipe import recipe_of
 CPU = torch.device("cpu")
 UTTERANCES, BATCH_SIZE = 32, 8
 """Of the corpus: four batches."""
-
-
-@pytest.fixture()
-def corpus(tiny_corpus: Path) -> Path:
-    return tiny_corpus
 
 
 def tiny_config(corpus: Path, **sections) -> Config:
@@ -52,9 +40,9 @@ def tiny_config(corpus: Path, **sections) -> Config:
 def ready(config: Config, folder: Path, validate=lambda net: {"eer_percent": 10.0}, **options):
     torch.manual_seed(0)
     loader = build_training_loader(config, Inputs(config, CPU))
-    net, loss = build_model(config), build_loss(config, loader.num_classes)
-    refuse_impossible(config, net, CPU)
-    return build_trainer(config, net, loss, loader, lambda: validate(net), folder, CPU, **options), net, loss
+    net, loss = training.build_model(config), training.build_loss(config, loader.num_classes)
+    training.refuse_impossible(config, net, CPU)
+    return training.build_trainer(config, net, loss, loader, lambda: validate(net), folder, CPU, **options), net, loss
 
 
 @pytest.mark.parametrize(
@@ -71,8 +59,8 @@ def ready(config: Config, folder: Path, validate=lambda net: {"eer_percent": 10.
     ],
     ids=["memory", "averages", "gradient_cache", "profiling"],
 )
-def test_options_work_together(corpus: Path, tmp_path: Path, sections: dict):
-    trainer, net, _ = ready(tiny_config(corpus, **sections), tmp_path)
+def test_options_work_together(tiny_corpus, tmp_path, sections):
+    trainer, net, _ = ready(tiny_config(tiny_corpus, **sections), tmp_path)
     before = net.embedding.weight.detach().clone()
     trainer.train()
     assert not torch.equal(before, net.embedding.weight)
@@ -80,10 +68,8 @@ def test_options_work_together(corpus: Path, tmp_path: Path, sections: dict):
         assert list((tmp_path / "profile").iterdir())
 
 
-def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    config = tiny_config(corpus, training={"max_epochs": 1, "save_steps": 1})
+def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(tiny_corpus, tmp_path, caplog):
+    config = tiny_config(tiny_corpus, training={"max_epochs": 1, "save_steps": 1})
     stopped, _, _ = ready(config, tmp_path)
     stopped.stop.number = signal.SIGINT
     with pytest.raises(Interrupted):
@@ -96,19 +82,17 @@ def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(
     assert resumed.state.step == 1 + len(resumed.loader) and resumed.state.utterances == BATCH_SIZE + UTTERANCES
 
 
-def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    config = tiny_config(corpus, training={"max_epochs": 1})
+def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tiny_corpus, tmp_path, caplog):
+    config = tiny_config(tiny_corpus, training={"max_epochs": 1})
     trainer, _, _ = ready(config, tmp_path)
     trainer.train()
-    lines = (corpus / "train_list.txt").read_text().splitlines()
+    lines = (tiny_corpus / "train_list.txt").read_text().splitlines()
     renamed, turned = tmp_path / "renamed.txt", tmp_path / "turned.txt"
     renamed.write_text("".join(f"z{9 - int(line[4])} {line.split()[1]}\n" for line in lines))
     turned.write_text("".join(f"{line}\n" for line in reversed(lines)))
 
     def resumed(path: Path, **sections):
-        return ready(replaced(tiny_config(corpus, **sections), data={"train_list": str(path)}), tmp_path)
+        return ready(replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path)
 
     with pytest.raises(CheckpointError, match="trained with other speakers, or other names of them"):
         resumed(renamed)[0].train()
@@ -141,20 +125,16 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(
         ({"runtime": {"compile": "on", "device": "cpu", "compile_mode": "max-autotune"}}, "max-autotune has no effect"),
     ],
 )
-def test_options_that_do_nothing_are_told(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, sections: dict, told: str
-):
-    ready(tiny_config(corpus, **sections), tmp_path)
+def test_options_that_do_nothing_are_told(tiny_corpus, tmp_path, caplog, sections, told):
+    ready(tiny_config(tiny_corpus, **sections), tmp_path)
     assert told in caplog.text
 
 
-def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_path, caplog):
     """A first stage that went on wrote its worse model over the better one of its margin stage."""
     caplog.set_level("INFO", "speakernet")
     more = {"large_margin_epochs": 1, "large_margin_crop_frames": 70, "test_interval": 1}
-    config = tiny_config(corpus, training={"max_epochs": 1, **more})
+    config = tiny_config(tiny_corpus, training={"max_epochs": 1, **more})
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
     parts = (config, net, loss, Inputs(config, CPU))
@@ -165,12 +145,12 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
     train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert "EER 5.00 %; best.pt is its model already" in caplog.text
     assert "--training.large_margin_epochs 11" in caplog.text
-    longer = tiny_config(corpus, training={"max_epochs": 2, **more})
+    longer = tiny_config(tiny_corpus, training={"max_epochs": 2, **more})
     on, _, _ = ready(longer, tmp_path, lambda net: {"eer_percent": 7.0})
     summary = on.train()
     assert (tmp_path / "best.pt").read_bytes() == better
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (5.0, 1, "large-margin stage")
-    longest = tiny_config(corpus, training={"max_epochs": 3, **more})
+    longest = tiny_config(tiny_corpus, training={"max_epochs": 3, **more})
     further, _, _ = ready(longest, tmp_path, lambda net: {"eer_percent": 4.0})
     summary = further.train()
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (4.0, 3, "")
@@ -198,23 +178,21 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
         ({"runtime": {"precision": "fp16"}}, "fp16"),
     ],
 )
-def test_impossible_combinations_are_refused(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch, sections: dict, message: str
-):
+def test_impossible_combinations_are_refused(tiny_corpus, monkeypatch, sections, message):
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setattr("speakernet.assembly.training.shutil.which", lambda name: None)
-    config = tiny_config(corpus, **sections)
+    config = tiny_config(tiny_corpus, **sections)
     with pytest.raises(ValueError, match=message):
-        refuse_impossible(config, build_model(config), CPU)
+        training.refuse_impossible(config, training.build_model(config), CPU)
 
 
-def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path, tmp_path: Path):
+def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(tiny_corpus, tmp_path):
     written = tmp_path / "config.yaml"
 
     def start(**sections: Any) -> bool:
         """Whether a start has written its configuration."""
         before = written.read_text() if written.exists() else ""
-        ready(tiny_config(corpus, **sections), tmp_path)[0].train()
+        ready(tiny_config(tiny_corpus, **sections), tmp_path)[0].train()
         return written.read_text() != before
 
     assert start(training={"max_epochs": 1})
@@ -227,30 +205,32 @@ def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path,
     assert not start(training={"max_epochs": 1})
 
 
-def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog):
     """In oneDNN the process ended there; long crops, on which it did, train."""
     narrow = {"options": {"channels": 8, "blocks": [1, 1]}}
     for layout in ("auto", "on"):
-        config = tiny_config(corpus, model=narrow, data={"crop_frames": 300}, runtime={"channels_last": layout})
+        config = tiny_config(tiny_corpus, model=narrow, data={"crop_frames": 300}, runtime={"channels_last": layout})
         trainer, net, _ = ready(config, tmp_path / layout)
         assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
         trainer.train()
     assert "oneDNN crashes" in caplog.text
     # Compiled code is in channels_last by itself.
     caplog.set_level("INFO", "speakernet")
-    trainer, _, _ = ready(tiny_config(corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}), tmp_path)
+    trainer, _, _ = ready(
+        tiny_config(tiny_corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}), tmp_path
+    )
     assert trainer.step.compiler.options is None and "crash in oneDNN" in caplog.text
     with pytest.raises(ValueError, match="fewer than 16 channels"):
-        ready(tiny_config(corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
-    wide = build_model(tiny_config(corpus))
+        ready(tiny_config(tiny_corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
+    wide = training.build_model(tiny_config(tiny_corpus))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
 
 
 @pytest.mark.parametrize(
     ("options", "speakers", "processes", "is_shared", "reason"),
     [
-        (AAMSoftmaxOptions(), FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
-        (AAMSoftmaxOptions(), FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
+        (AAMSoftmaxOptions(), training.FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
+        (AAMSoftmaxOptions(), training.FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
         (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as asked"),
         (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
         (CombinedOptions(), 10**6, 8, True, "1,000,000 speakers on 8 processes"),
@@ -258,7 +238,7 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
     ],
 )
 def test_choices_have_reasons(options, speakers, processes, is_shared, reason):  # type: ignore[no-untyped-def]
-    choice = choose_sharding(options, speakers, processes)
+    choice = training.choose_sharding(options, speakers, processes)
     assert choice.value is is_shared and reason in choice.reason
 
 
@@ -280,7 +260,7 @@ def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
     return list(made)
 
 
-def test_labels_speeds_and_warps_of_a_batch_belong_together(tiny_corpus: Path) -> None:
+def test_labels_speeds_and_warps_of_a_batch_belong_together(tiny_corpus):
     made = loader(tiny_corpus)
     assert made.num_classes == 8 * 6
     as_recorded = epoch(loader(tiny_corpus, augment={"enabled": False}))
@@ -294,17 +274,17 @@ def test_labels_speeds_and_warps_of_a_batch_belong_together(tiny_corpus: Path) -
         assert same == (voices % 2 == 0).tolist()
 
 
-def test_the_last_epochs_are_as_recorded_with_the_head_of_all_voices(tiny_corpus: Path) -> None:
+def test_the_last_epochs_are_as_recorded_with_the_head_of_all_voices(tiny_corpus):
     made = loader(tiny_corpus, augment={"real_epochs": 1})
     assert made.num_classes == 48
     assert any(batch.labels.max() >= 8 for batch in epoch(made, 2))
     assert all(batch.labels.max() < 8 and not batch.warps.any() for batch in epoch(made, 3))
 
 
-def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
+def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
     with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: "):
-        refuse_impossible(too_long, build_model(too_long), CPU)
+        training.refuse_impossible(too_long, training.build_model(too_long), CPU)
     stage = voiced_config(
         tiny_corpus,
         augment={"warp_factors": [0.9, 1.1], "real_share": "auto"},
@@ -312,7 +292,7 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
         training={"large_margin_epochs": 1},
     )
     with pytest.raises(ConfigError, match=r"warp_factors: \[0\.9, 1\.1\].*add 1\.0 to the factors"):
-        refuse_impossible(stage, build_model(stage), CPU)
+        training.refuse_impossible(stage, training.build_model(stage), CPU)
     samples = {"name": "RawNet3", "options": {"channels": 64}}
     with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
-        build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))
+        training.build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))

@@ -12,6 +12,8 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
 
+LISTS = {"trials": "trials", "training": "train_list", "validation": "held_out"}
+
 
 def make_trials(path, num_speakers=12, utterances=4):
     names = [f"dev/s{speaker:02d}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)]
@@ -52,12 +54,8 @@ def make_run(folder, trials, noise=1.2, seed=1):
         "date": "2026-01-02 10:20",
         "checkpoint": {"path": str(folder / "best.pt"), "sha256": "c" * 64},
         "lists": [
-            {"role": role, "name": f"{name}.txt", "sha256": letter * 64}
-            for role, name, letter in (
-                ("trials", "trials", "0"),
-                ("training", "train_list", "1"),
-                ("validation", "held_out", "2"),
-            )
+            {"role": role, "name": f"{name}.txt", "sha256": str(number) * 64}
+            for number, (role, name) in enumerate(LISTS.items())
         ],
         "machine": {"cpu": "a processor", "memory_bytes": 2**33},
         "command": "trainSpeakerNet.py --config <exp01.yaml> --save_path " + "exps/long_name_" * 12,

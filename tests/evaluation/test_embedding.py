@@ -16,23 +16,13 @@ from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import StringTable, TrialList, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
-from speakernet.evaluation import embedding
+from speakernet.evaluation import embedding, slices
 from speakernet.evaluation import embedding as module
 from speakernet.evaluation.embedding import Embedder, embed_utterances, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
 from speakernet.evaluation.metrics import eer, min_dcf
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Backend
-from speakernet.evaluation.slices import (
-    DURATION_EDGES_SECONDS,
-    FRAME_SECONDS,
-    all_slices,
-    column_slicings,
-    read_metadata,
-    slice_results,
-    usable_columns,
-    value_slicing,
-)
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.evaluation.sweep import KINDS, DegradedSource, run_sweep, sweep_steps
 from speakernet.models.speaker_net import SpeakerNet
@@ -163,7 +153,7 @@ def test_a_subset_is_fixed_and_keeps_the_share_of_targets(tiny_corpus):
 
 
 RATE = 16000
-FRAME = round(FRAME_SECONDS * RATE)
+FRAME = round(slices.FRAME_SECONDS * RATE)
 LONG_MINUTES = 10
 WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
 
@@ -272,7 +262,9 @@ def scores_of(trials, random):
 
 def test_duration_groups_by_the_shorter_side(random):
     trials = some_trials(2, 2)
-    slicing = value_slicing("duration", np.array([1.0, 2.0, 5.0, 30.0]), trials, DURATION_EDGES_SECONDS, " s")
+    slicing = slices.value_slicing(
+        "duration", np.array([1.0, 2.0, 5.0, 30.0]), trials, slices.DURATION_EDGES_SECONDS, " s"
+    )
     # trials: 0-1 0-2 0-3 1-2 1-3 2-3; an edge belongs to what is above it
     assert slicing.labels == ["under 2 s", "2 to 4 s", "4 to 6 s"]
     assert slicing.groups.tolist() == [0, 0, 0, 1, 1, 2]
@@ -281,8 +273,8 @@ def test_duration_groups_by_the_shorter_side(random):
 def test_each_slice_is_evaluated_as_a_list_of_its_own(random):
     trials = some_trials()
     scores, seconds = scores_of(trials, random), random.uniform(1, 12, len(trials.names))
-    slicing = value_slicing("duration", seconds, trials, DURATION_EDGES_SECONDS, " s")
-    result = slice_results(slicing, trials, scores, speakers_of(trials), 20, 0)
+    slicing = slices.value_slicing("duration", seconds, trials, slices.DURATION_EDGES_SECONDS, " s")
+    result = slices.slice_results(slicing, trials, scores, speakers_of(trials), 20, 0)
     assert sum(row.num_trials for row in result.rows) == len(trials)
     compared = 0
     for group, row in enumerate(result.rows):
@@ -300,9 +292,9 @@ def test_each_slice_is_evaluated_as_a_list_of_its_own(random):
 def test_what_a_speaker_never_changes_borrows_the_targets_for_the_different_side(random):
     trials = some_trials()
     gender = ["f" if int(name[1]) % 2 else "m" for name in trials.names]
-    same, both = column_slicings("gender", gender, trials)
+    same, both = slices.column_slicings("gender", gender, trials)
     scores = scores_of(trials, random)
-    result = slice_results(same, trials, scores, speakers_of(trials), 10, 0)
+    result = slices.slice_results(same, trials, scores, speakers_of(trials), 10, 0)
     different = (same.groups == 1) | (trials.labels == 1)
     assert not trials.labels[same.groups == 1].any()
     assert result.rows[1].eer_percent == pytest.approx(eer(scores[different], trials.labels[different]))
@@ -313,16 +305,16 @@ def test_what_a_speaker_never_changes_borrows_the_targets_for_the_different_side
 def test_numbers_are_cut_into_thirds_and_names_are_refused():
     trials = some_trials()
     ages = [str(20 + row) for row in range(len(trials.names))]
-    (slicing,) = column_slicings("age", ages, trials)
+    (slicing,) = slices.column_slicings("age", ages, trials)
     assert len(slicing.labels) == 3 and np.bincount(slicing.groups).min() > len(trials) / 5
     words = [f"w{row}" for row in range(len(trials.names))]
     with pytest.raises(ValueError, match="'file' has 24 different values"):
-        column_slicings("file", words, trials)
+        slices.column_slicings("file", words, trials)
     columns = {"age": ages, "file": words, "all": ["x"] * 24, "room": ["a", "b"] * 12}
-    assert usable_columns(columns) == ["age", "room"]
+    assert slices.usable_columns(columns) == ["age", "room"]
 
 
-@pytest.mark.parametrize("read", [read_speaker_table, lambda path: read_metadata(path, ["a"])])
+@pytest.mark.parametrize("read", [read_speaker_table, lambda path: slices.read_metadata(path, ["a"])])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -343,9 +335,9 @@ def test_a_damaged_table_is_named(read, content, message, tmp_path):
 def test_metadata_that_lacks_utterances_or_the_path_is_told(tmp_path):
     path = tmp_path / "meta.csv"
     path.write_text("path,speaker,gender\na.wav,s,f\n")
-    assert read_metadata(path, ["a.wav"]) == {"gender": ["f"]}
+    assert slices.read_metadata(path, ["a.wav"]) == {"gender": ["f"]}
     with pytest.raises(ValueError, match=r"lacks 11 utterances of the list: u0, "):
-        read_metadata(path, ["a.wav", *(f"u{row}" for row in range(11))])
+        slices.read_metadata(path, ["a.wav", *(f"u{row}" for row in range(11))])
 
 
 @pytest.fixture(scope="module")
@@ -362,12 +354,12 @@ def test_all_slices_reads_what_was_asked_for(audio, random):
     trials = some_trials(2, 2)
     speakers, source = speakers_of(trials), open_source(audio)
     options = EvaluationOptions(slices=["duration", "snr"])
-    found = all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
+    found = slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
     assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
     assert [row.label for row in found[0].rows] == ["under 2 s", "2 to 4 s"]
     with pytest.raises(ValueError, match="'durations' is none of duration, snr"):
         options = EvaluationOptions(slices=["durations"])
-        all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
+        slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
 
 
 def test_noise_has_the_ratio_it_names_and_is_the_same_noise_at_every_amount(steps, random):

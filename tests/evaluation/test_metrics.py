@@ -15,15 +15,6 @@ from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.scoring import (
-    blocked_cosine_scores,
-    cohort_statistics,
-    cosine_scores,
-    highest,
-    mean_distance_scores,
-    mean_embeddings,
-    normalize_scores,
-)
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.random import numpy_generator
 
@@ -141,38 +132,35 @@ def trial_list(rows):
     return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
 
 
-def measured(trials, scores):
-    return figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
-
-
 @pytest.mark.parametrize("num_trials", [50, 5000])
 def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random, num_trials):
     embeddings = random.normal(size=(40, 16)).astype(np.float32)
     enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
-    units = mean_embeddings(embeddings)
+    units = scoring.mean_embeddings(embeddings)
     expected = [
         embeddings[a] @ embeddings[b] / np.linalg.norm(embeddings[a]) / np.linalg.norm(embeddings[b])
         for a, b in zip(enrol, test, strict=True)
     ]
-    np.testing.assert_allclose(cosine_scores(units, enrol, test), expected, atol=1e-5)
+    np.testing.assert_allclose(scoring.cosine_scores(units, enrol, test), expected, atol=1e-5)
 
 
 def test_scores_in_blocks_on_a_device_are_those_of_the_host(random, monkeypatch):
     """An accelerator's way, here on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
-    units = mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
-    cohort = mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
+    units = scoring.mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
+    cohort = scoring.mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
     enrol, test = random.integers(0, 50, (2, 900)).astype(np.int32)
+    highest = scoring.highest
     monkeypatch.setattr(scoring, "DEVICE_BLOCK_BYTES", 2 * 4 * 16 * 128)
-    raw = blocked_cosine_scores(units, enrol, test, "cpu")
-    np.testing.assert_allclose(raw, cosine_scores(units, enrol, test), atol=1e-6)
-    expected = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, 7), "as")
+    raw = scoring.blocked_cosine_scores(units, enrol, test, "cpu")
+    np.testing.assert_allclose(raw, scoring.cosine_scores(units, enrol, test), atol=1e-6)
+    expected = scoring.normalize_scores(raw, enrol, test, scoring.cohort_statistics(units, cohort, 7), "as")
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "highest", lambda *given, is_on_host: highest(*given, is_on_host=False))
-        found = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, 7), "as")
+        found = scoring.normalize_scores(raw, enrol, test, scoring.cohort_statistics(units, cohort, 7), "as")
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    assert len(blocked_cosine_scores(units, enrol[:0], test[:0], "cpu")) == 0
+    assert len(scoring.blocked_cosine_scores(units, enrol[:0], test[:0], "cpu")) == 0
     with pytest.raises(ValueError, match="rows beyond the 50 embeddings"):
-        blocked_cosine_scores(units, np.array([0]), np.array([50]), "cpu")
+        scoring.blocked_cosine_scores(units, np.array([0]), np.array([50]), "cpu")
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -184,17 +172,17 @@ def test_mean_distance_equals_torch_cdist(random, normalize):
         -float(torch.cdist(table[a], table[b], compute_mode="donot_use_mm_for_euclid_dist").mean())
         for a, b in zip(enrol, test, strict=True)
     ]
-    scores = mean_distance_scores(crops.numpy(), enrol, test, normalize=normalize)
+    scores = scoring.mean_distance_scores(crops.numpy(), enrol, test, normalize=normalize)
     # the same crop against itself: rounding of 1 - 1 under a square root
     np.testing.assert_allclose(scores, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("method", ["z", "t", "s", "as"])
 def test_score_normalisation_equals_a_loop(random, method):
-    units = mean_embeddings(random.normal(size=(9, 8)).astype(np.float32))
-    cohort = mean_embeddings(random.normal(size=(30, 8)).astype(np.float32))
+    units = scoring.mean_embeddings(random.normal(size=(9, 8)).astype(np.float32))
+    cohort = scoring.mean_embeddings(random.normal(size=(30, 8)).astype(np.float32))
     enrol, test = random.integers(0, 9, (2, 60))
-    raw = cosine_scores(units, enrol, test)
+    raw = scoring.cosine_scores(units, enrol, test)
     top = 7 if method == "as" else None
     expected = []
     for score, a, b in zip(raw, enrol, test, strict=True):
@@ -203,7 +191,7 @@ def test_score_normalisation_equals_a_loop(random, method):
             against = np.sort([units[row] @ member for member in cohort])[::-1][:top]
             sides.append((score - np.mean(against)) / np.std(against))
         expected.append({"z": sides[0], "t": sides[1]}.get(method, np.mean(sides)))
-    found = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, top), method)
+    found = scoring.normalize_scores(raw, enrol, test, scoring.cohort_statistics(units, cohort, top), method)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -289,7 +277,7 @@ def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
     trials = trial_list(rows)
     scores = np.array([float(label) for label, *_ in rows])
     scores[:mistakes] = -1.0
-    result = measured(trials, scores)
+    result = figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
     assert (result.eer_interval_percent is None) == (not mistakes)
     assert result.min_dcf_interval is None or (None in result.min_dcf_interval.values()) == (not mistakes)
     assert note in result.interval_note
@@ -312,6 +300,6 @@ def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):
 @pytest.mark.parametrize("size", [1e-30, 1e20, 3e38])
 def test_embeddings_of_any_size_are_normalised(size):
     rows = np.ones((2, 8), dtype=np.float32)
-    plain = mean_embeddings(rows)
+    plain = scoring.mean_embeddings(rows)
     rows[0] *= np.float32(size)
-    np.testing.assert_allclose(mean_embeddings(rows), plain, rtol=1e-6)
+    np.testing.assert_allclose(scoring.mean_embeddings(rows), plain, rtol=1e-6)

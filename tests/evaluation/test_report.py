@@ -48,12 +48,6 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-def edit(path, **changes):
-    """Change a JSON file; None removes a key."""
-    values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
-
-
 @pytest.fixture()
 def trials(tmp_path):
     return make_trials(tmp_path / "trials.txt")

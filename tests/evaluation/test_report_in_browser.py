@@ -131,13 +131,3 @@ def test_page(pages, tmp_path, page, width, is_dark):
     )
     assert (background < 150 < 600 < ink) if is_dark else (ink < 200 < 600 < background)
     assert (letters > 400) if is_dark else (letters < 400)
-
-
-def test_measure_sees_an_overlap(pages, tmp_path):
-    root, _ = pages
-    text = (root / "first" / "report.html").read_text()
-    (root / "broken.html").write_text(text.replace(".tile {", ".tile { margin-right: -60px;", 1))
-    text = (root / "broken.html").read_text().replace("</style>", ".tile { width: 320px; }</style>")
-    (root / "broken.html").write_text(text.replace("</body>", "<script>1</script></body>"))
-    found, complaints = browse(pages, "broken.html", 1280, tmp_path / "profile", is_dark=False)
-    assert found["blocks"] and complaints

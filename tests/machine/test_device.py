@@ -24,7 +24,7 @@ from speakernet.machine.threads import in_lanes, lanes_of
 
 
 @pytest.fixture()
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+def gpus(monkeypatch):
     """A machine with two GPUs; the list has those that were made current."""
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -46,12 +46,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
         ({"gpu_id": 0}, 1, "cuda:0"),
     ],
 )
-def test_find_device(gpus: list[torch.device], options: dict, rank: int | None, expected: str) -> None:
+def test_find_device(gpus, options, rank, expected):
     assert find_device(MachineOptions(**options), rank) == torch.device(expected)
     assert gpus == [], "finding has no effect"
 
 
-def test_choose_device(gpus: list[torch.device], caplog: pytest.LogCaptureFixture) -> None:
+def test_choose_device(gpus, caplog):
     caplog.set_level(logging.INFO)
     assert choose_device(MachineOptions(gpu_id=1)) == torch.device("cuda:1")
     assert gpus == [torch.device("cuda:1")] and "cuda:1 (made-up 1)" in caplog.text
@@ -59,7 +59,7 @@ def test_choose_device(gpus: list[torch.device], caplog: pytest.LogCaptureFixtur
     assert "cpu (asked for)" in caplog.text and len(gpus) == 1
 
 
-def test_a_gpu_that_is_missing(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_missing(gpus, monkeypatch):
     with pytest.raises(ValueError, match=r"gpu_id: 2\b"):
         find_device(MachineOptions(gpu_id=2))
     with pytest.raises(ValueError, match="rank 2 "):
@@ -77,6 +77,7 @@ def test_a_gpu_that_is_missing(gpus: list[torch.device], monkeypatch: pytest.Mon
 def _torch_as_before():
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(4)
     yield
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
@@ -90,16 +91,14 @@ def applied(device: torch.device | None = None, **options: Any) -> dict[str, Any
     return optimize_torch_settings(MachineOptions(**options), device, varies_lengths=varies_lengths)
 
 
-def test_settings_are_applied() -> None:
+def test_settings_are_applied():
     settings = applied(deterministic=True, threads=1)
     assert torch.are_deterministic_algorithms_enabled() and settings["deterministic"] is True
     assert settings["threads"] == 1 == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("device", "bound"), [("cuda:1", True), ("cpu", False), (None, True)])
-def test_the_memory_bound_goes_to_the_chosen_gpu(
-    device: str | None, bound: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_memory_bound_goes_to_the_chosen_gpu(device, bound, monkeypatch, caplog):
     bounds: list[tuple] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
@@ -119,9 +118,7 @@ def test_the_memory_bound_goes_to_the_chosen_gpu(
         ({"deterministic": True}, False),
     ],
 )
-def test_convolutions_are_timed_if_their_shapes_come_again(
-    options: dict, benchmark: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convolutions_are_timed_if_their_shapes_come_again(options, benchmark, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert applied(torch.device("cuda:0"), **options)["cudnn_benchmark"] is benchmark
     with many_shapes():
@@ -130,7 +127,7 @@ def test_convolutions_are_timed_if_their_shapes_come_again(
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_for_convolutions_alone(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_for_convolutions_alone(tf32, monkeypatch):
     """Filters, pooling and heads are products of matrices, and keep all bits of float32."""
     torch.set_float32_matmul_precision("high")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -147,7 +144,7 @@ def test_tf32_is_for_convolutions_alone(tf32: bool, monkeypatch: pytest.MonkeyPa
         ({"memory_fraction": 7.0}, "memory_fraction"),
     ],
 )
-def test_settings_without_sense_are_refused(options: dict, message: str) -> None:
+def test_settings_without_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         applied(**options)
 
@@ -185,7 +182,7 @@ for script in json.loads(sys.argv[1]):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept and given back with glibc only")
-def test_page_faults() -> None:
+def test_page_faults():
     """In copies of a process whose memory no test has grown, without huge pages, each of which is one fault."""
     command = [sys.executable, "-c", OWNER, json.dumps(SCRIPTS)]
     environment = {**os.environ, HUGE_PAGES: "0"}
@@ -196,14 +193,6 @@ def test_page_faults() -> None:
     assert given_back >= 4 * 64 and kept < 64 / 4 and released > 64 / 2
     # By itself the C library usually keeps tensors of up to 32 MiB once it has freed one.
     assert returned >= 4 * 24
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_order_bounds_and_threads():

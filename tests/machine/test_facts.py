@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ UNLIMITED = {"cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
         ({}, "", Quota()),
     ],
 )
-def test_quota(tmp_path: Path, groups: dict[str, dict[str, object]], membership: str, expected: Quota) -> None:
+def test_quota(tmp_path, groups, membership, expected):
     for folder, files in groups.items():
         write(tmp_path / "cgroup" / folder, **files)
     write(tmp_path, membership=membership)
@@ -64,7 +63,7 @@ def test_quota(tmp_path: Path, groups: dict[str, dict[str, object]], membership:
 
 
 @pytest.fixture()
-def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def container(tmp_path, monkeypatch):
     """`docker run --cpus 1.5 --memory 8m`, seen from inside."""
     write(tmp_path / "cgroup", cpu__max="150000 100000", memory__max=8 << 20, memory__current=6 << 20)
     write(tmp_path, membership="0::/")
@@ -76,7 +75,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     system_info.cache_clear()
 
 
-def test_what_a_process_may_use(container: Path) -> None:
+def test_what_a_process_may_use(container):
     assert facts.usable_cores() == 1
     assert facts.usable_memory_bytes() == 2 << 20 and facts.total_memory_bytes() == 8 << 20
     write(container, cpu__max="6400000 100000", memory__current=9 << 20)
@@ -85,7 +84,7 @@ def test_what_a_process_may_use(container: Path) -> None:
     assert facts.usable_cores() == 1
 
 
-def test_everything_counts_cores_and_memory_here(container: Path) -> None:
+def test_everything_counts_cores_and_memory_here(container):
     assert free_shared_memory() <= 2 << 20
     assert BatchSizeFinder(torch.nn.Linear(2, 2), int, int).limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
     info = system_info()
@@ -111,9 +110,7 @@ def test_everything_counts_cores_and_memory_here(container: Path) -> None:
     ],
     ids=["x86", "Arm", "no /proc"],
 )  # fmt: skip
-def test_the_processor(
-    text: str, name: str, flags: set[str], bf16: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processor(text, name, flags, bf16, monkeypatch):
     monkeypatch.setattr(facts, "_text", lambda path: text)
     monkeypatch.setattr(facts.platform, "processor", lambda: "")
     monkeypatch.setattr(facts.platform, "machine", lambda: "aarch64")
@@ -125,7 +122,7 @@ def test_the_processor(
 
 
 @pytest.fixture()
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path, monkeypatch):
     """No GPU for torch, which is built for CUDA 13; the folder is the PATH and has the driver's file, if any."""
     monkeypatch.setattr(facts, "VERSION_FILE", tmp_path / "version")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -136,7 +133,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), ("something else", "")])
-def test_the_driver(machine: Path, text: str, version: str) -> None:
+def test_the_driver(machine, text, version):
     assert driver_version() == ""
     (machine / "version").write_text(text.format(version))
     assert driver_version() == version
@@ -146,9 +143,7 @@ def test_the_driver(machine: Path, text: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(("cuda", "found"), [("13.0", "built for CUDA 13.0"), (None, "built without CUDA")])
-def test_an_unusable_gpu(
-    machine: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cuda: str | None, found: str
-) -> None:
+def test_an_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
     """Training warns of it and so does the doctor, unless the CPU was asked for."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     (machine / "version").write_text(OPEN.format("535.129.03"))
@@ -175,7 +170,7 @@ def refuse(*arguments: object, **options: object) -> None:
     raise NVMLError("Not Supported")
 
 
-def test_failed_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_readings(tmp_path, monkeypatch, caplog):
     """Left out, and logged once; nothing ends because of them."""
     monkeypatch.setattr(facts, "_failed_readings", set())
     caplog.set_level(logging.INFO)

@@ -18,15 +18,8 @@ SECONDS = 240
 
 def ranks_environment(rank: int, count: int, port: int) -> dict[str, str]:
     """What torchrun sets, for processes on one machine."""
-    return {
-        **own_environment(),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-    }
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    return {**own_environment(), **{name: str(value) for name, value in ranks.items()}, "MASTER_ADDR": "localhost"}
 
 
 def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:

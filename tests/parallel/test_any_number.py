@@ -132,21 +132,22 @@ def started_again_elsewhere() -> bool:
 
 
 def three() -> dict[str, str]:
-    """In three processes: a run of one goes on; and batches that cannot be shared, or not evenly."""
+    """In three processes: a run of one and one of two go on; and batches that cannot be shared, or not evenly."""
     folder = Path.cwd()
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("speakernet").addHandler(handler)
     logging.getLogger("speakernet").setLevel("INFO")
-    train(folder, "half1-3", LAST_STEP)
+    for name in ("half1-3", "whole2-3"):
+        train(folder, name, LAST_STEP)
     given = load_config(["--config", "run.yaml", "--save_path", "refused", "--data.batch_size", "2"])
     with pytest.raises(ValueError) as caught:
         train_experiment(given)
     return {"small": str(caught.value), "said": "\n".join(said)}
 
 
-def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus, tmp_path):
     write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", CHANGES)
     for name, count in (("noise", 2), ("other_noise", 1)):
         (tmp_path / name / "noise" / "x").mkdir(parents=True)
@@ -154,12 +155,12 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
             write_audio(tmp_path / name / "noise" / "x" / f"{clip}.wav", np.full(16000, 0.1), 16000)
     first, second = in_several(__file__, "two", tmp_path)
     train(tmp_path, "half1", STEPS_OF_EPOCH + 4)
-    for name, count in (("half1", 3), ("whole2", 1)):
+    for name, count in (("half1", 3), ("whole2", 3), ("whole2", 1)):
         shutil.copytree(tmp_path / name, tmp_path / f"{name}-{count}")
     of_three = in_several(__file__, "three", tmp_path, count=3)
     train(tmp_path, "whole2-1", LAST_STEP)
     straight = outcome(tmp_path / "straight")
-    for name in ("half1-3", "whole2-1"):
+    for name in ("half1-3", "whole2-3", "whole2-1"):
         compare(name, outcome(tmp_path / name), straight)
     assert first == second
     assert first.pop("left") == "0" and first.pop("again") == "True"
@@ -174,7 +175,7 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
     for one in of_three:
         assert "data.batch_size" in one["small"] and "3 processes" in one["small"]
     assert "3 processes: 1 or 2 each" in of_three[0]["said"]
-    assert of_three[0]["said"].count("resumed from") == 1
+    assert of_three[0]["said"].count("resumed from") == 2
 
 
 def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:

@@ -3,7 +3,6 @@
 import json
 import socket
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -18,26 +17,13 @@ from speakernet.parallel import distributed, group
 from speakernet.parallel.distributed import Place, find_place, is_first, is_first_here, refuse_differences
 from speakernet.parallel.group import joined, launch, num_gpus
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "gpu07",
-    "MASTER_PORT": "29500",
-}
-SLURM = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "4,3",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+TORCHRUN |= {"MASTER_ADDR": "gpu07", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+SLURM |= {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "gpu[07-08]"}
 
 
-def test_variables_of_torchrun_and_slurm() -> None:
+def test_variables_of_torchrun_and_slurm():
     assert find_place(SLURM, 0) == Place(5, 7, 1, 3, "gpu07", 24711)
     assert find_place(SLURM, 1234) == Place(5, 7, 1, 3, "gpu07", 1234)
     assert find_place({**SLURM, "MASTER_PORT": "999", "MASTER_ADDR": "here"}, 0) == Place(5, 7, 1, 3, "here", 999)
@@ -56,7 +42,7 @@ def test_variables_of_torchrun_and_slurm() -> None:
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
     ],
 )
-def test_one_process(environment: dict[str, str]) -> None:
+def test_one_process(environment):
     assert find_place(environment, 0) is None
     assert is_first(environment)
 
@@ -72,12 +58,12 @@ def test_one_process(environment: dict[str, str]) -> None:
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "four"}, "SLURM_STEP_TASKS_PER_NODE is 'four'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(environment: dict[str, str], message: str) -> None:
+def test_what_makes_no_sense_is_refused(environment, message):
     with pytest.raises(ValueError, match=message):
         find_place(environment, 0)
 
 
-def test_who_speaks() -> None:
+def test_who_speaks():
     assert not is_first(TORCHRUN) and not is_first_here(TORCHRUN)
     assert not is_first(SLURM)
     # The first of its machine says what is wrong before the processes have met.
@@ -90,27 +76,26 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("environment", "options", "message"),
     [
-        ({"gpu_id": 0}, "runtime.gpu_id: 0, but there are 4 processes on this machine"),
-        ({"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl, which joins GPUs, but this run is on the CPU"),
+        (TORCHRUN, {"gpu_id": 0}, "runtime.gpu_id: 0, but there are 4 processes on this machine"),
+        (TORCHRUN, {"backend": "nccl", "device": "cpu"}, "backend: nccl, which joins GPUs, but this run is on the CPU"),
+        ({}, {"backend": "nccl", "device": "cpu"}, "backend: nccl, which joins GPUs, but this run is on the CPU"),
     ],
 )
-def test_contradictions_are_refused(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, TORCHRUN)
+def test_contradictions_are_refused(environment, options, message, monkeypatch):
+    set_environment(monkeypatch, environment)
     with pytest.raises(ValueError, match=message), joined(MachineOptions(**options)):
         raise AssertionError("it began")
 
 
-def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_refused(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        set_environment(
-            monkeypatch,
-            {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
-        )
+        here = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        set_environment(monkeypatch, {**TORCHRUN, **here})
         monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
         with pytest.raises(ValueError, match=f":{port}"), joined(MachineOptions(device="cpu")):
             raise AssertionError("it began")
@@ -126,9 +111,7 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (4, "cpu", "device: cpu"),
     ],
 )
-def test_distributed_without_several_gpus_is_one_process_and_says_so(
-    count: int, device: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_distributed_without_several_gpus_is_one_process_and_says_so(count, device, said, monkeypatch, caplog):
     caplog.set_level("INFO", "speakernet")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -136,7 +119,7 @@ def test_distributed_without_several_gpus_is_one_process_and_says_so(
     assert said in caplog.text
 
 
-def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_named(monkeypatch):
     refuse_differences({"a": 1})
     other = {"loss.margin": 0.3, "data.batch_size": 4}
     monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, other])
@@ -144,7 +127,7 @@ def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
 
 
-def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     """From the configuration and the network alone: no data has been read then."""
     config = replaced(Config(), runtime={"device": "cpu", "compile": "on"})
     monkeypatch.setattr(distributed, "is_distributed", lambda: True)
@@ -152,7 +135,7 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyP
         refuse_impossible(config, nn.Identity(), torch.device("cpu"))
 
 
-def test_who_is_silent_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_silent_is_named_once(monkeypatch, caplog):
     monkeypatch.setattr(group, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(group, "LOOK_SECONDS", 0.02)
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)

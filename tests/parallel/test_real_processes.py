@@ -24,7 +24,7 @@ EVALUATED = 2000
 
 
 @pytest.fixture(scope="module")
-def recipe(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe(tiny_corpus, tmp_path_factory):
     """Of one run, which every test takes further."""
     folder = tmp_path_factory.mktemp("stopped")
     changes = {"data": {"num_workers": 1}, "training": {"save_minutes": 0}}
@@ -43,7 +43,7 @@ def in_steps(recipe: Path, *options: str, command: list[str] | None = None) -> I
         yield started
 
 
-def test_torchrun_starts_again_what_was_asked_to_stop(recipe: Path) -> None:
+def test_torchrun_starts_again_what_was_asked_to_stop(recipe):
     """Under `--max-restarts` only a signal to torchrun itself ends the run."""
     run = recipe.parent / "run"
     with in_steps(recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]) as started:
@@ -59,7 +59,7 @@ def test_torchrun_starts_again_what_was_asked_to_stop(recipe: Path) -> None:
         assert f"stopped by SIGTERM after step {saved_step(run)};" in started.said
 
 
-def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe, tmp_path):
     """As under srun, which starts tasks that know of each other by SLURM's variables alone."""
     run, port = recipe.parent / "run", free_port()
     before = steps_of(run)
@@ -80,29 +80,26 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, 
         assert "Traceback" not in other.said
 
 
-def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
+# Rank 0 may name a stopped process before the collective gives up; resumed in between, it would catch up and train on.
+@pytest.mark.parametrize(
+    ("is_worker", "ends", "named"),
+    [
+        (False, "the same command resumes", "no heartbeat"),
+        (True, "hangs, while rank 0 is at", "last at the data of step"),
+    ],
+)
+def test_a_process_that_is_stopped_or_waits_for_its_data_is_named(recipe, is_worker, ends, named):
     with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
         last = started.ranks()[1]
-        last.suspend()
-        # Rank 0 may name it before the collective gives up; resumed in between, it would catch up and train on.
-        started.until(lambda: "the same command resumes" in started.said, "ending for the process that is stopped")
-        last.resume()
+        suspended = last.children()[0] if is_worker else last
+        suspended.suspend()
+        started.until(lambda: ends in started.said, "naming the process")
+        suspended.resume()
         assert started.end()
-        assert f"rank 1 (process {last.pid} on " in started.said and "no heartbeat" in started.said
+        assert f"rank 1 (process {last.pid} on " in started.said and named in started.said
 
 
-def test_a_process_that_waits_for_its_data_is_named(recipe: Path) -> None:
-    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
-        last = started.ranks()[1]
-        (worker,) = last.children()
-        worker.suspend()
-        started.until(lambda: "hangs, while rank 0 is at step" in started.said, "naming the process that hangs")
-        worker.resume()
-        assert started.end()
-        assert f"rank 1 (process {last.pid} on " in started.said and "last at the data of step" in started.said
-
-
-def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe: Path) -> None:
+def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe):
     run = recipe.parent / "run"
     with in_steps(recipe) as started:
         started.process.kill()
@@ -111,7 +108,7 @@ def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe: Path) -> N
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, 75)])
-def test_what_distributed_starts_ends_as_one_process_does(recipe: Path, number: signal.Signals, status: int) -> None:
+def test_what_distributed_starts_ends_as_one_process_does(recipe, number, status):
     """`--distributed` with two GPUs, were there any: a signal to the command, and a process that is killed."""
     start = "import sys; from speakernet.parallel.group import launch; sys.exit(launch(2, {}, sys.argv[1:]))"
     with in_steps(recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]) as started:
@@ -129,7 +126,7 @@ def test_what_distributed_starts_ends_as_one_process_does(recipe: Path, number: 
             assert "Traceback" not in started.said
 
 
-def test_an_evaluation_is_left_at_once(tiny_corpus: Path, tmp_path: Path) -> None:
+def test_an_evaluation_is_left_at_once(tiny_corpus, tmp_path):
     corpus = tmp_path / "corpus"
     for name in ("train_list.txt", *(f"spk{number:02d}" for number in range(8))):
         corpus.mkdir(exist_ok=True)

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,7 +212,7 @@ def everything() -> dict[str, Any]:
     }
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_two_processes_are_one(tmp_path):
     one, several = everything(), in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,17 +27,17 @@ SCORED = (
 
 
 @pytest.fixture(scope="module")
-def kills(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> RankKills:
+def kills(tiny_corpus, tmp_path_factory):
     """With a run that nothing disturbed."""
     return RankKills(tmp_path_factory.mktemp("ranks"), tiny_corpus, SEED)
 
 
-def test_kills_change_nothing(kills: RankKills) -> None:
+def test_kills_change_nothing(kills):
     """Weights, moments, scores, figures, metrics and report, after a kill (`make hostile`: 20)."""
     assert not kills.rounds(1, most_rounds=2)
 
 
-def test_two_nodes_go_on_after_a_kill(kills: RankKills, tiny_corpus: Path, tmp_path: Path) -> None:
+def test_two_nodes_go_on_after_a_kill(kills, tiny_corpus, tmp_path):
     """The processes of one node have failed, those of the other are started again with them: torchrun counts neither
     as the other's.
     """
@@ -56,7 +55,7 @@ def test_two_nodes_go_on_after_a_kill(kills: RankKills, tiny_corpus: Path, tmp_p
     assert not differences(came_to(tmp_path / "run"), kills.expected)
 
 
-def test_scoring_is_that_of_one_process_to_the_last_digit(kills: RankKills, tiny_corpus: Path, tmp_path: Path) -> None:
+def test_scoring_is_that_of_one_process_to_the_last_digit(kills, tiny_corpus, tmp_path):
     found = []
     for name in ("one", "two"):
         folder = tmp_path / name
@@ -79,7 +78,7 @@ def test_scoring_is_that_of_one_process_to_the_last_digit(kills: RankKills, tiny
     assert found[0] == found[1]
 
 
-def test_each_process_embeds_a_part(kills: RankKills, tiny_corpus: Path, tmp_path: Path) -> None:
+def test_each_process_embeds_a_part(kills, tiny_corpus, tmp_path):
     model = kills.folder / "straight" / "run" / "best.pt"
     # More than are embedded and kept at once.
     for number in range(150):

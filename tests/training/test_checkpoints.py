@@ -45,7 +45,7 @@ def cut(path: Path) -> None:
     path.write_bytes(left)
 
 
-def test_saved_values_are_those_of_the_moment(tmp_path: Path) -> None:
+def test_saved_values_are_those_of_the_moment(tmp_path):
     base = torch.arange(4.0)
     copied = to_cpu({"view": base[1:3], "list": [base], "plain": 3})
     base.zero_()
@@ -53,7 +53,7 @@ def test_saved_values_are_those_of_the_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_the_one_before_is_kept(tmp_path: Path, compress: bool):
+def test_the_one_before_is_kept(tmp_path, compress):
     store = CheckpointStore(tmp_path, TrainingOptions(compress_checkpoints=compress))
     for value in (1.0, 2.0, 3.0):
         store.save(store.last_path, contents(value))
@@ -64,7 +64,7 @@ def test_the_one_before_is_kept(tmp_path: Path, compress: bool):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.previous.pt", "last.pt"]
 
 
-def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture):
+def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch, caplog):
     store = CheckpointStore(tmp_path, TrainingOptions())
     store.save(store.last_path, contents(1.0))
     store.wait()
@@ -102,7 +102,7 @@ CALLS = [(os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (Path, "unlink
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_kill_at_any_moment_leaves_a_whole_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool):
+def test_kill_at_any_moment_leaves_a_whole_last(tmp_path, monkeypatch, has_links):
     """Every call that touches the disk is one moment; nothing is cleaned up after it, as after a kill."""
     monkeypatch.setattr(files, "atomic_write", _without_cleaning)
     monkeypatch.setattr(checkpoint, "atomic_write", _without_cleaning)
@@ -152,7 +152,7 @@ def _without_cleaning(path: Path, mode: str, *, is_flushed: bool = True) -> Iter
     temporary.replace(path)
 
 
-def test_truncated_at_any_point(tmp_path: Path):
+def test_truncated_at_any_point(tmp_path):
     path = tmp_path / "last.pt"
     # Of some sizes torch's reader fails otherwise than of others.
     write_checkpoint(path, {"weights": torch.zeros(5000)})
@@ -163,7 +163,7 @@ def test_truncated_at_any_point(tmp_path: Path):
             read_own_checkpoint(path)
 
 
-def test_damaged_last_is_replaced_by_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_last_is_replaced_by_the_one_before(tmp_path, caplog):
     trained(tmp_path, max_epochs=2)
     cut(tmp_path / "last.pt")
     damaged = (tmp_path / "last.pt").read_bytes()
@@ -171,7 +171,7 @@ def test_damaged_last_is_replaced_by_the_one_before(tmp_path: Path, caplog: pyte
     assert "last.previous.pt" in caplog.text and (tmp_path / "last.pt.damaged-1").read_bytes() == damaged
 
 
-def test_nothing_readable_is_refused(tmp_path: Path) -> None:
+def test_nothing_readable_is_refused(tmp_path):
     trained(tmp_path, max_epochs=2)
     for name in ("last.pt", "last.previous.pt"):
         cut(tmp_path / name)
@@ -185,7 +185,7 @@ def test_nothing_readable_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
-def test_missing_best_of_a_finished_run_is_measured_again(tmp_path: Path, damage: Callable) -> None:
+def test_missing_best_of_a_finished_run_is_measured_again(tmp_path, damage):
     trained(tmp_path, max_epochs=3, eers=[9.0, 5.0, 7.0])
     damage(tmp_path / "best.pt")
     again = trained(tmp_path, max_epochs=3, eers=[7.0])
@@ -194,21 +194,17 @@ def test_missing_best_of_a_finished_run_is_measured_again(tmp_path: Path, damage
     assert step_of(tmp_path)["best_eer_percent"] == 7.0
 
 
-def nested(name: str, value: Any) -> Callable[[dict], Any]:
-    return lambda training: training[name].update(value)
-
-
 HOSTILE: dict[str, Callable[[dict], Any]] = {
     "no state": lambda training: training.pop("state"),
     "net of nothing": lambda training: training.update(net=None),
     "optimizer of a list": lambda training: training.update(optimizer=[1, 2]),
-    "short random state": nested("random", {"torch": torch.zeros(3, dtype=torch.uint8)}),
+    "short random state": lambda training: training["random"].update(torch=torch.zeros(3, dtype=torch.uint8)),
     "average of text": lambda training: training.update(average="mean"),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_odd_content_of_last_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+def test_odd_content_of_last_is_an_error_that_names_it(tmp_path, kind):
     trained(tmp_path, max_epochs=1, ema_decay=0.5)
     saved = read_own_checkpoint(tmp_path / "last.pt")
     HOSTILE[kind](saved["training"])
@@ -217,7 +213,7 @@ def test_odd_content_of_last_is_an_error_that_names_it(tmp_path: Path, kind: str
         trained(tmp_path, max_epochs=2, ema_decay=0.5)
 
 
-def test_epoch_whose_every_step_was_undone_ends_the_run(tmp_path: Path) -> None:
+def test_epoch_whose_every_step_was_undone_ends_the_run(tmp_path):
     second = FakeLoader(poisoned=frozenset(range(7, 14)))
     with pytest.raises(NonFiniteError, match="epoch 2"):
         trained(tmp_path, max_epochs=3, loader=second, max_bad_steps=100, eers=[9.0, 5.0])
@@ -235,7 +231,7 @@ def test_mean_of_checkpoints_against_a_loop():
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon(monkeypatch):
     monkeypatch.setattr(mirror, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.011)
 
@@ -255,7 +251,7 @@ def wait_until(is_so: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
-def test_fresh_folder(tmp_path: Path, kind: str) -> None:
+def test_fresh_folder(tmp_path, kind):
     address = str(tmp_path / "there") if kind == "folder" else f"memory://{tmp_path.name}/there"
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     fill(run)
@@ -270,7 +266,7 @@ def test_fresh_folder(tmp_path: Path, kind: str) -> None:
     assert not fetch_run(str(tmp_path / "empty"), tmp_path / "other")
 
 
-def test_changes_are_copied(tmp_path: Path) -> None:
+def test_changes_are_copied(tmp_path):
     run, there = tmp_path / "run", tmp_path / "there"
     fill(run)
     epoch = run / CHECKPOINTS / "epoch_0001.pt"
@@ -286,7 +282,7 @@ def test_changes_are_copied(tmp_path: Path) -> None:
     assert (there / PREVIOUS).read_text() == f"one {LAST}"
 
 
-def test_copy_cut_off_between_two_names(tmp_path: Path) -> None:
+def test_copy_cut_off_between_two_names(tmp_path):
     there = tmp_path / "there"
     fill(there)
     (there / LAST).rename(there / PREVIOUS)
@@ -298,9 +294,7 @@ def test_copy_cut_off_between_two_names(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "fresh").iterdir() if path.suffix in (".tmp", ".sha256")]
 
 
-def test_failing_folder_is_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_folder_is_named_once(tmp_path, monkeypatch, caplog):
     run, tries, is_failing, put = tmp_path / "run", [], [True], LocalFileSystem.put_file
 
     def put_or_fail(system: Any, *paths: Any, **options: Any) -> None:
@@ -318,9 +312,7 @@ def test_failing_folder_is_named_once(
     assert caplog.text.count("OSError: the disk is gone") == 1
 
 
-def test_hanging_folder_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hanging_folder_ends_nothing(tmp_path, monkeypatch, caplog):
     let_go, entered = threading.Event(), threading.Event()
 
     def hang(*_arguments: Any, **_options: Any) -> None:
@@ -337,7 +329,7 @@ def test_hanging_folder_ends_nothing(
     let_go.set()
 
 
-def test_unreadable_mirror_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_mirror_is_refused(tmp_path, monkeypatch):
     def fail(*_arguments: Any) -> None:
         raise OSError("no route to host")
 
@@ -346,7 +338,7 @@ def test_unreadable_mirror_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         fetch_run(str(tmp_path / "there"), tmp_path / "fresh")
 
 
-def test_names_outside_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_outside_the_run_folder(tmp_path, monkeypatch):
     root = f"/{tmp_path.name}/there"
     monkeypatch.setattr(MemoryFileSystem, "exists", lambda system, path: True)
     monkeypatch.setattr(MemoryFileSystem, "find", lambda system, path: [f"{root}/{LAST}", f"{root}/../../evil.txt"])
@@ -355,7 +347,7 @@ def test_names_outside_the_run_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path / "a" / "b" / "fresh" / LAST).exists()
 
 
-def test_other_machine_resumes_to_the_same_bits(tmp_path: Path) -> None:
+def test_other_machine_resumes_to_the_same_bits(tmp_path):
     """After two of four epochs, with an average of the last three in the end: as one that was never stopped."""
     how = {"average_checkpoints": 3, "ema_decay": 0.9}
     straight = trained(tmp_path / "straight", max_epochs=4, **how)
@@ -369,7 +361,7 @@ def test_other_machine_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["{0}/../{1}", "file://{0}", "{0}/", "nonsense://run"])
-def test_unusable_addresses(tmp_path: Path, address: str) -> None:
+def test_unusable_addresses(tmp_path, address):
     fill(tmp_path)
     with pytest.raises(RemoteError), mirrored(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False):
         pass

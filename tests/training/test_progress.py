@@ -16,24 +16,18 @@ from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
 from speakernet.training.tensorboard import add_test_results
 
-VALUES = {
-    "loss": 2.5,
-    "accuracy_percent": 10.0,
-    "utterances_per_second": 200.0,
-    "data_wait_share": 0.05,
-    "run_time_left": "0:12:31",
-}
+VALUES = {"loss": 2.5, "utterances_per_second": 200.0, "data_wait_share": 0.05, "run_time_left": "0:12:31"}
 
 
 @pytest.fixture()
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Progress:
+def shown(tmp_path, monkeypatch, caplog):
     """A run's progress without a terminal, which tells the log at every batch."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     return Progress(tmp_path, tensorboard=False)
 
 
-def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_one_bar_tells_of_the_whole_run(shown, caplog, tmp_path):
     shown.open(0)
     shown.start_epoch(0, 4, 2, 0)
     shown.advance(1)
@@ -52,7 +46,7 @@ def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptu
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
-def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path: Path) -> None:
+def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path):
     """An epoch has the step of its last step, after which the checkpoint may have been written."""
     first = Progress(tmp_path, show_bar=False, tensorboard=False)
     first.open(0)
@@ -102,29 +96,17 @@ def test_rates_and_shares():
         (LoadingFacts(2, 8, True, False, True, False, is_on_disk=True), "num_workers from 2 to 7"),
     ],
 )
-def test_advice_fits_the_run(facts: LoadingFacts, words: str) -> None:
+def test_advice_fits_the_run(facts, words):
     assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
     assert data_wait_advice(0.1, facts) == ""
 
 
-CONFIGURATION = {
-    "data": {"train_list": "/lists/train.txt", "batch_size": 64, "speed_factors": [1.0]},
-    "model": {"name": "ResNet", "options": {"channels": 16}},
-    "training": {"save_path": "exps/a"},
-}
+CONFIGURATION = {"data": {"batch_size": 64, "speed_factors": [1.0]}, "model": {"options": {"channels": 16}}}
 
 
 def evaluation(eer: float) -> dict:
-    interval = [eer - 1, eer + 1]
-    return {
-        "eer_percent": eer,
-        "eer_interval_percent": interval,
-        "min_dcf": {"0.01": eer / 10, "0.05": 0.2},
-        "min_dcf_interval": {"0.01": [0.1, 0.9]},
-        "num_trials": 100,
-        "trials_checksum": 12345,
-        "note": "",
-    }
+    costs = {"min_dcf": {"0.01": eer / 10, "0.05": 0.2}, "min_dcf_interval": {"0.01": [0.1, 0.9]}}
+    return {"eer_percent": eer, "eer_interval_percent": [eer - 1, eer + 1], **costs, "num_trials": 100, "note": ""}
 
 
 def train(folder: Path, first: int, last: int) -> None:
@@ -149,7 +131,7 @@ def points(found: EventAccumulator, tag: str) -> list[tuple[int, float]]:
     return [(one.step, one.value) for one in found.Scalars(tag)]
 
 
-def test_costs_and_intervals_are_curves(tmp_path: Path) -> None:
+def test_costs_and_intervals_are_curves(tmp_path):
     train(tmp_path, 1, 20)
     found = read(tmp_path)
     tags = set(found.Tags()["scalars"])
@@ -160,13 +142,13 @@ def test_costs_and_intervals_are_curves(tmp_path: Path) -> None:
     assert len(points(found, "step/loss")) == 20
 
 
-def test_a_resume_replaces_later_steps(tmp_path: Path) -> None:
+def test_a_resume_replaces_later_steps(tmp_path):
     train(tmp_path, 1, 16)
     train(tmp_path, 12, 20)
     assert [step for step, _ in points(read(tmp_path), "step/loss")] == list(range(1, 21))
 
 
-def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path: Path) -> None:
+def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path):
     train(tmp_path, 1, 10)
     figure, axes = new_figure("x")
     axes.plot([0, 1])
@@ -183,15 +165,10 @@ def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path: Path) ->
     assert image.encoded_image_string == (tmp_path / "plots" / "det.png").read_bytes() and image.width > image.height
 
 
-def profiler_of(num_steps: int, folder: Path) -> StepProfiler:
-    """A profiler of a run on the CPU."""
-    return StepProfiler(RuntimeOptions(profile_steps=num_steps), folder, torch.device("cpu"))
-
-
 @pytest.mark.parametrize(("num_steps", "expected"), [(5, "trace of 2 steps"), (3, "trace of 1 steps"), (2, "nothing")])
-def test_what_a_profile_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture, num_steps: int, expected: str) -> None:
+def test_what_a_profile_holds(tmp_path, caplog, num_steps, expected):
     caplog.set_level(logging.INFO)
-    profiler = profiler_of(2, tmp_path)
+    profiler = StepProfiler(RuntimeOptions(profile_steps=2), tmp_path, torch.device("cpu"))
     net = nn.Linear(64, 64)
     for _ in range(num_steps):
         with torch.profiler.record_function("speakernet.forward"):
@@ -206,7 +183,7 @@ def test_what_a_profile_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
         assert "addmm" in caplog.text and "data 0%" in caplog.text and "backward 0%" not in caplog.text
 
 
-def test_peak_of_tensors_counts_what_lives_at_one_time() -> None:
+def test_peak_of_tensors_counts_what_lives_at_one_time():
     kept = torch.ones(1024, 1024)
 
     def run() -> None:

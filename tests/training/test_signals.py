@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process gr
 
 
 @pytest.fixture(autouse=True)
-def _hears_a_hangup() -> Iterator[None]:
+def _hears_a_hangup():
     """As a terminal starts it, also where the tests themselves run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
@@ -28,13 +26,13 @@ def _hears_a_hangup() -> Iterator[None]:
 
 
 @pytest.fixture()
-def recipe(tiny_corpus: Path, tmp_path: Path) -> Path:
+def recipe(tiny_corpus, tmp_path):
     paths = (tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
     return write_recipe(*paths, MANY_STEPS, {"data": {"num_workers": 2}, "training": {"save_minutes": 0}})
 
 
 @pytest.fixture()
-def running(recipe: Path, repository: Path) -> Iterator[subprocess.Popen]:
+def running(recipe, repository):
     """A run in a process group of its own, in the midst of its steps."""
     command = [sys.executable, str(repository / "trainSpeakerNet.py"), "--config", str(recipe)]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True, cwd=repository)
@@ -65,9 +63,7 @@ def kill_worker(process: subprocess.Popen) -> None:
         (kill_worker, 75, ["loader worker 1 of 2", "SIGKILL", "out of memory"]),
     ],
 )
-def test_a_disturbed_run_leaves_a_checkpoint(
-    running: subprocess.Popen, tmp_path: Path, disturb: Callable, status: int, words: list[str]
-) -> None:
+def test_a_disturbed_run_leaves_a_checkpoint(running, tmp_path, disturb, status, words):
     disturb(running)
     shown = running.communicate(timeout=60)[1]
     assert running.returncode == status
@@ -77,7 +73,7 @@ def test_a_disturbed_run_leaves_a_checkpoint(
         os.killpg(running.pid, 0)
 
 
-def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path: Path) -> None:
+def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path):
     class Failing(FakeLoader):
         def batch(self, position: int):
             if self.epoch == 1 and position == 3:
@@ -95,9 +91,7 @@ def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path: Path) -> None:
     ("sent", "status"),
     [([signal.SIGTERM], 143), ([signal.SIGHUP, signal.SIGHUP], 129), ([signal.SIGTERM, signal.SIGHUP], 143)],
 )
-def test_a_signal_while_evaluating_ends_the_run_after_it(
-    tmp_path: Path, sent: list[signal.Signals], status: int
-) -> None:
+def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path, sent, status):
     def validate() -> dict[str, float]:
         for number in sent:
             os.kill(os.getpid(), number)
@@ -109,7 +103,7 @@ def test_a_signal_while_evaluating_ends_the_run_after_it(
     assert step_of(tmp_path)["epoch"] == 1 and not step_of(tmp_path)["awaits_evaluation"]
 
 
-def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
+def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         trainer = make_trainer(tmp_path, max_epochs=1, validate=lambda: os.kill(os.getpid(), signal.SIGHUP) or EER)
@@ -121,7 +115,7 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
 EER = {"eer_percent": 9.0}
 
 
-def test_a_signal_that_comes_while_the_other_ranks_are_asked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_comes_while_the_other_ranks_are_asked_is_kept(monkeypatch):
     stop = StopRequest()
     monkeypatch.setattr(progress.distributed, "world_size", lambda: 2)
     monkeypatch.setattr(progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0)

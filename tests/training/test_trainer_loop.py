@@ -18,35 +18,20 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, TrainingOptions
 from speakernet.training.progress import NonFiniteError, Stage
 from speakernet.training.trainer import Trainer
-from tests.training.training_fakes import (
-    CPU,
-    FakeLoader,
-    FakeLoss,
-    FakeNet,
-    assert_same_bits,
-    interrupted,
-    make_step,
-    make_trainer,
-    optimizer_options,
-    records,
-    step_of,
-    tensors,
-    trained,
-    weights_of,
-)
+from tests.training import training_fakes as fakes
 
 
 @pytest.mark.parametrize(("stop_at", "accumulation"), [(0, 1), (3, 1), (7, 2), (13, 2)])
-def test_stopped_and_resumed_equals_straight(tmp_path: Path, stop_at: int, accumulation: int) -> None:
+def test_stopped_and_resumed_equals_straight(tmp_path, stop_at, accumulation):
     options = {"accumulation_steps": accumulation, "ema_decay": 0.9}
-    straight = trained(tmp_path / "straight", **options)
-    interrupted(tmp_path / "run", stop_at, **options)
+    straight = fakes.trained(tmp_path / "straight", **options)
+    fakes.interrupted(tmp_path / "run", stop_at, **options)
     # Another seed: everything must come from the checkpoint.
-    resumed = trained(tmp_path / "run", **options, seed=99)
-    assert_same_bits(straight, resumed)
+    resumed = fakes.trained(tmp_path / "run", **options, seed=99)
+    fakes.assert_same_bits(straight, resumed)
     assert all(torch.equal(*pair) for pair in zip(straight.average._kept, resumed.average._kept, strict=True))
     assert (straight.state.step, straight.state.utterances) == (resumed.state.step, resumed.state.utterances)
-    rows = [records(tmp_path / name) for name in ("straight", "run")]
+    rows = [fakes.records(tmp_path / name) for name in ("straight", "run")]
     for one, other in zip(*rows, strict=True):
         for key in ("kind", "step", "epoch", "learning_rate"):
             assert one.get(key) == other.get(key)
@@ -54,18 +39,18 @@ def test_stopped_and_resumed_equals_straight(tmp_path: Path, stop_at: int, accum
             assert one["loss"] == pytest.approx(other["loss"])
 
 
-def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path: Path) -> None:
+def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path):
     """Halves of batches: twice as many steps an epoch, and the learning rate continues where it was."""
-    trained(tmp_path, loader=FakeLoader(num_batches=4), max_epochs=1, scheduled_epochs=2)
-    assert trained(tmp_path, loader=FakeLoader(num_batches=8), max_epochs=2).state.step == 4 + 8
-    rates = {row["step"]: row["learning_rate"] for row in records(tmp_path, "step")}
+    fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=4), max_epochs=1, scheduled_epochs=2)
+    assert fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=8), max_epochs=2).state.step == 4 + 8
+    rates = {row["step"]: row["learning_rate"] for row in fakes.records(tmp_path, "step")}
     # Cosine over the 1.5 epochs after half an epoch of warm-up; a row tells the step's own rate.
     for step, epoch in {2: 0.25, 4: 0.75, 6: 1 + 1 / 8, 12: 1 + 7 / 8}.items():
         expected = 0.01 * epoch / 0.5 if epoch < 0.5 else 0.005 * (1 + math.cos(math.pi * (epoch - 0.5) / 1.5))
         assert rates[step] == pytest.approx(expected), step
 
 
-class Slow(FakeLoader):
+class Slow(fakes.FakeLoader):
     """Takes its time for a batch."""
 
     def batch(self, position: int):
@@ -73,9 +58,9 @@ class Slow(FakeLoader):
         return super().batch(position)
 
 
-def test_kill_nine_and_resume_equals_straight(tmp_path: Path) -> None:
+def test_kill_nine_and_resume_equals_straight(tmp_path):
     """A process of its own, killed while it trains and saves every step."""
-    slow = make_trainer(tmp_path / "run", loader=Slow(), save_steps=1)
+    slow = fakes.make_trainer(tmp_path / "run", loader=Slow(), save_steps=1)
     process = multiprocessing.get_context("fork").Process(target=slow.train)
     process.start()
     while not (tmp_path / "run" / "last.pt").exists():
@@ -84,47 +69,47 @@ def test_kill_nine_and_resume_equals_straight(tmp_path: Path) -> None:
     time.sleep(0.2)
     process.kill()
     process.join()
-    assert process.exitcode == -signal.SIGKILL and step_of(tmp_path / "run")["step"] > 0
-    assert_same_bits(trained(tmp_path / "straight"), trained(tmp_path / "run", seed=99))
+    assert process.exitcode == -signal.SIGKILL and fakes.step_of(tmp_path / "run")["step"] > 0
+    fakes.assert_same_bits(fakes.trained(tmp_path / "straight"), fakes.trained(tmp_path / "run", seed=99))
 
 
-def test_bad_step_is_undone_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_step_is_undone_counted_and_named(tmp_path, caplog):
     """A poisoned batch leaves weights, optimizer and batch-norm statistics as if it had not been there."""
-    loader = FakeLoader(num_batches=1, poisoned=frozenset({0}))
-    trainer = make_trainer(tmp_path, loader=loader, max_epochs=1)
-    before = [value.clone() for value in weights_of(trainer)]
+    loader = fakes.FakeLoader(num_batches=1, poisoned=frozenset({0}))
+    trainer = fakes.make_trainer(tmp_path, loader=loader, max_epochs=1)
+    before = [value.clone() for value in fakes.weights_of(trainer)]
     with pytest.raises(NonFiniteError, match="epoch 1: every step"):
         trainer.train()
-    assert all(torch.equal(*pair) for pair in zip(before, weights_of(trainer), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(before, fakes.weights_of(trainer), strict=True))
     assert not trainer.optimizer.state and trainer.state.bad_steps == 1 and "utterance0.wav" in caplog.text
 
 
-def test_good_step_clears_the_streak_and_many_bad_ones_stop_the_run(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "a", loader=FakeLoader(poisoned=frozenset({1, 2, 4, 5})), max_bad_steps=3)
+def test_good_step_clears_the_streak_and_many_bad_ones_stop_the_run(tmp_path):
+    trainer = fakes.trained(tmp_path / "a", loader=fakes.FakeLoader(poisoned=frozenset({1, 2, 4, 5})), max_bad_steps=3)
     assert trainer.state.bad_steps == 4
-    assert all(torch.isfinite(value).all() for value in weights_of(trainer) if value.is_floating_point())
+    assert all(torch.isfinite(value).all() for value in fakes.weights_of(trainer) if value.is_floating_point())
     with pytest.raises(NonFiniteError, match=r"3 steps in a row.*utterance"):
-        trained(tmp_path / "b", loader=FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3)
+        fakes.trained(tmp_path / "b", loader=fakes.FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3)
 
 
-def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
-    summary = make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2).train()
+def test_early_stopping_keeps_the_best(tmp_path):
+    summary = fakes.make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2).train()
     assert (summary["epochs"], summary["best_epoch"], summary["best_eer_percent"]) == (4, 2, 5.0)
     assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 2
-    assert make_trainer(tmp_path, max_epochs=20, patience=2).train()["epochs"] == 4
+    assert fakes.make_trainer(tmp_path, max_epochs=20, patience=2).train()["epochs"] == 4
 
 
-def test_run_folder_is_held_by_one_run(tmp_path: Path) -> None:
+def test_run_folder_is_held_by_one_run(tmp_path):
     with held(tmp_path), pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"):
-        make_trainer(tmp_path).train()
+        fakes.make_trainer(tmp_path).train()
 
 
-def test_what_an_earlier_run_left_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trained(tmp_path, max_epochs=6)
+def test_what_an_earlier_run_left_is_set_aside(tmp_path, caplog):
+    fakes.trained(tmp_path, max_epochs=6)
     best = (tmp_path / "best.pt").read_bytes()
     (tmp_path / "last.pt").unlink()
     (tmp_path / "results.json").write_text("{}")
-    trained(tmp_path, max_epochs=2, average_checkpoints=3)
+    fakes.trained(tmp_path, max_epochs=2, average_checkpoints=3)
     assert "checkpoints.before-1, last.previous.pt.before-1, best.pt.before-1, results.json.before-1" in caplog.text
     # Its model and its figures stay together, and nobody takes them for the new run's.
     assert (tmp_path / "best.pt.before-1").read_bytes() == best and not (tmp_path / "results.json").exists()
@@ -133,48 +118,51 @@ def test_what_an_earlier_run_left_is_set_aside(tmp_path: Path, caplog: pytest.Lo
     assert (tmp_path / "checkpoints.before-1" / "epoch_0006.pt").exists()
 
 
-def test_other_trials_restart_the_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_trials_restart_the_best(tmp_path, caplog):
     for checksum, eer, epochs, best in ((1, 5.0, 1, 5.0), (1, 9.0, 2, 5.0), (2, 8.0, 3, 8.0)):
         found = {"eer_percent": eer, "trials_checksum": checksum}
-        assert trained(tmp_path, max_epochs=epochs, validate=lambda found=found: found).state.best_eer_percent == best
+        assert (
+            fakes.trained(tmp_path, max_epochs=epochs, validate=lambda found=found: found).state.best_eer_percent
+            == best
+        )
     assert "5.00 %" in caplog.text
 
 
-def test_a_record_holds_the_mean_since_the_last_one(tmp_path: Path) -> None:
+def test_a_record_holds_the_mean_since_the_last_one(tmp_path):
     """However often the run saves in between."""
     losses = []
     for name, save_steps in (("plain", 0), ("saving", 1)):
-        trained(tmp_path / name, max_epochs=1, log_interval=3, save_steps=save_steps)
-        rows = records(tmp_path / name, "step")
+        fakes.trained(tmp_path / name, max_epochs=1, log_interval=3, save_steps=save_steps)
+        rows = fakes.records(tmp_path / name, "step")
         losses.append([row["loss"] for row in rows])
         assert {"accuracy_percent", "data_wait_share", "grad_norm", "margin", "run_time_left"} <= set(rows[0])
     assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == 2
 
 
-def test_averaging_at_the_end_can_win(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
+def test_averaging_at_the_end_can_win(tmp_path):
+    trainer = fakes.trained(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
     assert trainer.state.best_eer_percent == 3.0
     best = read_own_checkpoint(tmp_path / "best.pt")["weights"]["first.weight"]
     epochs = [read_own_checkpoint(path)["weights"] for path in epoch_paths(tmp_path)]
     mean = sum(one["first.weight"].double() for one in epochs) / 3
-    assert torch.allclose(best.double(), mean) and not torch.equal(tensors(trainer.net)["first.weight"], best)
+    assert torch.allclose(best.double(), mean) and not torch.equal(fakes.tensors(trainer.net)["first.weight"], best)
 
 
 GIVEN = Stage(given={"file": "theirs.pt"})
 
 
-class Watching(FakeLoader):
+class Watching(fakes.FakeLoader):
     """Notes the network's tensors at every batch."""
 
     def batch(self, position: int):
-        self.seen.append(tensors(self.net))
+        self.seen.append(fakes.tensors(self.net))
         return super().batch(position)
 
 
 def watched(folder: Path, **options) -> tuple[Trainer, list[dict[str, torch.Tensor]]]:
     """A run, and the network's tensors at every batch."""
     loader = Watching()
-    trainer = make_trainer(folder, loader=loader, stage=GIVEN, **options)
+    trainer = fakes.make_trainer(folder, loader=loader, stage=GIVEN, **options)
     loader.net, loader.seen = trainer.net, []
     trainer.train()
     return trainer, loader.seen
@@ -185,7 +173,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wanted: s
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path: Path, optimizer: str) -> None:
+def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path, optimizer):
     trainer, seen = watched(tmp_path, optimizer=optimizer, freeze_epochs=2)
     # Weights and statistics, weight decay notwithstanding.
     assert all(same(seen[0], one) for one in seen[: 2 * 7 + 1])
@@ -195,54 +183,52 @@ def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path: Path, 
 
 @pytest.mark.parametrize("stop_at", [0, 13, 14])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_stopped_and_resumed_equals_straight_across_the_thaw(tmp_path: Path, stop_at: int, optimizer: str) -> None:
+def test_stopped_and_resumed_equals_straight_across_the_thaw(tmp_path, stop_at, optimizer):
     options = {"optimizer": optimizer, "freeze_epochs": 2, "network_learning_rate_factor": 0.1, "ema_decay": 0.9}
-    straight = trained(tmp_path / "straight", eers=[1.0, 2.0], stage=GIVEN, **options)
-    interrupted(tmp_path / "run", stop_at, eers=[1.0, 2.0], stage=GIVEN, **options)
-    resumed = make_trainer(tmp_path / "run", eers=[2.0], stage=GIVEN, seed=99, **options)
+    straight = fakes.trained(tmp_path / "straight", eers=[1.0, 2.0], stage=GIVEN, **options)
+    fakes.interrupted(tmp_path / "run", stop_at, eers=[1.0, 2.0], stage=GIVEN, **options)
+    resumed = fakes.make_trainer(tmp_path / "run", eers=[2.0], stage=GIVEN, seed=99, **options)
     summary = resumed.train()
-    assert_same_bits(straight, resumed)
+    fakes.assert_same_bits(straight, resumed)
     assert (summary["initial_eer_percent"], summary["best_eer_percent"], summary["best_epoch"]) == (1.0, 1.0, 0)
 
 
 @pytest.mark.parametrize(("eers", "best"), [([1.0, 2.0], (1.0, 0)), ([3.0, 2.0], (2.0, 2))])
-def test_given_weights_are_evaluated_first_and_stay_best_until_beaten(
-    tmp_path: Path, eers: list[float], best: tuple[float, int]
-) -> None:
-    trainer = make_trainer(tmp_path, eers=eers, freeze_epochs=1, stage=GIVEN)
-    before = tensors(trainer.net)
+def test_given_weights_are_evaluated_first_and_stay_best_until_beaten(tmp_path, eers, best):
+    trainer = fakes.make_trainer(tmp_path, eers=eers, freeze_epochs=1, stage=GIVEN)
+    before = fakes.tensors(trainer.net)
     summary = trainer.train()
     assert (summary["best_eer_percent"], summary["best_epoch"]) == best and summary["initial_eer_percent"] == eers[0]
     kept = read_own_checkpoint(tmp_path / "best.pt")
     assert same(before, kept["weights"]) == (best[1] == 0)
     assert kept["training_summary"]["initial_model"] == {"file": "theirs.pt"}
     # The epoch in which the network was frozen has nothing to evaluate.
-    assert [row["epoch"] for row in records(tmp_path, "evaluation")] == [0, 2, 3]
+    assert [row["epoch"] for row in fakes.records(tmp_path, "evaluation")] == [0, 2, 3]
 
 
-def test_each_factor_has_groups_of_its_own_and_the_factor_one_none() -> None:
-    net, loss = FakeNet(), FakeLoss()
-    slow = create_optimizer(optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], CPU)
-    step = make_step(net, loss, slow)
-    step.add(FakeLoader().batch(0))
+def test_each_factor_has_groups_of_its_own_and_the_factor_one_none():
+    net, loss = fakes.FakeNet(), fakes.FakeLoss()
+    slow = create_optimizer(fakes.optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], fakes.CPU)
+    step = fakes.make_step(net, loss, slow)
+    step.add(fakes.FakeLoader().batch(0))
     step.finish(0.1)
     rates = {id(parameter): group["lr"] for group in slow.param_groups for parameter in group["params"]}
     assert {rates[id(parameter)] for parameter in net.parameters()} == {0.025}
     assert {rates[id(parameter)] for parameter in loss.parameters()} == {0.1}
     # As every checkpoint of a run without a factor has them.
-    assert len(create_optimizer(optimizer_options("adamw"), [net, loss], CPU).param_groups) == 2
+    assert len(create_optimizer(fakes.optimizer_options("adamw"), [net, loss], fakes.CPU).param_groups) == 2
 
 
 @pytest.mark.parametrize(("final_model", "epoch", "eer"), [("best", 2, 10.0), ("last", 3, 20.0)])
-def test_the_last_model_is_final_if_no_trials_choose(tmp_path: Path, final_model: str, epoch: int, eer: float) -> None:
-    summary = make_trainer(tmp_path, eers=[30.0, 10.0, 20.0], final_model=final_model).train()
+def test_the_last_model_is_final_if_no_trials_choose(tmp_path, final_model, epoch, eer):
+    summary = fakes.make_trainer(tmp_path, eers=[30.0, 10.0, 20.0], final_model=final_model).train()
     kept = read_own_checkpoint(tmp_path / "best.pt")["training_summary"]
     assert (kept["epoch"], kept["best_eer_percent"]) == (epoch, eer)
     assert (summary["best_epoch"], summary["best_eer_percent"]) == (epoch, eer)
 
 
-def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path: Path) -> None:
-    trained(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
+def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path):
+    fakes.trained(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
     best, average = (read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt"))
     assert best["training_summary"]["best_eer_percent"] == 40.0
     assert all(torch.equal(one, average["weights"][key]) for key, one in best["weights"].items())
@@ -253,7 +239,7 @@ def evaluated(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     seen: list[dict[str, torch.Tensor]] = []
 
     def validate() -> dict[str, float]:
-        seen.append(tensors(trainer.net))
+        seen.append(fakes.tensors(trainer.net))
         return {"eer_percent": 50.0 - len(seen)}
 
     trainer.validate = validate
@@ -261,16 +247,16 @@ def evaluated(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     return seen
 
 
-def test_statistics_of_the_moving_average_are_measured_anew(tmp_path: Path) -> None:
+def test_statistics_of_the_moving_average_are_measured_anew(tmp_path):
     trainers, seen = [], []
     for how in ("averaged", "measured"):
-        trainers.append(make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
+        trainers.append(fakes.make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
         seen.append(evaluated(trainers[-1]))
     # The weights are those of the average, and training goes on as if nothing had been measured.
-    assert_same_bits(*trainers)
+    fakes.assert_same_bits(*trainers)
     for epoch, (one, other) in enumerate(zip(*seen, strict=True), start=1):
         assert torch.equal(one["first.weight"], other["first.weight"])
-        net, loader = FakeNet(), FakeLoader()
+        net, loader = fakes.FakeNet(), fakes.FakeLoader()
         net.load_state_dict(one)
         loader.set_epoch(epoch)
         update_bn([batch.waveforms for batch in loader], net)
@@ -290,5 +276,5 @@ def test_statistics_of_the_moving_average_are_measured_anew(tmp_path: Path) -> N
         ({"final_model": "last", "patience": 2}, "patience"),
     ],
 )
-def test_options_that_contradict_each_other_are_named(options: dict, name: str) -> None:
+def test_options_that_contradict_each_other_are_named(options, name):
     assert [one for one, _ in TrainingOptions(**options).problems()] == [name]
