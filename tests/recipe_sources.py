@@ -6,7 +6,6 @@ the very first rate is a thousandth of the top.
 """
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -15,14 +14,14 @@ Moment = tuple[float, float, float | None]
 """Epochs finished, learning rate, margin (None where the loss has none)."""
 
 
-def wespeaker_rate(epoch: float, first: float, last: float, num_epochs: int, warmup: int, batch_size: int) -> float:
+def wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size):
     """ExponentialDecrease of wespeaker/utils/schedulers.py with warm_from_zero."""
     scale = batch_size / 64
     coefficient = scale * epoch / warmup if epoch < warmup else scale
     return coefficient * first * math.exp(epoch / num_epochs * math.log(last / first))
 
 
-def exponential_margin(epoch: float, final: float, start: float, fix: float) -> float:
+def exponential_margin(epoch, final, start, fix):
     """MarginScheduler of wespeaker and 3D-Speaker, between two numbers of finished epochs."""
     if epoch >= fix:
         return final
@@ -30,24 +29,24 @@ def exponential_margin(epoch: float, final: float, start: float, fix: float) -> 
     return final * (1 - math.exp(share * math.log(1e-3 / (1 + 1e-6)))) if share >= 0 else 0.0
 
 
-def three_d_speaker_rate(epoch: float, first: float, last: float, num_epochs: int, warmup: int) -> float:
+def three_d_speaker_rate(epoch, first, last, num_epochs, warmup):
     """WarmupCosineScheduler of speakerlab/process/scheduler.py."""
     if epoch < warmup:
         return last + (first - last) * epoch / warmup
     return last + 0.5 * (first - last) * (1 + math.cos(math.pi * (epoch - warmup) / (num_epochs - warmup)))
 
 
-def half_cosine(first: float, last: float, share: float) -> float:
+def half_cosine(first, last, share):
     """From the first to the last value."""
     return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
 
 
-def ramp(epoch: float, begin: float, end: float, full: float = 0.2) -> float:
+def ramp(epoch, begin, end, full=0.2):
     """A margin that grows along a straight line."""
     return full * min(1.0, max(0.0, (epoch - begin) / (end - begin)))
 
 
-def _wespeaker(epochs: Iterable[int], num_epochs: int, batch_size: int, last: float = 5e-5) -> list[Moment]:
+def _wespeaker(epochs, num_epochs, batch_size, last=5e-5):
     # Its epochs 20 and 40 are counted from 1.
     rates = [(epoch, wespeaker_rate(epoch, 0.1, last, num_epochs, 6, batch_size)) for epoch in epochs]
     start = (0, batch_size / 64 * 0.1 / 1000, 0.0)
@@ -189,16 +188,9 @@ VALUES: dict[str, dict[str, Any]] = {
     if recipe.startswith("voxceleb/")
 }
 
-PARAMETERS = {
-    "voxceleb/resnet34.yaml": 6.63,
-    "voxceleb/ecapa1024_aam.yaml": 14.65,
-    "voxceleb/campplus_aam.yaml": 7.18,
-    "voxceleb/simam_resnet34.yaml": 25.2,
-    "voxceleb/redimnet_b2.yaml": 4.89,
-    "voxceleb/redimnet2_b0.yaml": 0.70,
-    "voxceleb/eres2netv2_aam.yaml": 17.8,
-    "voxceleb/rawnet3_aam.yaml": 16.28,
-    "voxceleb/resnet_se34l_ap.yaml": 1.44,
-    "voxceleb/resnet_se34v2_ap.yaml": 8.03,
-}
+_MILLIONS = yaml.safe_load("""
+  {resnet34: 6.63, ecapa1024_aam: 14.65, campplus_aam: 7.18, simam_resnet34: 25.2, redimnet_b2: 4.89,
+  redimnet2_b0: 0.70, eres2netv2_aam: 17.8, rawnet3_aam: 16.28, resnet_se34l_ap: 1.44, resnet_se34v2_ap: 8.03}
+""")
+PARAMETERS = {f"voxceleb/{name}.yaml": millions for name, millions in _MILLIONS.items()}
 """Millions, as the sources count them (redimnet2_b0: as its wespeaker definition has them)."""

@@ -24,19 +24,18 @@ SHORT_EVALUATION = "--evaluation.eval_frames 60 --evaluation.bootstrap_samples 2
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def run(*words: str | Path, folder: Path, statuses: tuple[int, ...] = (0,), python_path: str | Path = "") -> str:
+def run(*words, folder, statuses=(0,), python_path=""):
     """What a command prints; it must end with one of the statuses, and finds nothing of this checkout."""
     command = [str(word) for word in words]
     environment = {**os.environ, "PYTHONPATH": str(python_path)}
-    finished = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
-    )
+    options = {"capture_output": True, "text": True, "check": False, "timeout": 600}
+    finished = subprocess.run(command, cwd=folder, env=environment, **options)
     assert finished.returncode in statuses, (command, finished.stdout[-2000:], finished.stderr[-2000:])
     return finished.stdout
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def distributions(tmp_path_factory):
     """A folder with wheel and source distribution, made from a copy of the files that git knows or would take."""
     pytest.importorskip("build.__main__", reason="pip install build, which the extra `test` brings")
     listing = subprocess.run(
@@ -56,8 +55,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dist"
 
 
-def test_the_source_distribution_is_complete(distributions: Path) -> None:
-    """So that its tests run, and a package can be made from it."""
+def test_the_source_distribution_is_complete(distributions):
     (archive,) = distributions.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         held = {name.partition("/")[2] for name in file.getnames()}
@@ -68,7 +66,7 @@ def test_the_source_distribution_is_complete(distributions: Path) -> None:
     assert len(wanted) > 300 and wanted - held == set()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> None:
+def test_the_wheel_holds_the_package_and_nothing_else(distributions):
     (archive,) = distributions.glob("*.whl")
     with zipfile.ZipFile(archive) as file:
         held = file.namelist()
@@ -80,7 +78,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> No
     assert len(recipes) > 10 and (wanted | recipes) - set(held) == set()
 
 
-def test_the_wheel_alone_trains_and_verifies(distributions: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone_trains_and_verifies(distributions, tmp_path):
     """In an environment that has the libraries of this one, but neither the checkout nor its editable install."""
     environment = tmp_path / "environment"
     builder = venv.EnvBuilder(with_pip=False)

@@ -10,62 +10,36 @@ from speakernet.assembly.training import build_loss, build_model
 from speakernet.config.aliases import ALIASES, CLASSIC_NAMES, MODE_FLAGS
 from speakernet.config.loading import load_config
 
-# Option, value as written, our key, and the value here if it is another one.
-OPTIONS = """
-max_frames 300 data.crop_frames
-eval_frames 400 evaluation.eval_frames
-batch_size 32 data.batch_size
-max_seg_per_spk 100 data.max_utterances_per_speaker
-nDataLoaderThread 8 data.num_workers
-augment True augment.enabled
-seed 11 runtime.seed
-test_interval 5 training.test_interval
-max_epoch 36 training.max_epochs
-trainfunc ge2e loss.name
-optimizer sgd optimizer.name
-scheduler steplr schedule.name step
-lr 0.01 optimizer.learning_rate
-lr_decay 0.75 schedule.decay
-weight_decay 5.0e-05 optimizer.weight_decay
-hard_prob 0.7 loss.hard_probability
-hard_rank 3 loss.hard_rank
-margin 0.3 loss.margin
-scale 15 loss.scale
-nPerSpeaker 2 data.utterances_per_speaker
-nClasses 5991 data.num_classes
-dcf_p_target 0.01 evaluation.dcf_target_priors [0.01]
-dcf_c_miss 10 evaluation.c_miss
-dcf_c_fa 2 evaluation.c_fa
-initial_model a.model training.initial_model
-save_path exps/a training.save_path
-train_list a.txt data.train_list
-test_list b.txt data.test_list
-train_path a data.train_path
-test_path b data.test_path
-musan_path m augment.noise_path
-rir_path r augment.rir_path
-n_mels 64 frontend.num_mels
-log_input True frontend.log_input
-model RawNet3 model.name
-encoder_type ASP model.pooling
-nOut 256 model.embedding_dim
-sinc_stride 16 model.options.sinc_stride
-mixedprec True runtime.precision auto
-gpu_id 1 runtime.gpu_id
-num_eval 5 evaluation.num_crops
-prefetch_factor 3 data.prefetch_factor
-persistent_workers true data.persistent_workers
-gradient_accumulation_steps 4 training.accumulation_steps
-compile_model false runtime.compile 'off'
-enable_profiling true runtime.profiling
-pin_memory false data.pin_memory
-patience 15 training.patience
-max_test_pairs 50000 evaluation.max_trials
-eval_batch_size 128 evaluation.batch_size
-distributed true runtime.distributed
-port 1234 runtime.port
-"""
-ROWS = [line.split() for line in OPTIONS.strip().splitlines()]
+# By our section: option, our key, value as written, and the value here if it is another one.
+OPTIONS = yaml.safe_load("""
+data:
+  {max_frames: [crop_frames, 300], batch_size: [batch_size, 32], max_seg_per_spk: [max_utterances_per_speaker, 100],
+  nDataLoaderThread: [num_workers, 8], nPerSpeaker: [utterances_per_speaker, 2], nClasses: [num_classes, 5991],
+  train_list: [train_list, a.txt], test_list: [test_list, b.txt], train_path: [train_path, a],
+  test_path: [test_path, b], prefetch_factor: [prefetch_factor, 3], persistent_workers: [persistent_workers, true],
+  pin_memory: [pin_memory, false]}
+evaluation:
+  {eval_frames: [eval_frames, 400], dcf_p_target: [dcf_target_priors, 0.01, [0.01]], dcf_c_miss: [c_miss, 10],
+  dcf_c_fa: [c_fa, 2], num_eval: [num_crops, 5], max_test_pairs: [max_trials, 50000],
+  eval_batch_size: [batch_size, 128]}
+augment: {augment: [enabled, true], musan_path: [noise_path, m], rir_path: [rir_path, r]}
+runtime:
+  {seed: [seed, 11], mixedprec: [precision, true, auto], gpu_id: [gpu_id, 1], compile_model: [compile, false, "off"],
+  enable_profiling: [profiling, true], distributed: [distributed, true], port: [port, 1234]}
+training:
+  {test_interval: [test_interval, 5], max_epoch: [max_epochs, 36], initial_model: [initial_model, a.model],
+  save_path: [save_path, exps/a], gradient_accumulation_steps: [accumulation_steps, 4], patience: [patience, 15]}
+loss:
+  {trainfunc: [name, ge2e], hard_prob: [hard_probability, 0.7], hard_rank: [hard_rank, 3], margin: [margin, 0.3],
+  scale: [scale, 15]}
+optimizer: {optimizer: [name, sgd], lr: [learning_rate, 0.01], weight_decay: [weight_decay, 5.0e-05]}
+schedule: {scheduler: [name, steplr, step], lr_decay: [decay, 0.75]}
+frontend: {n_mels: [num_mels, 64], log_input: [log_input, true]}
+model:
+  {model: [name, RawNet3], encoder_type: [pooling, ASP], nOut: [embedding_dim, 256],
+  sinc_stride: [options.sinc_stride, 16]}
+""")
+ROWS = [(name, f"{section}.{row[0]}", *row[1:]) for section, rows in OPTIONS.items() for name, row in rows.items()]
 # The defaults of its argument parser.
 DEFAULTS = yaml.safe_load("""
 data:
@@ -84,40 +58,11 @@ loss: {margin: 0.1, scale: 30.0}
 frontend: {num_mels: 40, log_input: false}
 model: {pooling: SAP, embedding_dim: 512}
 """)
-RAWNET3_AAM = """
-model: RawNet3
-encoder_type: ECA
-nOut: 256
-sinc_stride: 10
-max_frames: 300
-batch_size: 32
-eval_frames: 400
-trainfunc: aamsoftmax
-lr_decay: 0.75
-weight_decay: 5e-05
-max_seg_per_spk: 500
-augment: True
-save_path: exps/RawNet3_AAM
-"""
-LIGHT_AP = """
-model: ResNetSE34L
-log_input: True
-encoder_type: SAP
-trainfunc: angleproto
-nPerSpeaker: 2
-batch_size: 200
-"""
-FORK = """
-model: ResNetSE34L
-trainfunc: amsoftmax
-patience: 15
-max_test_pairs: 50000
-eval_batch_size: 128
-persistent_workers: true
-compile_model: false
-nLcasses: 5991
-mixedprec: true
-"""
+RAWNET3_AAM = """{model: RawNet3, encoder_type: ECA, nOut: 256, sinc_stride: 10, max_frames: 300, batch_size: 32,
+  eval_frames: 400, trainfunc: aamsoftmax, lr_decay: 0.75, weight_decay: 5e-05, max_seg_per_spk: 500, augment: True}"""
+LIGHT_AP = "{model: ResNetSE34L, log_input: True, encoder_type: SAP, trainfunc: angleproto, nPerSpeaker: 2}"
+FORK = """{model: ResNetSE34L, trainfunc: amsoftmax, patience: 15, max_test_pairs: 50000, eval_batch_size: 128,
+  persistent_workers: true, compile_model: false, nLcasses: 5991, mixedprec: true}"""
 # What has to be chosen for an option to have an effect; voxceleb_trainer ignores it otherwise.
 CHOOSES = {
     "lr_decay": {"scheduler": "steplr"},
@@ -131,7 +76,7 @@ def value_of(config, key):
     return functools.reduce(getattr, key.split("."), config)
 
 
-def loaded(text: str, tmp_path: Path, *options: str):
+def loaded(text, tmp_path, *options):
     (tmp_path / "their.yaml").write_text(text)
     return load_config(["--config", str(tmp_path / "their.yaml"), *options])
 
@@ -143,10 +88,10 @@ def test_no_option_is_left_out():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_same_meaning_on_the_command_line_and_in_yaml(row, tmp_path):
-    name, written, key, *other = row
+    name, key, written, *other = row
     given = {**CHOOSES.get(name, {}), name: written}
-    flags = [word for option, value in given.items() for word in (f"--{option}", value)]
-    expected = yaml.safe_load((other or [written])[0])
+    flags = [word for option, value in given.items() for word in (f"--{option}", str(value))]
+    expected = (other or [written])[0]
     assert value_of(load_config(flags).config, key) == expected
     lines = "".join(f"{option}: {value}\n" for option, value in given.items())
     assert value_of(loaded(lines, tmp_path).config, key) == expected

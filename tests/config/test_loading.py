@@ -16,21 +16,20 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
-def write(folder: Path, text: str, name: str = "my.yaml") -> str:
+def write(folder, text, name="my.yaml"):
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
+def test_command_line_beats_yaml_beats_default(tmp_path):
     file = write(tmp_path, "data:\n  batch_size: 7\noptimizer:\n  learning_rate: 2e-3\n")
     config = load_config(["--config", file, "--data.batch_size", "9"]).config
     assert (config.data.batch_size, config.optimizer.learning_rate) == (9, 2e-3)
     assert config.data.sample_rate == Config().data.sample_rate
     assert load_config(["--batch_size", "11", "--config", file]).config.data.batch_size == 11
-    assert (
-        load_config(["--config", write(tmp_path, '{"data": {"batch_size": 5}}', "a.json")]).config.data.batch_size == 5
-    )
+    json_file = write(tmp_path, '{"data": {"batch_size": 5}}', "a.json")
+    assert load_config(["--config", json_file]).config.data.batch_size == 5
     first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
     config = load_config(["--config", first, "--config", write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")]).config
     assert (config.data.batch_size, config.data.crop_frames) == (8, 150)
@@ -40,11 +39,9 @@ def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
 # File, command line, and what the message names.
 MISTAKES = [
     ("", ["--training.seed", "3"], r"--training\.seed.*runtime\.seed"),
-    ("", ["--trainning.seed", "3"], r"--trainning\.seed.*runtime\.seed"),
     ("data:\n  batch_size: 7\n  batchsize: 8\n", [], r"my\.yaml:3.*data\.batchsize.*'batch_size'"),
     ("model: ResNetSE34L\nnCLasess: 5994\n", [], r"my\.yaml:2: unknown key nCLasess"),
     ("\ndata:\n  batch_size: many\n", [], r"my\.yaml:3: data\.batch_size is 'many'.*int"),
-    ("data: 3\n", [], r"my\.yaml:1.*data.*3"),
     ("", ["--max_epohc", "3"], r"--max_epohc.*max_epoch"),
     ("", ["--mixed-precision", "half"], r"runtime\.precision is 'half'"),
     ("", ["--evaluation.sweep", "wind"], r"evaluation\.sweep is 'wind'.*list in brackets"),
@@ -52,24 +49,19 @@ MISTAKES = [
     ("", ["--defaults", "theirs"], "theirs"),
     ("", ["--config", "exp1.yaml"], r"exp01\.yaml"),
     ("", ["--eval", "3"], "--eval.*'3'"),
-    ("", ["exp01.yaml"], "'exp01.yaml'"),
-    (
-        "exp_dir: exp\nmodel: ResNet34\ndataset_args:\n  num_frms: 200\nmodel_args: {}\n",
-        [],
-        r"my\.yaml: exp_dir, model, dataset_args, model_args are wespeaker.*docs/migration\.md",
-    ),
+    ("exp_dir: e\ndataset_args: {}\nmodel_args: {}\n", [], r"exp_dir, dataset_args, model_args are .*migration\.md"),
 ]
 
 
 @pytest.mark.parametrize(("text", "options", "found"), MISTAKES)
-def test_mistake_names_place_and_nearest(text: str, options: list[str], found: str, tmp_path: Path) -> None:
+def test_mistake_names_place_and_nearest(text, options, found, tmp_path):
     file = ["--config", write(tmp_path, text)] if text else []
     with pytest.raises(ConfigError, match=found):
         load_config([*file, *options])
     assert (ROOT / "docs" / "migration.md").is_file()
 
 
-def test_what_differs_in_a_flat_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_differs_in_a_flat_file_is_named(tmp_path, caplog):
     file = write(tmp_path, "model: ResNetSE34L\nnLcasses: 5994\n")
     assert load_config(["--config", file]).config.data.num_classes == 5994
     assert "my.yaml:2" in caplog.text and "nClasses" in caplog.text
@@ -81,7 +73,7 @@ def test_what_differs_in_a_flat_file_is_named(tmp_path: Path, caplog: pytest.Log
     assert "max_grad_norm" not in load_config([]).defaults
 
 
-def test_removed_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_option(tmp_path, monkeypatch):
     monkeypatch.setitem(REMOVED, "runtime.old_way", "write runtime.new_way")
     config = load_config(["--save_path", str(tmp_path)]).config
     save_config(config, tmp_path / "config.yaml")
@@ -94,7 +86,7 @@ def test_removed_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         load_config(["--config", write(tmp_path, "runtime:\n  old_way: 3\n")])
 
 
-def test_words_of_switches(tmp_path: Path) -> None:
+def test_words_of_switches(tmp_path):
     file = write(tmp_path, "data:\n  ram_corpus: on\n  pin_memory: off\nruntime:\n  precision: no\n  compile: off\n")
     config = load_config(["--config", file]).config
     assert (config.data.ram_corpus, config.runtime.precision, config.runtime.compile) == ("on", "no", "off")
@@ -107,7 +99,7 @@ def test_words_of_switches(tmp_path: Path) -> None:
     assert load_config(["--bf16", "--mixed-precision"]).config.runtime.precision == "auto"
 
 
-def test_help_and_reference() -> None:
+def test_help_and_reference():
     assert "--defaults" in help_text("all") and 15 <= help_text().count("\n  --") <= 30
     with pytest.raises(ValueError, match="expected all or one of data, "):
         help_text("everything")
@@ -118,7 +110,7 @@ def test_help_and_reference() -> None:
             assert f"| `{field}` |" in page and f"--{section}.{field} " in help_text(section), field
 
 
-def test_which_defaults_hold(tmp_path: Path) -> None:
+def test_which_defaults_hold(tmp_path):
     flat = write(tmp_path, "model: ResNetSE34L\ntrainfunc: amsoftmax\n", "flat.yaml")
     sections = write(tmp_path, "data:\n  batch_size: 7\n", "sections.yaml")
     loaded = load_config(["--config", flat])
@@ -139,21 +131,10 @@ def test_which_defaults_hold(tmp_path: Path) -> None:
     assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
 
 
-@pytest.mark.parametrize(
-    ("short", "dotted"),
-    [("test_list", "data.test_list"), ("batch_size", "data.batch_size"), ("bf16", "runtime.precision")],
-)
-def test_spelling_changes_no_default(short: str, dotted: str) -> None:
-    value = {"bf16": "bf16"}.get(short, "7")
-    first = load_config([f"--{short}", *([] if short == "bf16" else [value])])
-    second = load_config([f"--{dotted}", value])
-    assert first.config == second.config and not first.is_classic and not second.is_classic
-
-
-def test_their_checkpoint_is_asked_only_if_scored_alone(tmp_path: Path) -> None:
+def test_their_checkpoint_is_asked_only_if_scored_alone(tmp_path):
     asked: list[Path] = []
 
-    def is_theirs(path: Path) -> bool:
+    def is_theirs(path):
         asked.append(path)
         return path.name == "their.model"
 
@@ -167,15 +148,10 @@ def test_their_checkpoint_is_asked_only_if_scored_alone(tmp_path: Path) -> None:
     assert len(asked) == 2
 
 
-def test_model_file_gives_defaults() -> None:
-    of_model = {
-        "model.name": "ResNet",
-        "model.options.channels": 32,
-        "model.embedding_dim": 64,
-        "frontend.num_mels": 40,
-    }
+def test_model_file_gives_defaults():
+    of_model = {"model.name": "ResNet", "model.options.channels": 32, "model.embedding_dim": 64}
 
-    def loaded(*options: str) -> Config:
+    def loaded(*options):
         return load_config(["--initial_model", "m.pt", *options], settings_of_model=lambda path: of_model).config
 
     assert (loaded().model.options.channels, loaded().model.embedding_dim) == (32, 64)
@@ -185,7 +161,7 @@ def test_model_file_gives_defaults() -> None:
     assert loaded("--eval").model.name == Config().model.name
 
 
-def test_saved_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_copy(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "list.txt").write_text("a a.wav\n")
     monkeypatch.chdir(tmp_path / "work")
@@ -206,15 +182,13 @@ def test_saved_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
 
 
-def test_folder_of_a_saved_list_is_not_that_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_of_a_saved_list_is_not_that_of_another(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
     config.data.train_path, config.data.test_path = "corpus/train", "corpus/test"
     save_config(config, Path("run/config.yaml"))
 
-    def data(*options: str, file: str = "run/config.yaml"):
+    def data(*options, file="run/config.yaml"):
         return load_config(["--config", file, *options]).config.data
 
     corpus = str(tmp_path / "corpus" / "test")
@@ -233,7 +207,7 @@ def test_folder_of_a_saved_list_is_not_that_of_another(
     assert data("--test_list", "b/other.txt", file="recipe.yaml").test_path == "corpus/test"
 
 
-def test_inputs_from_here_and_then_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_from_here_and_then_from_the_file(tmp_path, monkeypatch):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "both.txt").write_text(folder)
@@ -245,7 +219,7 @@ def test_inputs_from_here_and_then_from_the_file(tmp_path: Path, monkeypatch: py
     assert Path(config.data.test_list).read_text() == "there"
 
 
-def test_old_names_lead_to_fields_that_exist() -> None:
+def test_old_names_lead_to_fields_that_exist():
     for name in ALIASES:
         for value in (True, False, "1"):
             for key in translate(name, value):

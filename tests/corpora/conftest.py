@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
-def ffmpeg() -> str:
+def ffmpeg():
     """The user's ffmpeg, or the one of imageio-ffmpeg."""
     from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 
@@ -22,7 +22,6 @@ def ffmpeg() -> str:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory, ffmpeg):
-    """VoxCeleb, MUSAN and RIRS_NOISES, tiny, as a source has them."""
     from preparation_corpora import publish
 
     return publish(tmp_path_factory.mktemp("published"), ffmpeg)

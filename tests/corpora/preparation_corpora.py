@@ -19,18 +19,18 @@ from tests.conftest import tiny_voice as voice
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 
 
-def run_data_prep(name: str, *arguments: object) -> int:
+def run_data_prep(name, *arguments):
     """Run a part of `speakernet prepare`, as its script in data_prep/ does, with these arguments; its exit code."""
     return main(["prepare", name, *map(str, arguments)])
 
 
-def run_in_own_session(*arguments: str) -> None:
+def run_in_own_session(*arguments):
     """The same as a process that can be killed together with the ffmpeg that it started."""
     os.setsid()
     sys.exit(run_data_prep(*arguments))
 
 
-def write_voices(root: Path, speakers: int, utterances: int, pattern: str, seconds: float = 1.0) -> list[str]:
+def write_voices(root, speakers, utterances, pattern, seconds=1.0):
     """Files named by `pattern` with {speaker} and {utterance}; their names relative to `root`."""
     names = []
     for speaker in range(speakers):
@@ -41,15 +41,13 @@ def write_voices(root: Path, speakers: int, utterances: int, pattern: str, secon
     return names
 
 
-def to_m4a(ffmpeg: str, source: Path, target: Path) -> None:
-    """Encode a WAV as the m4a that VoxCeleb2 comes in."""
+def to_m4a(ffmpeg, source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     command = [ffmpeg, "-nostdin", "-loglevel", "error", "-y", "-i", str(source), "-c:a", "aac", "-b:a", "48k"]
     subprocess.run([*command, str(target)], check=True)
 
 
-def zip_tree(root: Path) -> bytes:
-    """All files below `root` as one zip archive."""
+def zip_tree(root):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(root.rglob("*")):
@@ -58,8 +56,7 @@ def zip_tree(root: Path) -> bytes:
     return buffer.getvalue()
 
 
-def tar_tree(root: Path) -> bytes:
-    """All files below `root` as one tar.gz archive."""
+def tar_tree(root):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for path in sorted(root.rglob("*")):
@@ -68,19 +65,17 @@ def tar_tree(root: Path) -> bytes:
     return buffer.getvalue()
 
 
-def parts_of(whole: bytes, name: str, count: int) -> dict[str, bytes]:
+def parts_of(whole, name, count):
     """The archive cut into `count` parts named NAMEaa, NAMEab, …"""
     size = -(-len(whole) // count)
     return {f"{name}a{'abcdefgh'[row]}": whole[row * size : (row + 1) * size] for row in range(count)}
 
 
-def md5(content: bytes) -> str:
-    """MD5 as hex."""
+def md5(content):
     return hashlib.md5(content).hexdigest()
 
 
-def catalogue_entry(files: dict[str, bytes], joined: dict[str, tuple[list[str], bytes]] | None = None) -> dict:
-    """One corpus of a table of sources."""
+def catalogue_entry(files, joined=None):
     return {
         "access": "ask the owner",
         "base_urls": [],
@@ -89,7 +84,7 @@ def catalogue_entry(files: dict[str, bytes], joined: dict[str, tuple[list[str], 
     }
 
 
-def write_catalogue(path: Path, address: str, corpora: dict[str, dict]) -> Path:
+def write_catalogue(path, address, corpora):
     """A table of sources whose files come from `address`."""
     for entry in corpora.values():
         entry["base_urls"] = [address + "/{name}"]
@@ -110,7 +105,7 @@ class Published(NamedTuple):
     corpora: dict[str, dict]
 
 
-def publish(root: Path, ffmpeg: str, copies: int = 1) -> Published:
+def publish(root, ffmpeg, copies=1):
     """Tiny archives in the published layouts, VoxCeleb's development sets in parts; each m4a `copies` times."""
     write_voices(root / "vox1_dev", 3, 3 * copies, "wav/id1000{speaker}/video0/{utterance:05}.wav", 1.2)
     write_voices(root / "vox1_test", 2, 2, "wav/id1004{speaker}/video0/{utterance:05}.wav", 1.2)
@@ -130,10 +125,6 @@ def publish(root: Path, ffmpeg: str, copies: int = 1) -> Published:
     joined = {"vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]), "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"])}
     lists = {"veri_test.txt": TRIALS, "veri_test2.txt": TRIALS}
     musan, rirs = {"musan.tar.gz": tar_tree(root / "musan")}, {"rirs_noises.zip": zip_tree(root / "rirs")}
-    corpora = {
-        "voxceleb": catalogue_entry(archives, joined),
-        "voxceleb_trials": catalogue_entry(lists),
-        "musan": catalogue_entry(musan),
-        "rirs": catalogue_entry(rirs),
-    }
+    corpora = {"voxceleb": catalogue_entry(archives, joined), "voxceleb_trials": catalogue_entry(lists)}
+    corpora |= {"musan": catalogue_entry(musan), "rirs": catalogue_entry(rirs)}
     return Published(archives | lists | musan | rirs, corpora)

@@ -5,7 +5,6 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -36,18 +35,14 @@ class _Handler(BaseHTTPRequestHandler):
         source.seen.append(dict(self.headers.items()) | {"path": self.path})
         code = self._refusal(name)
         if code:
-            self.send_response(code)
-            self.send_header("Content-Length", "0")
-            if source.redirect_to:
-                self.send_header("Location", source.redirect_to + self.path)
-            self.end_headers()
+            self._answer(code, {"Location": source.redirect_to + self.path} if source.redirect_to else {})
             return
         content = source.files[name]
         if source.behaviour == "wrong md5":
             content = content[:-1] + bytes([content[-1] ^ 1])
         self._send(content)
 
-    def _refusal(self, name: str) -> int:
+    def _refusal(self, name):
         source = self.source
         if source.redirect_to:
             return 308
@@ -59,29 +54,29 @@ class _Handler(BaseHTTPRequestHandler):
             return 401
         return 0 if name in source.files else 404
 
-    def _send(self, content: bytes) -> None:
+    def _answer(self, code, headers, length=0):
+        self.send_response(code)
+        for name, value in {"Content-Length": str(length), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, content):
         source = self.source
-        start = 0
+        start, code = 0, 200
         wanted = self.headers.get("Range")
         tag = f'"{zlib.crc32(content)}"'
+        headers = {"ETag": tag}
         if wanted and source.behaviour != "no ranges" and self.headers.get("If-Range", tag) == tag:
             start = int(wanted.removeprefix("bytes=").split("-")[0])
             if start >= len(content):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(content)}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self._answer(416, {"Content-Range": f"bytes */{len(content)}"})
                 return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", tag)
+            code = 206
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if source.behaviour == "calls it gzip":
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
+            headers["Content-Encoding"] = "gzip"
         body = content[start:]
+        self._answer(code, headers, len(body))
         with contextlib.suppress(ConnectionError):
             if source.behaviour == "cut":
                 # A third of what is left, then the line drops: only resuming ever reaches the end.
@@ -102,8 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def played_source(files: dict[str, bytes], **behaviour: str) -> Iterator[PlayedSource]:
-    """A running server for these files; ends with the block."""
+def played_source(files, **behaviour):
     source = PlayedSource(files, **behaviour)
     handler = type("Handler", (_Handler,), {"source": source})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

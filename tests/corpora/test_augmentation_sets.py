@@ -1,8 +1,6 @@
 """MUSAN pieces and room responses: by hand, as the classic tools leave them, resumed, broken."""
 
 import shutil
-import socket
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +12,17 @@ from speakernet.corpora.rirs import trimmed_response
 from speakernet.data.audio import audio_info, read_audio, write_audio
 
 
-def noise(seconds: float, seed: int = 1, channels: int = 0) -> np.ndarray:
+def noise(seconds, seed=1, channels=0):
     shape = (int(16000 * seconds), channels) if channels else int(16000 * seconds)
     return (0.1 * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
 
 
-def make_musan(root: Path) -> None:
+def make_musan(root):
     for row, (kind, seconds) in enumerate({"noise/free": 14.0, "music/jazz": 11.0, "speech/gov": 3.0}.items()):
         write_audio(root / "musan" / kind / f"{row}.wav", noise(seconds, row), 16000)
 
 
-def make_responses(root: Path) -> None:
+def make_responses(root):
     decay = np.exp(-np.arange(16000 * 3) / 800)
     single = (noise(3.0) * decay).astype(np.float32)
     several = (noise(3.0, 2, channels=4) * decay[:, None]).astype(np.float32)
@@ -33,7 +31,7 @@ def make_responses(root: Path) -> None:
     write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav", noise(1.0, 5, 4), 16000)
 
 
-def prepare_from_archive(part: str, name: str, archive: bytes, folder: Path) -> None:
+def prepare_from_archive(part, name, archive, folder):
     with played_source({name: archive}) as source:
         table = write_catalogue(folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})})
         assert run_data_prep(part, "--save_path", folder / "data", "--catalogue", table) == 0
@@ -114,17 +112,3 @@ def test_a_broken_file_is_listed_and_the_rest_is_made(tmp_path, part, step, make
     assert "bad.wav" in (tmp_path / f"broken_{step}_{part}.txt").read_text()
     made = [*tmp_path.glob("musan_split/**/*.wav"), *tmp_path.glob("RIRS_NOISES/real_rirs_mono/**/*.wav")]
     assert len(made) == {"musan": 8, "rirs": 4}[part]
-
-
-@pytest.mark.parametrize("part", ["musan", "rirs"])
-def test_without_a_network_the_last_word_is_why(tmp_path, monkeypatch, capsys, part):
-    def no_name(*arguments, **options):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", no_name)
-    # A disk with room for MUSAN, which the machine of the tests need not have: its space is asked first.
-    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 40)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    assert run_data_prep(part, "--save_path", tmp_path) == 1
-    last = capsys.readouterr().err.rstrip().rsplit("\n", 1)[-1]
-    assert "nothing could be fetched" in last and "is there a network, or a proxy to set?" in last

@@ -1,7 +1,6 @@
 """The public corpora in their published layouts, tiny: rows, parts, sessions, joined utterances, trials."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 from preparation_corpora import catalogue_entry, parts_of, run_data_prep, tar_tree, write_catalogue, write_voices
@@ -13,11 +12,11 @@ from speakernet.data.lists import read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
 
 
-def speakers_of(path: Path, depth: int) -> set[str]:
+def speakers_of(path, depth):
     return {name.split("/")[depth] for name in read_trials(path).names}
 
 
-def make_librispeech(root: Path) -> None:
+def make_librispeech(root):
     speakers = {"train-clean-100": (0, 1, 2), "dev-clean": (10, 11, 12), "test-clean": (20, 21, 22)}
     for part, speaker in ((part, one) for part, some in speakers.items() for one in some):
         for chapter, row in itertools.product((1, 2), range(2)):
@@ -69,7 +68,7 @@ def test_common_voice_by_its_table(tmp_path):
     assert all(len(speaker) == 24 for speaker in training.speakers)
 
 
-def make_cnceleb(root: Path) -> None:
+def make_cnceleb(root):
     sessions = ("singing-01", "singing-02", "interview-01")
     voices = {seconds: voice(1, 1, seconds) for seconds in (2.0, 6.0)}
     for speaker, session, row in itertools.product(range(8), sessions, range(4)):
@@ -79,12 +78,10 @@ def make_cnceleb(root: Path) -> None:
     write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac", 0.6)
     write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac", 0.6)
     (evaluation / "lists").mkdir()
-    (evaluation / "lists" / "enroll.lst").write_text(
-        "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
-    )
-    (evaluation / "lists" / "trials.lst").write_text(
-        "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll test/id00001-singing-01.wav 0\n"
-    )
+    enrolled = "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
+    (evaluation / "lists" / "enroll.lst").write_text(enrolled)
+    trials = "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll test/id00001-singing-01.wav 0\n"
+    (evaluation / "lists" / "trials.lst").write_text(trials)
     (root / "CN-Celeb_flac" / "dev").mkdir()
     (root / "CN-Celeb_flac" / "dev" / "dev.lst").write_text("".join(f"id0000{row}\n" for row in range(2, 8)))
 

@@ -6,12 +6,11 @@ import logging
 import resource
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import requests
-from preparation_server import PlayedSource, played_source
+from preparation_server import played_source
 
 from speakernet.corpora.download import DownloadOptions, RemoteFile, download_all, load_catalogue, load_corpus
 from speakernet.corpora.steps import DiskFullError, StepSummary, finish
@@ -21,23 +20,23 @@ ACCESS = "fill the form at example.org"
 SECRET = "?key=TOPSECRET"
 
 
-def remote(source: PlayedSource, name: str = "a.zip", content: bytes = CONTENT, query: str = "") -> RemoteFile:
+def remote(source, name="a.zip", content=CONTENT, query=""):
     md5 = hashlib.md5(content).hexdigest()
     return RemoteFile(name, (f"{source.address}/{name}{query}",), md5, len(content), ACCESS)
 
 
-def fetch(file: RemoteFile, folder: Path, **options) -> StepSummary:
+def fetch(file, folder, **options):
     chosen = {"sleep": lambda seconds: None, "timeout_seconds": 0.4} | options
     summary = StepSummary("download", folder)
     download_all([file], folder, 2, DownloadOptions(**chosen), summary)
     return summary
 
 
-def half_files(folder: Path) -> list[str]:
+def half_files(folder):
     return [path.name for path in folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
 
 
-def server_that_is_down(file: RemoteFile, folder: Path, **options) -> tuple[list[float], str]:
+def server_that_is_down(file, folder, **options):
     """The waits between attempts, and the reason in the end."""
     waits: list[float] = []
     summary = fetch(file, folder, sleep=waits.append, **options)

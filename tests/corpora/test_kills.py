@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +17,13 @@ RANDOM = np.random.default_rng(20260101)
 pytestmark = pytest.mark.slow
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(folder):
     """Everything that is kept, by name; notes, locks and summaries of the last run aside."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if ".prep" not in name and name != "summary.txt"}
 
 
-def run_until(folder: Path, table: Path, lists: Path, sign: str = "") -> bool:
+def run_until(folder, table, lists, sign=""):
     """Run in a process that is killed once `sign` is in the folder, after a random moment; whether it was killed."""
     options = ["--all", "--augment", "--save_path", folder, "--catalogue", table, "--lists_from", lists, "--jobs", 2]
     context = multiprocessing.get_context("forkserver")
@@ -62,8 +61,7 @@ def test_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpeg):
         assert tree(tmp_path / "killed") == expected
 
 
-def check_finished_files(folder: Path, expected: dict[str, bytes]) -> None:
-    """Every audio file, archive and list under a final name is whole at any moment."""
+def check_finished_files(folder, expected):
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.name.startswith(".") and name in expected:

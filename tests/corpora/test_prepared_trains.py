@@ -5,20 +5,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from preparation_corpora import catalogue_entry, run_data_prep, write_catalogue, write_voices
+from preparation_corpora import run_data_prep, write_catalogue, write_voices
 from preparation_server import played_source
 
 from speakernet.checks.lists import quick_check
 from speakernet.cli import main
 from speakernet.config import load_config
-from speakernet.corpora.voxceleb import RECIPE, RECIPE_INPUTS
-from speakernet.data.lists import ListError, read_training_list, read_trials
+from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def inputs_of(recipe: str) -> dict[str, str]:
+def inputs_of(recipe):
     """Section.key -> path of every input that a recipe names itself."""
     sections = yaml.safe_load((CONFIGS / recipe).read_text(encoding="utf-8"))
     found = {f"{section}.{key}": value for section, keys in sections.items() for key, value in dict(keys).items()}
@@ -34,7 +33,7 @@ RECIPES = [
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory, published) -> Path:
+def prepared(tmp_path_factory, published):
     """A folder with `data/` as the scripts of data_prep leave it, made from tiny archives."""
     root = tmp_path_factory.mktemp("prepared")
     with played_source(published.files) as source, pytest.MonkeyPatch.context() as patch:
@@ -60,41 +59,18 @@ def test_every_recipe_finds_what_the_preparation_makes(prepared, monkeypatch, re
         train_list=read_training_list(data.train_list),
         train_source=open_source(data.train_path),
         trials=[(read_trials(data.test_list), open_source(data.test_path))],
-        min_utterances=1,
-        max_bad_share=0.0,
-        min_seconds=0.0,
+        **{"min_utterances": 1, "max_bad_share": 0.0, "min_seconds": 0.0},
     )
     assert [str(one) for one in findings if one.level == "error"] == []
     for name, path in inputs.items():
         assert name.startswith("data.") or any(Path(path).rglob("*.wav")), f"{name}: {path}"
 
 
-def test_a_list_that_is_not_there_names_the_preparation(tmp_path):
-    with pytest.raises(ListError, match=r"data_prep/voxceleb\.py"):
-        read_training_list(tmp_path / "vox2_dev_list.txt")
-
-
-def test_the_command_that_the_preparation_prints_trains_the_recipe(prepared, monkeypatch, capsys):
-    assert {name: path for name, path in inputs_of(RECIPE).items() if name in RECIPE_INPUTS} == RECIPE_INPUTS
-    monkeypatch.chdir(prepared)
-    entry = catalogue_entry({})
-    (prepared / "none.yaml").write_text(yaml.safe_dump({"voxceleb": entry, "voxceleb_trials": entry}))
-    options = ("--lists", "--subsets", "vox2_dev", "--catalogue", "none.yaml")
-    assert run_data_prep("voxceleb", *options) == 0
-    assert capsys.readouterr().out.endswith(f"trainSpeakerNet.py --config {RECIPE}\n")
-    assert run_data_prep("voxceleb", *options, "--save_path", prepared / "data") == 0
-    command = capsys.readouterr().out.split(f"--config {RECIPE} ")[1].split()
-    config = load_config(["--config", RECIPE, *command]).config
-    assert config.data.train_list == str(prepared / "data/lists/vox2_dev_list.txt")
-    assert config.augment.rir_path == str(prepared / "data/RIRS_NOISES/simulated_rirs")
-
-
 QUICK = "--runtime.device cpu --data.num_workers 0 --runtime.precision no --training.max_epochs 1"
 TINY = ("--model", "ResNet", "--model.options", "{channels: 8, blocks: [1], stem_stride: 4}")
 
 
-def train(folder: Path, *arguments: object) -> dict:
-    """Train one epoch into `folder`; the results of the final evaluation."""
+def train(folder, *arguments):
     assert main(["train", *QUICK.split(), *map(str, arguments), "--training.save_path", str(folder)]) == 0
     return json.loads((folder / "results.json").read_text())
 

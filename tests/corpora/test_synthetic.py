@@ -1,8 +1,6 @@
 """The synthetic corpus: voices that differ, determinism, resuming, what is refused, lists that training reads."""
 
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,33 +24,31 @@ SMALL = NUMBERS | {"utterances_per_speaker": 4, "trial_utterances_per_speaker": 
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def corpus(tmp_path_factory):
     return make(tmp_path_factory.mktemp("synthetic") / "corpus")
 
 
-def make(folder: Path, **options: object) -> SimpleNamespace:
+def make(folder, **options):
     workers = options.pop("num_workers", None)
-    return make_corpus(
-        folder, CorpusParameters(**{"seed": 5, **SMALL, **options}), num_workers=workers, show_progress=False
-    )
+    parameters = CorpusParameters(**{"seed": 5, **SMALL, **options})
+    return make_corpus(folder, parameters, num_workers=workers, show_progress=False)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def generator(*keys: int) -> np.random.Generator:
+def generator(*keys):
     return np.random.default_rng(keys)
 
 
-def steady_vowel(voice: SimpleNamespace, vowel: str = "V", seed: int = 0) -> np.ndarray:
-    """The middle of one long vowel."""
+def steady_vowel(voice, vowel="V", seed=0):
     tracks = lay_out([vowel] * 6, generator(seed))
     waveform = synthesise(voice, tracks, generator(seed + 1))
     return waveform[len(waveform) // 4 : 3 * len(waveform) // 4]
 
 
-def test_the_cascade_has_its_poles_at_the_formants() -> None:
+def test_the_cascade_has_its_poles_at_the_formants():
     hz, bandwidth = np.array([[500.0, 1500.0, 2500.0]]), np.array([[60.0, 90.0, 150.0]])
     polynomial = _resonator_polynomials(hz, bandwidth)
     roots = np.roots(polynomial[0])
@@ -63,7 +59,7 @@ def test_the_cascade_has_its_poles_at_the_formants() -> None:
     assert polynomial.sum() == pytest.approx(1.0)  # unit gain at 0 Hz
 
 
-def test_the_pitch_of_the_waveform_is_the_voices() -> None:
+def test_the_pitch_of_the_waveform_is_the_voices():
     for seed in range(6):
         voice = draw_voice(generator(seed))
         vowel = steady_vowel(voice).astype(np.float64)
@@ -75,7 +71,7 @@ def test_the_pitch_of_the_waveform_is_the_voices() -> None:
         assert abs(np.log2(SAMPLE_RATE / best / voice.pitch_hz)) < 0.7
 
 
-def test_a_session_colours_and_levels_but_keeps_the_speech() -> None:
+def test_a_session_colours_and_levels_but_keeps_the_speech():
     random = generator(11)
     speech = synthesise(draw_voice(random), lay_out(draw_phones(random, 10), random), random)
     session = draw_session(random)
@@ -88,7 +84,7 @@ def test_a_session_colours_and_levels_but_keeps_the_speech() -> None:
     assert noise_share == pytest.approx(2 * 10 ** (-session.snr_db / 10), rel=0.4)
 
 
-def test_a_room_decays_by_60_db_in_its_decay_time() -> None:
+def test_a_room_decays_by_60_db_in_its_decay_time():
     sides, talker_place, microphone = np.array([5.0, 4.0, 3.0]), np.array([1.0, 1.0, 1.5]), np.array([3.0, 2.5, 1.2])
     response = room_response(sides, talker_place, microphone, 0.5, generator(1)).astype(np.float64)
     assert response[0] == pytest.approx(1.0)  # nothing comes before the direct path
@@ -98,18 +94,17 @@ def test_a_room_decays_by_60_db_in_its_decay_time() -> None:
     assert -60.0 / slope_db == pytest.approx(0.5, rel=0.2)
 
 
-def test_the_first_echo_comes_from_the_nearest_wall() -> None:
+def test_the_first_echo_comes_from_the_nearest_wall():
     # Talker and microphone 2 m apart and 0.5 m above the floor of a vast room: the floor's image is sqrt(4 + 1) m off.
-    response = room_response(
-        np.array([9.0, 9.0, 9.0]), np.array([3.5, 4.5, 0.5]), np.array([5.5, 4.5, 0.5]), 1.0, generator(1)
-    )
+    sides, talker, microphone = np.array([[9.0, 9.0, 9.0], [3.5, 4.5, 0.5], [5.5, 4.5, 0.5]])
+    response = room_response(sides, talker, microphone, 1.0, generator(1))
     expected = round((np.sqrt(5.0) - 2.0) / 343.0 * SAMPLE_RATE)
     assert np.flatnonzero(response)[:2].tolist() == [0, expected]
     assert 0.5 < response[expected] * np.sqrt(5.0) / 2.0 < 1.0  # 1/r, and what the floor absorbs
 
 
 @pytest.mark.parametrize("name", NOISES)
-def test_every_noise_is_sound_of_the_length_asked_for(name: str) -> None:
+def test_every_noise_is_sound_of_the_length_asked_for(name):
     _, make = NOISES[name]
     clips = [make(generator(seed), 24001) for seed in (1, 2, 1)]
     assert clips[0].dtype == np.float32 and clips[0].shape == (24001,)
@@ -118,7 +113,7 @@ def test_every_noise_is_sound_of_the_length_asked_for(name: str) -> None:
     assert not np.array_equal(clips[0], clips[1])
 
 
-def test_lists_and_tables(corpus: SimpleNamespace) -> None:
+def test_lists_and_tables(corpus):
     training, trials = read_training_list(corpus.train_list), read_trials(corpus.test_list)
     assert list(training.speakers) == ["syn00000", "syn00001", "syn00002"] and len(training.paths) == 12
     assert trials.labels is not None and set(trials.labels.tolist()) == {0, 1}
@@ -133,7 +128,7 @@ def test_lists_and_tables(corpus: SimpleNamespace) -> None:
     assert len(corpus.speakers.read_text().splitlines()) == 1 + 6
 
 
-def test_trials_ask_for_the_voice_and_not_for_the_channel(corpus: SimpleNamespace) -> None:
+def test_trials_ask_for_the_voice_and_not_for_the_channel(corpus):
     trials = read_trials(corpus.test_list)
     training_speakers = set(read_training_list(corpus.train_list).speakers)
     for enrol, test, label in zip(trials.enrol, trials.test, trials.labels, strict=True):
@@ -144,7 +139,7 @@ def test_trials_ask_for_the_voice_and_not_for_the_channel(corpus: SimpleNamespac
         assert not training_speakers & set(speakers)
 
 
-def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus, tmp_path):
     make(tmp_path / "processes", num_workers=2)
     expected = contents(corpus.train_list.parent)
     assert contents(tmp_path / "processes") == expected
@@ -153,7 +148,7 @@ def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus: Si
     assert contents(tmp_path / "other")[name] != expected[name]
 
 
-def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus, tmp_path):
     whole = contents(corpus.train_list.parent)
     folder = tmp_path / "stopped"
     shutil.copytree(corpus.train_list.parent, folder)
@@ -166,7 +161,7 @@ def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus: SimpleN
     assert not (folder / "train/syn00000/session00/00000.wav").exists()
 
 
-def test_other_parameters_and_other_folders_are_refused(corpus: SimpleNamespace, tmp_path: Path) -> None:
+def test_other_parameters_and_other_folders_are_refused(corpus, tmp_path):
     before = contents(corpus.train_list.parent)
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "broken").mkdir()
@@ -186,9 +181,7 @@ def test_other_parameters_and_other_folders_are_refused(corpus: SimpleNamespace,
     [{"num_speakers": 0}, {"num_trial_speakers": 1}, {"seed": -1}, {"trial_utterances_per_speaker": 2}],
     ids=str,
 )
-def test_numbers_that_make_no_corpus_are_refused_before_anything_is_written(
-    changes: dict[str, int], tmp_path: Path
-) -> None:
+def test_numbers_that_make_no_corpus_are_refused_before_anything_is_written(changes, tmp_path):
     with pytest.raises(ValueError, match="synthetic corpus: "):
         make(tmp_path / "corpus", **changes)
     assert not (tmp_path / "corpus").exists()

@@ -1,22 +1,19 @@
 """The whole VoxCeleb path on tiny archives from a real server: parts, zips, m4a, WAV, lists, one epoch."""
 
-from pathlib import Path
-
-from preparation_corpora import TRIALS, Published, run_data_prep, write_catalogue
-from preparation_server import PlayedSource, played_source
+from preparation_corpora import TRIALS, run_data_prep, write_catalogue
+from preparation_server import played_source
 
 from speakernet.data.audio import audio_info
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.data.opening import open_source
 
 
-def prepare(source: PlayedSource, published: Published, folder: Path, *arguments: object) -> int:
+def prepare(source, published, folder, *arguments):
     table = write_catalogue(folder.parent / "catalogue.yaml", source.address, published.corpora)
     common = ("--save_path", folder, "--catalogue", table, "--jobs", 2, "--timeout", 5)
     return run_data_prep("voxceleb", *common, *arguments)
 
 
-def audio(folder: Path) -> dict[str, bytes]:
+def audio(folder):
     suffixes = {".wav", ".flac", ".m4a"}
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in suffixes}
 
@@ -94,20 +91,3 @@ def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch
         monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")
         assert prepare(source, published, tmp_path / "data", "--all") == 1
         assert not source.requests, "ffmpeg is looked for before the download, not after"
-
-
-def test_packed_straight_from_the_archives(tmp_path, published):
-    folder = tmp_path / "data"
-    with played_source(published.files) as source:
-        assert prepare(source, published, folder, "--download", "--pack") == 0
-        assert prepare(source, published, folder, "--pack") == 0, "a second run finds them done"
-    assert not list(folder.rglob("*.wav"))
-    training = read_training_list(folder / "lists" / "vox2_dev_packed_list.txt")
-    assert (len(training), len(training.speakers)) == (12, 4)
-    packed = open_source(folder / "packed" / "vox2_dev")
-    assert not len(packed.missing(training.paths))
-    waveform = packed.read(training.paths[0])
-    assert abs(len(waveform) / 16000 - 1.2) < 0.1
-    assert waveform.std() > 0.005
-    (tmp_path / "trials.txt").write_bytes(TRIALS)
-    assert not len(open_source(folder / "packed" / "vox1").missing(read_trials(tmp_path / "trials.txt").names))

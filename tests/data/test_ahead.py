@@ -5,7 +5,6 @@ import pickle
 import shutil
 import threading
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ SPEEDS = (Fraction(1), Fraction(9, 10))
 
 
 @pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpora(tmp_path_factory):
     """Twelve utterances, some shorter than a crop, packed by one machine (`whole`) and by two (`parts`)."""
     root = tmp_path_factory.mktemp("ahead")
     random = np.random.default_rng(5)
@@ -42,19 +41,13 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture()
-def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose memory is full."""
-    monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
-
-
-def planner_of(corpus: Path, names: list[str] = NAMES) -> BatchMaker:
+def planner_of(corpus, names=NAMES):
     source, table = PackedSource(corpus), StringTable.from_strings(names)
     lookup = source.lookup_table(table)
     return BatchMaker(source.rows(table, lookup), lookup.num_samples, seed=3, speeds=SPEEDS)
 
 
-def requests_of(num_batches: int, rows: int = 8) -> list[BatchRequest]:
+def requests_of(num_batches, rows=8):
     random = np.random.default_rng(1)
     return [
         BatchRequest(2, random.permutation(len(NAMES))[:rows], random.integers(0, 2, rows), 1600, batch)
@@ -62,12 +55,12 @@ def requests_of(num_batches: int, rows: int = 8) -> list[BatchRequest]:
     ]
 
 
-def made_by(maker: object, requests: list[BatchRequest]) -> list[torch.Tensor]:
+def made_by(maker, requests):
     return [crops.clone() for _, crops, _ in maker.run(requests)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["whole", "parts"])
-def test_batches_are_those_of_a_corpus_in_memory(corpora: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_batches_are_those_of_a_corpus_in_memory(corpora, monkeypatch, kind):
     mapped = planner_of(corpora / kind)
     assert isinstance(mapped.reader, PackedRows) and mapped.reader.is_mapped
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
@@ -82,7 +75,8 @@ def test_batches_are_those_of_a_corpus_in_memory(corpora: Path, monkeypatch: pyt
     assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]
 
 
-def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora: Path, no_memory: None, tmp_path: Path) -> None:
+def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora, monkeypatch, tmp_path):
+    monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
     corpus = tmp_path / "corpus"
     shutil.copytree(corpora / "whole", corpus)
     planner, request = planner_of(corpus, [*NAMES[:11], "nobody.wav"]), requests_of(3, len(NAMES))
@@ -96,9 +90,7 @@ def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora: Path, no_mem
         made_by(ReadAhead(planner, planner), request)
 
 
-def test_training_chooses_it_by_itself(
-    corpora: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_chooses_it_by_itself(corpora, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     lists = ["--data.train_list", str(corpora / "train.txt"), "--data.train_path", str(corpora / "parts")]
     config = load_config([*lists, "--data.batch_size", "4", "--data.crop_frames", "10"]).config

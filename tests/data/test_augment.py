@@ -1,7 +1,5 @@
 """Augmentation against plain references: ratios reached, convolution, keyed choices, the classic pipeline, silence."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -34,7 +32,7 @@ BATCH = 200
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(tmp_path_factory):
     """MUSAN-like clips (shorter and longer than a crop) and impulse responses with a late direct path."""
     random = np.random.default_rng(3)
     root = tmp_path_factory.mktemp("augment")
@@ -48,24 +46,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "musan", root / "rirs"
 
 
-def make(folders: tuple[Path, Path], **options: object) -> Augmenter:
+def make(folders, **options):
     rirs = RirBank(folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic")
     banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
     return Augmenter(banks, rirs, AugmentOptions(**options))  # type: ignore[arg-type]
 
 
-def speech(random: np.random.Generator, batch: int = BATCH) -> torch.Tensor:
+def speech(random, batch=BATCH):
     return torch.from_numpy((0.1 * random.standard_normal((batch, SAMPLES))).astype(np.float32))
 
 
-def augment(augmenter: Augmenter, clean: torch.Tensor, epoch: int = 0) -> tuple[torch.Tensor, object, object]:
+def augment(augmenter, clean, epoch=0):
     drawn = augmenter.draw(np.arange(len(clean)), epoch)
     # By the code for devices, which is checked against plain references here; that for CPUs equals it, below.
     ingredients = ResidentBanks(augmenter.banks, augmenter.rirs, clean.device).gather(drawn, clean.shape[1])
     return augmenter.apply(clean.clone(), drawn, ingredients), drawn, ingredients
 
 
-def test_every_source_reaches_its_ratio_on_true_power(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+def test_every_source_reaches_its_ratio_on_true_power(folders, random):
     clean = speech(random)
     noisy, drawn, _ = augment(make(folders), clean)
     utterances = np.unique(drawn.source_rows)
@@ -76,7 +74,7 @@ def test_every_source_reaches_its_ratio_on_true_power(folders: tuple[Path, Path]
         assert ratio_db.item() == pytest.approx(drawn.snr_db[drawn.source_rows == row][0], abs=0.1)
 
 
-def test_ratios_lie_in_their_ranges_and_babble_has_three_to_seven_talkers(folders: tuple[Path, Path]) -> None:
+def test_ratios_lie_in_their_ranges_and_babble_has_three_to_seven_talkers(folders):
     drawn = make(folders).draw(np.arange(2000), 0)
     for code, (low, high) in ((NOISE, (0, 15)), (MUSIC, (5, 15)), (BABBLE, (13, 20))):
         values = drawn.snr_db[drawn.source_kinds == code]
@@ -90,9 +88,7 @@ def test_ratios_lie_in_their_ranges_and_babble_has_three_to_seven_talkers(folder
     assert shares == pytest.approx([0.2] * 5, abs=0.03)
 
 
-def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(
-    folders: tuple[Path, Path], random: np.random.Generator
-) -> None:
+def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(folders, random):
     clean = speech(random)
     augmenter = make(folders)
     wet, drawn, _ = augment(augmenter, clean)
@@ -103,13 +99,11 @@ def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(
         whole = augmenter.rirs.source.read(augmenter.rirs.names[rir]).astype(np.float64)
         whole /= np.sqrt((whole**2).sum())
         direct = int(np.abs(whole).argmax())
-        expected = convolve(clean[row].numpy().astype(np.float64), whole[direct:], mode="full", method="direct")[
-            :SAMPLES
-        ]
+        expected = convolve(clean[row].double().numpy(), whole[direct:], mode="full", method="direct")[:SAMPLES]
         assert np.abs(wet[row].numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+def test_classic_style_equals_a_plain_loop(folders, random):
     clean = speech(random, 60)
     augmenter = make(folders, style="classic")
     result, drawn, ingredients = augment(augmenter, clean)
@@ -128,7 +122,7 @@ def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: n
         assert result[row].numpy() == pytest.approx(expected, abs=2e-5)
 
 
-def test_choices_depend_on_row_and_epoch_alone(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+def test_choices_depend_on_row_and_epoch_alone(folders, random):
     clean = speech(random, 40)
     augmenter = make(folders, telephone_probability=0.3, volume_db=[-6, 6])
     together, _, _ = augment(augmenter, clean)
@@ -141,7 +135,7 @@ def test_choices_depend_on_row_and_epoch_alone(folders: tuple[Path, Path], rando
         torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-4)
 
 
-def test_a_category_without_files_is_shared_among_the_others(folders: tuple[Path, Path]) -> None:
+def test_a_category_without_files_is_shared_among_the_others(folders):
     banks = noise_banks(folders[0], 16000, None)
     del banks["babble"]
     augmenter = Augmenter(banks, None, AugmentOptions())
@@ -151,7 +145,7 @@ def test_a_category_without_files_is_shared_among_the_others(folders: tuple[Path
     assert set(Augmenter({}, None, AugmentOptions()).draw(np.arange(50), 0).kinds) == {CLEAN}
 
 
-def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
+def test_telephone_band_and_codec(folders):
     times = torch.arange(16000) / 16000
     tones = torch.stack([torch.sin(2 * torch.pi * hz * times) for hz in (100, 1000, 5000)])
     band = Augmenter({}, None, AugmentOptions(telephone_probability=1.0))
@@ -168,7 +162,7 @@ def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
     assert mu_law_codec(torch.sign(tones[1:2, ::2] + 1e-3), 8000).abs().max() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_layouts_and_broken_files(tmp_path, caplog):
     with pytest.raises(AudioError, match="no such folder"):
         noise_banks(tmp_path / "none", 16000, None)
     (tmp_path / "empty").mkdir()
@@ -190,9 +184,7 @@ def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("style", ["ours", "classic"])
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_the_way_for_cpus_gives_the_same(
-    folders: tuple[Path, Path], random: np.random.Generator, style: str, in_memory: bool
-) -> None:
+def test_the_way_for_cpus_gives_the_same(folders, random, style, in_memory):
     clean = speech(random, 80)
     clean[:20] = 0  # of silence too: what is compared is finite
     augmenter = make(folders, style=style)
@@ -204,7 +196,7 @@ def test_the_way_for_cpus_gives_the_same(
 
 
 @pytest.mark.parametrize("style", ["ours", "classic"])
-def test_resident_banks_give_the_same(folders: tuple[Path, Path], random: np.random.Generator, style: str) -> None:
+def test_resident_banks_give_the_same(folders, random, style):
     clean = speech(random, 80)
     augmenter = make(folders, style=style, volume_db=[-6.0, 6.0], codec_probability=0.2, telephone_probability=0.2)
     expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
@@ -218,9 +210,7 @@ def test_resident_banks_give_the_same(folders: tuple[Path, Path], random: np.ran
     assert bytes_of_banks(augmenter.banks, augmenter.rirs, None) == clips + 4 * (300 + 5000 + 2 * 20000)
 
 
-def test_babble_of_a_resident_corpus_is_read_where_that_lies(
-    folders: tuple[Path, Path], random: np.random.Generator
-) -> None:
+def test_babble_of_a_resident_corpus_is_read_where_that_lies(folders, random):
     banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
     held = torch.from_numpy(random.integers(-3000, 3000, 90_000).astype(np.int16))
     corpus = RamRows(held, np.arange(0, 90_000, 6000), np.full(15, 6000), {})
@@ -236,7 +226,7 @@ def test_babble_of_a_resident_corpus_is_read_where_that_lies(
     assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(5000 + 1500 * number for number in range(9))
 
 
-def test_energies_of_crops_are_exact(random: np.random.Generator) -> None:
+def test_energies_of_crops_are_exact(random):
     samples = random.integers(-32768, 32768, 5000).astype(np.int16)
     sums = block_energies(samples)
     for num_samples in (128, 200, 1000, 4999):
@@ -245,7 +235,7 @@ def test_energies_of_crops_are_exact(random: np.random.Generator) -> None:
         assert energies_of_crops(sums, samples, firsts, num_samples).tolist() == expected
 
 
-def test_rooms_are_one_microphone_and_no_noise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rooms_are_one_microphone_and_no_noise(tmp_path, caplog):
     """RIRS_NOISES holds noises beside responses, and responses of up to eight channels."""
     left, right = np.zeros(400, dtype=np.float32), np.zeros(400, dtype=np.float32)
     left[[10, 60]], right[[30, 90]] = (0.5, 0.2), (0.5, 0.2)

@@ -1,7 +1,5 @@
 """Automatic choices: the value and the reason for every kind of machine and corpus."""
 
-from collections.abc import Callable
-
 import pytest
 
 from speakernet.data.choices import (
@@ -12,15 +10,8 @@ from speakernet.data.choices import (
     choose_ram_corpus,
 )
 
-MACHINE = {
-    "cores": 16,
-    "num_batches": 1000,
-    "is_reading_free": False,
-    "augments_in_workers": True,
-    "trains_on_cpu": False,
-    "batch_bytes": 8 << 20,
-    "free_shared_bytes": 8 << 30,
-}
+MACHINE = {"cores": 16, "num_batches": 1000, "is_reading_free": False, "augments_in_workers": True}
+MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes": 8 << 30}
 
 
 @pytest.mark.parametrize(
@@ -32,16 +23,14 @@ MACHINE = {
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
         ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
-        ({"is_reading_free": True}, 12, "more than 12"),
         ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 2, "0.2 ms a crop"),
-        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 1e-3}, 0, "one copy"),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"is_spawned": True}, 4, "starts from nothing"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
         ({"free_shared_bytes": 0}, 0, "--shm-size"),
     ],
 )
-def test_num_workers(changes: dict, value: int, reason: str) -> None:
+def test_num_workers(changes, value, reason):
     choice = choose_num_workers(**{**MACHINE, **changes})
     assert choice.value == value and reason in choice.reason
 
@@ -59,23 +48,20 @@ CHOICES = {
     [
         (choose_prefetch, {}, 2),
         (choose_prefetch, {"batch_bytes": 1 << 20, "free_shared_bytes": 1 << 30}, 4),
-        (choose_prefetch, {"batch_bytes": 1 << 30}, 1),
         (choose_ram_corpus, {"switch": "auto"}, True),
         (choose_ram_corpus, {"switch": "auto", "is_compressed": False}, False),
         (choose_ram_corpus, {"switch": "auto", "budget_bytes": 8}, False),
         (choose_ram_corpus, {"switch": "on", "is_packed": True}, False),
-        (choose_ram_corpus, {"switch": "off"}, False),
         (choose_device_resident, {"switch": "auto"}, True),
         (choose_device_resident, {"switch": "auto", "device_type": "cpu"}, False),
         (choose_device_resident, {"switch": "on", "device_type": "cpu"}, True),
-        (choose_device_resident, {"switch": "off"}, False),
         (choose_device_banks, {}, True),
         (choose_device_banks, {"needs_corpus": True, "is_corpus_there": True}, True),
         (choose_device_banks, {"needs_corpus": True}, False),
         (choose_device_banks, {"bank_bytes": 10}, False),
     ],
 )
-def test_choices(choose: Callable, changes: dict, value: int | bool) -> None:
+def test_choices(choose, changes, value):
     assert choose(**{**CHOICES[choose], **changes}).value == value
 
 
@@ -88,7 +74,7 @@ def test_choices(choose: Callable, changes: dict, value: int | bool) -> None:
         (choose_device_resident, {"augments_elsewhere": True}, "without noise and RIRs"),
     ],
 )
-def test_what_is_asked_for_and_cannot_be(choose: Callable, changes: dict, word: str) -> None:
+def test_what_is_asked_for_and_cannot_be(choose, changes, word):
     facts = {**CHOICES[choose], **changes}
     assert not choose(switch="auto", **facts).value
     with pytest.raises(ValueError, match=word):

@@ -1,7 +1,5 @@
 """Kaldi folders: wav.scp and utt2spk as training list and as audio; what is refused, by name and line."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ IDS = [f"spk{row // 3}-utt{row}" for row in range(9)]
 
 
 @pytest.fixture()
-def kaldi(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kaldi(tmp_path, random, monkeypatch):
     """Nine utterances, every third one named from the working directory, one with a space in its name."""
     monkeypatch.chdir(tmp_path)
     folder, audio = tmp_path / "data" / "train", tmp_path / "audio"
@@ -29,7 +27,7 @@ def kaldi(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.Monke
     return folder
 
 
-def test_a_folder_is_a_training_list_of_utterance_ids(kaldi: Path) -> None:
+def test_a_folder_is_a_training_list_of_utterance_ids(kaldi):
     found = read_training_list(kaldi)
     assert list(found.paths) == IDS[::-1]
     assert list(found.speakers) == ["spk0", "spk1", "spk2"]
@@ -39,7 +37,7 @@ def test_a_folder_is_a_training_list_of_utterance_ids(kaldi: Path) -> None:
     assert audio_folder_of(kaldi / "trials") == kaldi
 
 
-def test_its_audio_is_found_by_id(kaldi: Path, tmp_path: Path) -> None:
+def test_its_audio_is_found_by_id(kaldi, tmp_path):
     source = open_source(kaldi, keep_lookup=False)
     assert isinstance(source, KaldiSource)
     names = StringTable.from_strings([IDS[4], "absent", IDS[0]])
@@ -62,19 +60,18 @@ def test_its_audio_is_found_by_id(kaldi: Path, tmp_path: Path) -> None:
     ("row", "message"),
     [
         ("b sph2pipe -f wav b.sph |", r"wav\.scp, line 2: 'sph2pipe -f wav b\.sph \|' is a command"),
-        ("b cat b.flac | flac -cd - |", r"line 2: .* is a command"),
         ("b corpus.ark:1234", r"line 2: 'corpus\.ark:1234' is a place in a Kaldi archive"),
         ("b", r"line 2: expected 'utterance file', found 'b'"),
         ("a other.wav", r"wav\.scp: 'a' is there twice"),
     ],
 )
-def test_what_wav_scp_may_not_hold(tmp_path: Path, row: str, message: str) -> None:
+def test_what_wav_scp_may_not_hold(tmp_path, row, message):
     (tmp_path / "wav.scp").write_text(f"a a.wav\n{row}\nc c.wav\n")
     with pytest.raises(ListError, match=message):
         open_source(tmp_path)
 
 
-def test_other_things_are_refused(kaldi: Path, tmp_path: Path) -> None:
+def test_other_things_are_refused(kaldi, tmp_path):
     (kaldi / "utt2spk").write_text("a spk 1\n")
     with pytest.raises(ListError, match=r"utt2spk, line 1: expected 'utterance speaker', found 'a spk 1'"):
         read_training_list(kaldi)

@@ -16,8 +16,7 @@ from speakernet.config.schema import replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
 from speakernet.data.augment.banks import bytes_of_banks
-from speakernet.data.batches import Batch, BatchMaker, BatchRequest, ResidentMaker
-from speakernet.data.loader import TrainingLoader
+from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.packed import RamRows, load_into_ram
 from speakernet.data.packing import pack
 from speakernet.data.workers import Workers
@@ -26,8 +25,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def disturbances(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three noises of each kind and two room responses."""
+def disturbances(tmp_path_factory):
     root = tmp_path_factory.mktemp("disturbances")
     random = np.random.default_rng(3)
     for name in (f"{kind}/x/{number}.wav" for kind in ("noise", "music", "speech") for number in range(3)):
@@ -38,7 +36,7 @@ def disturbances(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config_of(corpus: Path, disturbances: Path | None = None, **changes: object) -> Config:
+def config_of(corpus, disturbances=None, **changes):
     """The tiny corpus in small batches; `changes` are dotted keys with __ for the dot."""
     sections: dict[str, dict[str, object]] = {
         "data": {"train_list": str(corpus / "train_list.txt"), "crop_frames": 50, "batch_size": 8, "num_workers": 0},
@@ -54,27 +52,24 @@ def config_of(corpus: Path, disturbances: Path | None = None, **changes: object)
     return replaced(Config(), **sections)
 
 
-def loader(
-    corpus: Path, disturbances: Path | None = None, start_method: str | None = None, **changes: object
-) -> TrainingLoader:
-    """A loader over the tiny corpus."""
+def loader(corpus, disturbances=None, start_method=None, **changes):
     config = config_of(corpus, disturbances, **changes)
     return build_training_loader(config, Inputs(config, CPU), start_method)
 
 
-def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
+def epoch(made, number=0):
     made.set_epoch(number)
     return list(made)
 
 
-def assert_same(first: list[Batch], second: list[Batch]) -> None:
+def assert_same(first, second):
     assert len(first) == len(second) > 0
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-6, rtol=0)
         assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
 
 
-def test_batches_hold_crops_of_their_files(tiny_corpus: Path) -> None:
+def test_batches_hold_crops_of_their_files(tiny_corpus):
     made = loader(tiny_corpus)
     batches = epoch(made)
     assert len(made) == len(batches) == 4 and made.num_classes == 8
@@ -88,7 +83,7 @@ def test_batches_hold_crops_of_their_files(tiny_corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("augmented", [False, True])
-def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, augmented: bool) -> None:
+def test_workers_give_the_same_batches(tiny_corpus, disturbances, augmented):
     noise = disturbances if augmented else None
     alone = loader(tiny_corpus, noise)
     helped = loader(tiny_corpus, noise, data__num_workers=2, data__prefetch_factor=1)
@@ -102,15 +97,14 @@ def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, au
 
 
 @pytest.fixture(scope="module")
-def packed(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny corpus, packed."""
+def packed(tiny_corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed") / "corpus"
     pack(FolderInput(tiny_corpus), folder)
     return str(folder)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_packed_corpus_gives_the_same_batches(tiny_corpus: Path, packed: str, num_workers: int) -> None:
+def test_a_packed_corpus_gives_the_same_batches(tiny_corpus, packed, num_workers):
     # Some utterances are shorter than a crop and wrap around.
     options = {"data__crop_frames": 120, "data__num_workers": num_workers, "data__device_resident": "off"}
     files, made = loader(tiny_corpus, **options), loader(tiny_corpus, data__train_path=packed, **options)
@@ -120,9 +114,7 @@ def test_a_packed_corpus_gives_the_same_batches(tiny_corpus: Path, packed: str, 
     made.close()
 
 
-def test_noise_and_rooms_are_counted_before_the_corpus(
-    tiny_corpus: Path, disturbances: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_and_rooms_are_counted_before_the_corpus(tiny_corpus, disturbances, monkeypatch):
     """To the byte: with one less than both take, the corpus stays where it is."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     config = config_of(tiny_corpus, disturbances, data__ram_corpus="on")
@@ -135,29 +127,19 @@ def test_noise_and_rooms_are_counted_before_the_corpus(
         asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
-
-
-@pytest.mark.parametrize(("reserved", "is_there"), [(0, True), (1 << 30, False)])
-def test_what_training_takes_is_left_to_it(
-    tiny_corpus: Path, packed: str, reserved: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The decision comes before anything is moved: no GPU is needed to see it."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
-    config = config_of(tiny_corpus, data__train_path=packed)
-    inputs = Inputs(config, torch.device("cuda"))
-    given = inputs.training
-    reader = given.source.rows(given.rows.paths, given.table)
-    assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there
+    # What training takes is left to it.
+    for reserved, is_there in ((0, True), (1 << 30, False)):
+        assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there
 
 
 @pytest.mark.slow
-def test_spawned_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path) -> None:
+def test_spawned_workers_give_the_same_batches(tiny_corpus, disturbances):
     made = loader(tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip")
     assert_same(epoch(loader(tiny_corpus, disturbances)), epoch(made))
     made.close()
 
 
-def test_position_in_the_epoch_is_state(tiny_corpus: Path, disturbances: Path) -> None:
+def test_position_in_the_epoch_is_state(tiny_corpus, disturbances):
     straight = epoch(loader(tiny_corpus, disturbances), 1)
     stopped = loader(tiny_corpus, disturbances)
     stopped.set_epoch(1)
@@ -170,7 +152,7 @@ def test_position_in_the_epoch_is_state(tiny_corpus: Path, disturbances: Path) -
         loader(tiny_corpus, disturbances, data__batch_size=4).load_state_dict(stopped.state_dict())
 
 
-def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, disturbances: Path) -> None:
+def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus, disturbances):
     for noise in (None, disturbances):
         plain = epoch(loader(tiny_corpus, noise))
         assert_same(plain, epoch(loader(tiny_corpus, noise, data__ram_corpus="on")))
@@ -182,10 +164,7 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
 
 
 @pytest.mark.parametrize("factors", [[0.9, 1.0, 1.1], [0.9]])
-def test_a_resident_corpus_changes_speed_as_the_host_does(
-    tiny_corpus: Path, disturbances: Path, factors: list[float]
-) -> None:
-    """Disturbances of resident banks included."""
+def test_a_resident_corpus_changes_speed_as_the_host_does(tiny_corpus, disturbances, factors):
     options = {"data__ram_corpus": "on", "augment__speed_factors": factors, "augment__telephone_probability": 0.3}
     host, resident = (loader(tiny_corpus, disturbances, **options, data__device_resident=one) for one in ("off", "on"))
     assert isinstance(resident.maker, ResidentMaker) and resident.augmenter.resident is not None
@@ -196,7 +175,7 @@ def test_a_resident_corpus_changes_speed_as_the_host_does(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_workers: int) -> None:
+def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus, num_workers):
     """As on a GPU without room for the corpus: crops travel as int16, as long as their speed needs them."""
     options = {"augment__enabled": True, "augment__speed_factors": [0.9, 1.0, 1.1], "augment__volume_db": [-1.0, 1.0]}
     here, there = loader(tiny_corpus, **options), loader(tiny_corpus, **options)
@@ -216,15 +195,15 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_w
     there.close()
 
 
-def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus, monkeypatch):
     """A GPU copies from the ring while the host goes on; of two spare places one may still be copied."""
     made, done, before = loader(tiny_corpus), [], []
 
-    def moved(crops: torch.Tensor) -> torch.Tensor:
+    def moved(crops):
         made._copies.append(SimpleNamespace(synchronize=functools.partial(done.append, len(before) - 1)))
         return crops
 
-    def run(requests: list[BatchRequest]):
+    def run(requests):
         for one in make(requests):
             before.append(list(done))
             yield one
@@ -239,17 +218,16 @@ def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, m
 
 
 @pytest.fixture()
-def root(tiny_corpus: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny corpus to be damaged."""
+def root(tiny_corpus, tmp_path):
     return Path(shutil.copytree(tiny_corpus, tmp_path / "copy"))
 
 
-def spoil(root: Path, num_bad: int = 2) -> None:
+def spoil(root, num_bad=2):
     for number in range(num_bad):
         (root / f"spk{number:02d}" / "utt1.wav").write_bytes(b"no longer audio")
 
 
-def test_what_is_wrong_at_the_start_is_said(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_wrong_at_the_start_is_said(root, tmp_path, caplog):
     with pytest.raises(ValueError, match="8 speakers"):
         loader(root, data__num_classes=5)
     loader(root, data__num_classes=9)
@@ -267,14 +245,14 @@ def test_what_is_wrong_at_the_start_is_said(root: Path, tmp_path: Path, caplog: 
 
 
 @pytest.fixture
-def trusted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+def trusted_lookup(monkeypatch):
     """Files rot after their headers were read: a loader that is made later finds the headers as they were."""
     monkeypatch.setattr("speakernet.data.lookup.audio_info", functools.cache(audio_info))
 
 
 @pytest.mark.usefixtures("trusted_lookup")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_bad_files_are_errors_or_replaced(root: Path, num_workers: int) -> None:
+def test_bad_files_are_errors_or_replaced(root, num_workers):
     """Fewer than are said at once, and a reader that asks for no more batches than there are, as training does."""
     strict, lenient, failing = (
         loader(root, data__num_workers=num_workers, data__on_bad_audio=kind, data__max_bad_share=share)
@@ -303,7 +281,7 @@ def test_bad_files_are_errors_or_replaced(root: Path, num_workers: int) -> None:
 
 
 @pytest.mark.usefixtures("trusted_lookup")
-def test_a_resident_corpus_replaces_what_cannot_be_read(root: Path) -> None:
+def test_a_resident_corpus_replaces_what_cannot_be_read(root):
     """Files that rot between the reading of headers and of samples, as in the corpus in memory on the host."""
     made = []
     loader(root)  # reads the headers
@@ -321,7 +299,7 @@ def test_a_resident_corpus_replaces_what_cannot_be_read(root: Path) -> None:
     assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
 
 
-def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory() -> None:
+def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory():
     """A FLAC file that ends early: the header promised five times as many samples as were decoded."""
     random = np.random.default_rng(0)
     held = torch.from_numpy(random.integers(1, 1000, 10000).astype(np.int16))

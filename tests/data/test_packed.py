@@ -1,7 +1,6 @@
 """Packed corpora: the same audio as the folder, by row, by name and from workers; damage is found and refused."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
 
 
 @pytest.fixture()
-def folder(tmp_path: Path, random: np.random.Generator) -> Path:
+def folder(tmp_path, random):
     """Plain WAV, FLAC with a space in its name, stereo at 8 kHz, shorter than any crop, 24 bit."""
     root = tmp_path / "audio"
     (root / NAMES[2]).parent.mkdir(parents=True)
@@ -34,13 +33,12 @@ def folder(tmp_path: Path, random: np.random.Generator) -> Path:
 
 
 @pytest.fixture()
-def corpus(folder: Path, tmp_path: Path) -> Path:
-    """The folder, packed."""
+def corpus(folder, tmp_path):
     pack(FolderInput(folder), tmp_path / "corpus")
     return tmp_path / "corpus"
 
 
-def test_every_utterance_is_the_folders(folder: Path, corpus: Path) -> None:
+def test_every_utterance_is_the_folders(folder, corpus):
     files, packed = FolderSource(folder, keep_lookup=False), open_source(corpus)
     assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
     for name in NAMES:
@@ -54,7 +52,7 @@ def test_every_utterance_is_the_folders(folder: Path, corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_rows_equal_the_folders_rows_also_where_they_wrap(folder: Path, corpus: Path, dtype: type) -> None:
+def test_rows_equal_the_folders_rows_also_where_they_wrap(folder, corpus, dtype):
     names = StringTable.from_strings(NAMES[::-1])
     readers = []
     for source in (FolderSource(folder, keep_lookup=False), open_source(corpus)):
@@ -66,7 +64,7 @@ def test_rows_equal_the_folders_rows_also_where_they_wrap(folder: Path, corpus: 
     np.testing.assert_allclose(batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768)
 
 
-def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus: Path) -> None:
+def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus):
     assert verify(corpus) == []
     index = PackedSource(corpus).index
     row = list(index.names).index("short.wav")
@@ -81,26 +79,20 @@ def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus: Path) -> N
     assert main(["pack", str(corpus), "--verify"]) == 1
 
 
-def _cut(path: Path) -> None:
+def _cut(path):
     path.write_bytes(path.read_bytes()[:-10])
 
 
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def _edit(path: Path, **values: object) -> None:
+def _edit(path, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def _header(path: Path, text: bytes) -> None:
+def _header(path, text):
     content = path.read_bytes()
     path.write_bytes(content[:10] + text.ljust(118) + content[128:])
 
 
-def _index(root: Path, **columns: np.ndarray) -> None:
+def _index(root, **columns):
     """Other columns, and the checksum of the file that they make: what no bit flip, but a program could write."""
     with np.load(root / "index.npz") as stored:
         kept = dict(stored)
@@ -113,38 +105,33 @@ def _index(root: Path, **columns: np.ndarray) -> None:
     [
         (lambda root: _cut(root / "samples.npy"), r"samples\.npy: damaged"),
         (lambda root: (root / "samples.npy").unlink(), r"samples\.npy: cannot be read"),
-        (lambda root: (root / "index.npz").unlink(), r"index\.npz: cannot be read"),
         (lambda root: _cut(root / "index.npz"), r"index\.npz: the checksum"),
-        (lambda root: _flip(root / "index.npz"), r"index\.npz: the checksum"),
         (lambda root: (root / "corpus.json").unlink(), r"holds no corpus\.json"),
         (lambda root: _cut(root / "corpus.json"), r"corpus\.json: damaged .*expected the description"),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
         (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not fit corpus"),
-        (lambda root: _edit(root / "corpus.json", format="cake"), r"not the description"),
         (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
         (lambda root: (root / "corpus.json").write_text("[" * 100_000), r"corpus\.json: damaged .*RecursionError"),
         (lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("), r"samples\.npy: damaged .*pack it again"),
         (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"offsets do not rise"),
-        (lambda root: _index(root, name_offsets=np.arange(6) * 10**6), r"offsets do not rise from 0 to \d+"),
         (lambda root: _index(root, checksums=np.array("text")), r"index\.npz: damaged .*ValueError"),
-        (lambda root: _index(root, checksums=np.zeros((5, 2))), r"several dimensions"),
         (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
     ],
 )
-def test_a_damaged_corpus_is_refused_with_a_reason(corpus: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_corpus_is_refused_with_a_reason(corpus, damage, message):
     damage(corpus)
     with pytest.raises(PackedError, match=message):
         open_source(corpus)
 
 
-def test_a_half_written_corpus_is_refused(corpus: Path) -> None:
+def test_a_half_written_corpus_is_refused(corpus):
     half = corpus.rename(corpus.with_name("corpus.partial"))
     for root in (corpus, half):
         with pytest.raises(PackedError, match=r"run the same `speakernet pack` again"):
             open_source(root)
 
 
-def test_names_are_found_among_many(random: np.random.Generator) -> None:
+def test_names_are_found_among_many(random):
     texts = [f"id{row % 97:05d}/ü{row}/{row:07d}.wav" for row in range(70_000)] + ["", "a", "b\0c"]
     table = StringTable.from_strings(texts)
     rows = random.permutation(len(texts))

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ HEADER_BYTES = 128
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten short utterances."""
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("audio")
     random = np.random.default_rng(5)
     for row, name in enumerate(NAMES):
@@ -32,14 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packed by one machine."""
+def whole(folder, tmp_path_factory):
     corpus = tmp_path_factory.mktemp("whole") / "corpus"
     pack(FolderInput(folder), corpus)
     return corpus
 
 
-def pack_parts(folder: Path, corpus: Path, order: tuple[int, ...] = (2, 3, 1), count: int = 3) -> Path:
+def pack_parts(folder, corpus, order=(2, 3, 1), count=3):
     for number in order:
         command = ["pack", str(corpus), "--source", str(folder), "--part", f"{number}/{count}"]
         assert main(command) == 0
@@ -47,12 +44,11 @@ def pack_parts(folder: Path, corpus: Path, order: tuple[int, ...] = (2, 3, 1), c
 
 
 @pytest.fixture(scope="module")
-def parts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packed by three, the first part last."""
+def parts(folder, tmp_path_factory):
     return pack_parts(folder, tmp_path_factory.mktemp("parts") / "corpus")
 
 
-def test_the_parts_together_are_the_whole_byte_for_byte(whole: Path, parts: Path) -> None:
+def test_the_parts_together_are_the_whole_byte_for_byte(whole, parts):
     joined = b"".join((one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*")))
     assert joined == (whole / SAMPLES).read_bytes()[HEADER_BYTES:]
     left, right = read_index(whole), read_index(parts)
@@ -64,7 +60,7 @@ def test_the_parts_together_are_the_whole_byte_for_byte(whole: Path, parts: Path
     assert main(["pack", str(parts / "part-0002-of-0003"), "--verify"]) == 0
 
 
-def test_missing_parts_are_named(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_parts_are_named(folder, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     corpus = pack_parts(folder, tmp_path / "corpus", (2,), count=4)
     assert "the parts 1/4, 3/4, 4/4 are still missing" in caplog.text
@@ -77,7 +73,7 @@ def test_missing_parts_are_named(folder: Path, tmp_path: Path, caplog: pytest.Lo
         join_parts(tmp_path / "nothing")
 
 
-def test_parts_brought_together_by_hand_are_merged(folder: Path, tmp_path: Path, parts: Path) -> None:
+def test_parts_brought_together_by_hand_are_merged(folder, tmp_path, parts):
     places = [pack_parts(folder, tmp_path / f"machine{number}", (number,)) for number in (1, 2, 3)]
     for place in places[1:]:
         for part in place.glob("part-*"):
@@ -95,7 +91,7 @@ def test_parts_brought_together_by_hand_are_merged(folder: Path, tmp_path: Path,
     assert main(["pack", str(places[0]), "--merge"]) == 0
 
 
-def test_parts_of_something_else_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_parts_of_something_else_are_refused(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus", (1,))
     fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
     for source, count, rate in ((fewer, 3, 16000), (FolderInput(folder), 3, 8000), (FolderInput(folder), 4, 16000)):
@@ -124,14 +120,14 @@ class Dying(FolderInput):
 
     calls = 0
 
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row, content, sample_rate):
         self.calls += 1
         if self.calls > 2:
             raise Killed
         return super().decode(row, content, sample_rate)
 
 
-def test_a_part_that_is_killed_goes_on(folder: Path, tmp_path: Path, parts: Path) -> None:
+def test_a_part_that_is_killed_goes_on(folder, tmp_path, parts):
     corpus = pack_parts(folder, tmp_path / "corpus", (1, 2))
     with pytest.raises(Killed):
         pack_part(Dying(folder), corpus, WorkPart(3, 3), num_threads=1)
@@ -144,7 +140,7 @@ def test_a_part_that_is_killed_goes_on(folder: Path, tmp_path: Path, parts: Path
     assert (corpus / DESCRIPTION).read_bytes() == description == (parts / DESCRIPTION).read_bytes()
 
 
-def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
+def test_damage_is_told(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus")
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (

@@ -16,7 +16,7 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.corpora.archives import ArchiveError
-from speakernet.corpora.pack_inputs import FolderInput, PackInput, open_inputs
+from speakernet.corpora.pack_inputs import FolderInput, open_inputs
 from speakernet.data import packing as packed_writer
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable
@@ -27,8 +27,7 @@ NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
 
 
 @pytest.fixture()
-def folder(tmp_path: Path, random: np.random.Generator) -> Path:
-    """Twelve short utterances, a text file and a hidden file."""
+def folder(tmp_path, random):
     root = tmp_path / "audio"
     for row, name in enumerate(NAMES):
         write_audio(root / name, 0.1 * random.standard_normal(1000 + 10 * row))
@@ -37,19 +36,19 @@ def folder(tmp_path: Path, random: np.random.Generator) -> Path:
     return root
 
 
-def content_of(corpus: Path) -> dict[str, bytes]:
+def content_of(corpus):
     source = PackedSource(corpus)
     return {name: source.read(name).tobytes() for name in source.index.names}
 
 
 @pytest.fixture()
-def expected(folder: Path, tmp_path: Path) -> dict[str, bytes]:
+def expected(folder, tmp_path):
     """Name -> samples, as packing the folder gives them."""
     pack(FolderInput(folder), tmp_path / "expected")
     return content_of(tmp_path / "expected")
 
 
-def make_zip(path: Path, folder: Path, prefix: str = "wav/") -> Path:
+def make_zip(path, folder, prefix="wav/"):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(prefix, b"")
         archive.writestr("readme.txt", b"hello")
@@ -58,13 +57,13 @@ def make_zip(path: Path, folder: Path, prefix: str = "wav/") -> Path:
     return path
 
 
-def make_tar(path: Path, folder: Path, mode: str) -> Path:
+def make_tar(path, folder, mode):
     with tarfile.open(path, mode) as archive:
         archive.add(folder, arcname="corpus/dev")
     return path
 
 
-def test_a_list_chooses_and_orders(folder: Path, tmp_path: Path) -> None:
+def test_a_list_chooses_and_orders(folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"id1 {NAMES[5]}\nid0 {NAMES[2]}\nid1 {NAMES[5]}\n")
     trials = tmp_path / "trials.txt"
@@ -83,9 +82,7 @@ ARCHIVES: dict[str, Callable[[Path, Path], Path]] = {
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_archives_give_what_the_folder_gives(
-    kind: str, folder: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
+def test_archives_give_what_the_folder_gives(kind, folder, tmp_path, expected):
     archive = ARCHIVES[kind](tmp_path, folder)
     names = StringTable.from_strings(NAMES[::-1])
     pack(open_inputs([archive], names), tmp_path / "by_list", num_threads=3)
@@ -98,7 +95,7 @@ def test_archives_give_what_the_folder_gives(
     assert sorted(whole) == [("wav/" if kind == "zip" else "corpus/dev/") + name for name in NAMES]
 
 
-def test_an_archive_in_parts_and_a_second_one(folder: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+def test_an_archive_in_parts_and_a_second_one(folder, tmp_path, expected):
     content = make_zip(tmp_path / "whole.zip", folder).read_bytes()
     third = len(content) // 3
     parts = [tmp_path / f"dev_part{letters}" for letters in ("aa", "ab", "ac")]
@@ -116,11 +113,11 @@ def test_an_archive_in_parts_and_a_second_one(folder: Path, tmp_path: Path, expe
         open_inputs(parts[:2], names)
 
 
-def stopping(source: PackInput, at: int = 7) -> PackInput:
+def stopping(source, at=7):
     """Whose reading breaks off at a row, as a full disk or a kill would."""
     decode = source.decode
 
-    def decode_some(row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode_some(row, content, sample_rate):
         if row == at:
             raise RuntimeError("stopped")
         return decode(row, content, sample_rate)
@@ -130,9 +127,7 @@ def stopping(source: PackInput, at: int = 7) -> PackInput:
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz", "zip"])
-def test_a_stopped_run_is_finished_by_the_next(
-    kind: str, folder: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
+def test_a_stopped_run_is_finished_by_the_next(kind, folder, tmp_path, expected):
     corpus, names = tmp_path / "corpus", StringTable.from_strings(NAMES)
     path = folder if kind == "folder" else ARCHIVES[kind](tmp_path, folder)
     with pytest.raises(RuntimeError):
@@ -165,7 +160,7 @@ packed_writer.pack(Slow(sys.argv[1]), sys.argv[2], num_threads=1)
 """
 
 
-def test_kill_nine_and_finish(folder: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+def test_kill_nine_and_finish(folder, tmp_path, expected):
     corpus, journal = tmp_path / "corpus", tmp_path / "corpus.partial" / "journal.bin"
     process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(folder), str(corpus)])
     deadline = time.monotonic() + 60
@@ -181,7 +176,7 @@ def test_kill_nine_and_finish(folder: Path, tmp_path: Path, expected: dict[str, 
     assert verify(corpus) == []
 
 
-def test_another_list_does_not_go_on_with_it(folder: Path, tmp_path: Path) -> None:
+def test_another_list_does_not_go_on_with_it(folder, tmp_path):
     with pytest.raises(RuntimeError):
         pack(stopping(FolderInput(folder)), tmp_path / "corpus")
     with pytest.raises(PackedError, match="was begun with other"):
@@ -193,7 +188,7 @@ def test_another_list_does_not_go_on_with_it(folder: Path, tmp_path: Path) -> No
         pack(FolderInput(folder), tmp_path / "corpus")
 
 
-def test_a_corpus_that_is_there_is_left_alone(folder: Path, tmp_path: Path) -> None:
+def test_a_corpus_that_is_there_is_left_alone(folder, tmp_path):
     first = pack(FolderInput(folder), tmp_path / "corpus")
     before = (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns
     again = pack(FolderInput(folder), tmp_path / "corpus")
@@ -205,7 +200,7 @@ def test_a_corpus_that_is_there_is_left_alone(folder: Path, tmp_path: Path) -> N
         pack(FolderInput(folder), folder)
 
 
-def test_bad_files_stop_or_are_left_out_and_named(folder: Path, tmp_path: Path) -> None:
+def test_bad_files_stop_or_are_left_out_and_named(folder, tmp_path):
     (folder / NAMES[3]).write_bytes(b"RIFF\0\0\0\0WAVE")
     (folder / NAMES[8]).unlink()
     names = StringTable.from_strings(NAMES)
@@ -220,7 +215,7 @@ def test_bad_files_stop_or_are_left_out_and_named(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"])
-def test_names_that_lead_outside_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
+def test_names_that_lead_outside_are_refused(name, folder, tmp_path):
     content = (folder / NAMES[0]).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr(zipfile.ZipInfo(name), content)
@@ -235,7 +230,7 @@ def test_names_that_lead_outside_are_refused(name: str, folder: Path, tmp_path: 
         FolderInput(folder, StringTable.from_strings([name]))
 
 
-def test_broken_archives_are_refused_and_broken_members_named(folder: Path, tmp_path: Path) -> None:
+def test_broken_archives_are_refused_and_broken_members_named(folder, tmp_path):
     path = make_zip(tmp_path / "flipped.zip", folder)
     with pytest.raises(ArchiveError, match="twice"):
         open_inputs([path, make_zip(tmp_path / "b.zip", folder)])

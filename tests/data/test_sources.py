@@ -9,13 +9,13 @@ import soundfile
 from speakernet.data import lookup as lookup_module
 from speakernet.data.audio import AudioError, audio_info, write_audio
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import LookupTable, build_lookup_table
+from speakernet.data.lookup import build_lookup_table
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioCache, FolderSource
 
 
 @pytest.fixture()
-def folder(tmp_path: Path, random: np.random.Generator) -> Path:
+def folder(tmp_path, random):
     """Four files: plain WAV, FLAC, stereo at 8 kHz, short."""
     root = tmp_path / "audio"
     write_audio(root / "plain.wav", 0.1 * random.standard_normal(8000))
@@ -30,7 +30,7 @@ NAMES = StringTable.from_strings(["plain.wav", "b.flac", "stereo.wav", "short.wa
 
 @pytest.mark.parametrize("cache", [None, AudioCache(1 << 20)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_rows_equal_single_reads(folder: Path, dtype: type, cache: AudioCache | None) -> None:
+def test_rows_equal_single_reads(folder, dtype, cache):
     source = FolderSource(folder, keep_lookup=False)
     reader = source.rows(NAMES, source.lookup_table(NAMES), cache)
     starts = np.array([0, 1234, 4000, 0])
@@ -47,7 +47,7 @@ def test_rows_equal_single_reads(folder: Path, dtype: type, cache: AudioCache | 
         assert reader.counts["cache_hits"] > 0
 
 
-def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
+def test_a_crop_past_the_end_wraps_to_the_start(folder):
     source = FolderSource(folder, keep_lookup=False)
     reader = source.rows(NAMES, source.lookup_table(NAMES))
     for row in range(4):
@@ -58,7 +58,7 @@ def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
         np.testing.assert_allclose(out[0], whole[(start + np.arange(900)) % len(whole)], atol=1e-6)
 
 
-def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_is_kept_and_found_again(folder, tmp_path, monkeypatch):
     names = StringTable.from_strings([*NAMES, "absent.wav"])
     first = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert list(first.problems) == [4]
@@ -74,8 +74,8 @@ def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(first.num_samples, third.num_samples)
 
 
-def test_kept_lookup_asks_files(folder: Path, tmp_path: Path) -> None:
-    def build() -> LookupTable:
+def test_kept_lookup_asks_files(folder, tmp_path):
+    def build():
         return build_lookup_table(folder, NAMES, sample_rate=16000, cache_folder=tmp_path / "kept")
 
     before = build()
@@ -87,7 +87,7 @@ def test_kept_lookup_asks_files(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(after.num_samples[2:], before.num_samples[2:])
 
 
-def test_files_that_change_or_vanish(folder: Path) -> None:
+def test_files_that_change_or_vanish(folder):
     source = FolderSource(folder, keep_lookup=False)
     reader = source.rows(NAMES, source.lookup_table(NAMES))
     write_audio(folder / "plain.wav", np.full(1000, 0.25, np.float32))
@@ -100,7 +100,7 @@ def test_files_that_change_or_vanish(folder: Path) -> None:
     assert list(problems) == [1] and "b.flac" in problems[1]
 
 
-def test_missing(folder: Path) -> None:
+def test_missing(folder):
     source = open_source(folder, keep_lookup=False)
     assert source.missing(StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])).tolist() == [1, 3]
     with pytest.raises(AudioError, match="cannot be read"):
@@ -109,7 +109,7 @@ def test_missing(folder: Path) -> None:
         open_source(folder / "absent")
 
 
-def test_cache_is_least_recently_used() -> None:
+def test_cache_is_least_recently_used():
     cache = AudioCache(budget_bytes=12)
     for key in "abc":
         cache.put(key, np.zeros(1, np.float32))

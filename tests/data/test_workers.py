@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,8 +15,6 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.batches import Batch
-from speakernet.data.loader import TrainingLoader
 from speakernet.data.sharing import SharedMemoryError
 from speakernet.data.workers import WorkerDied, Workers
 
@@ -35,14 +32,13 @@ sys.stdin.readline()
 """
 
 
-def helped(corpus: Path, num_workers: int = 2, **data: object) -> TrainingLoader:
-    """A loader over the tiny corpus with workers."""
+def helped(corpus, num_workers=2, **data):
     data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
     config = replaced(Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False})
     return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
-def begun(made: TrainingLoader) -> tuple[Iterator[Batch], list[psutil.Process]]:
+def begun(made):
     """An epoch whose first batch was taken, and the processes that were started for it."""
     before = set(psutil.Process().children())
     batches = iter(made)
@@ -50,7 +46,7 @@ def begun(made: TrainingLoader) -> tuple[Iterator[Batch], list[psutil.Process]]:
     return batches, sorted(set(psutil.Process().children()) - before, key=lambda process: process.pid)
 
 
-def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
+def test_workers_outlive_a_request_to_stop(tiny_corpus):
     before = torch.get_rng_state()
     made = helped(tiny_corpus)
     batches, workers = begun(made)
@@ -70,23 +66,21 @@ def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
 class FakeRuntime:
     """CUDA's page-locking: what is locked, and the status that it answers with."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status):
         self.status = status
         self.steps: list[tuple[str, int]] = []
 
-    def cudaHostRegister(self, address: int, num_bytes: int, _flags: int) -> int:
+    def cudaHostRegister(self, address, num_bytes, _flags):
         self.steps.append(("locked", num_bytes))
         return self.status
 
-    def cudaHostUnregister(self, address: int) -> int:
+    def cudaHostUnregister(self, address):
         self.steps.append(("released", 0))
         return 0
 
 
 @pytest.mark.parametrize("status", [0, 712])
-def test_pinned_ring(
-    tiny_corpus: Path, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
     """Else its memory would stay locked after the first stage of a run, however long the second one takes."""
     caplog.set_level("INFO")
     runtime = FakeRuntime(status)
@@ -104,7 +98,7 @@ def test_pinned_ring(
     assert ("CUDA error 712" in caplog.text) is bool(status)
 
 
-def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.2)
     made = helped(tiny_corpus, num_workers=1)
     batches, (worker,) = begun(made)
@@ -118,7 +112,7 @@ def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path, monkeypa
     made.close()
 
 
-def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus, monkeypatch):
     made = helped(tiny_corpus, prefetch_factor=4)
     monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
     with pytest.raises(
@@ -133,7 +127,7 @@ def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus: Path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "exits"])
-def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
+def test_workers_end_with_their_parent(tiny_corpus, end):
     command = [sys.executable, "-c", OWNER, str(tiny_corpus), str(Path(__file__).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None and owner.stdin is not None
@@ -155,9 +149,7 @@ def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
         time.sleep(0.05)
 
 
-def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_is_told(
-    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_is_told(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
     made = helped(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
     batches, (worker,) = begun(made)

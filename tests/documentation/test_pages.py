@@ -6,7 +6,6 @@ import importlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,22 +24,22 @@ SCRIPTS |= {f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT /
 OTHER_PROGRAMS = {"pip", "pytest", "make", "curl", "arecord", "git", "export", "source", "tensorboard", "cd", "head"}
 
 
-def blocks(page: Path, *languages: str) -> list[str]:
+def blocks(page, *languages):
     return [text for language, text in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
 
 
-def prose(page: Path) -> str:
+def prose(page):
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """What `#…` may name on a page, by GitHub's rule, which the site follows."""
     headings = re.findall(r"^#{1,6} +(.*?)$", prose(page), flags=re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
-def commands(page: Path) -> Iterator[list[str]]:
+def commands(page):
     """Words of every command in a page's shell blocks and, if they are complete, between backticks."""
     lines = [line for text in blocks(page, "sh") for line in text.replace("\\\n", " ").splitlines()]
     lines += [" ".join(one.split()) for one in re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))]
@@ -52,7 +51,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`]*`", "", prose(page))):
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
@@ -62,7 +61,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_examples_name_what_there_is(page: Path, tmp_path: Path) -> None:
+def test_examples_name_what_there_is(page, tmp_path):
     for text in blocks(page, "python"):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom):
@@ -75,8 +74,7 @@ def test_examples_name_what_there_is(page: Path, tmp_path: Path) -> None:
             load_config(["--config", str(tmp_path / "page.yaml")])
 
 
-def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The help of the command that begins with these words, of its configuration too."""
+def help_of(words, capsys):
     takes_config = words[0] in ("train", "doctor", "benchmark", "find-batch-size", "show-config")
     text = ""
     for more in ([], ["all"]) if takes_config else ([],):
@@ -87,7 +85,7 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_commands_and_their_options_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_their_options_exist(page, capsys):
     for words in commands(page):
         if words[0] == "torchrun":
             words = ["python", *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :]]
@@ -112,7 +110,7 @@ def test_commands_and_their_options_exist(page: Path, capsys: pytest.CaptureFixt
             assert re.search(rf"{re.escape(option)}\b", known), f"{' '.join(words)}: {option}"
 
 
-def test_configurations_that_commands_name_exist() -> None:
+def test_configurations_that_commands_name_exist():
     for page in PAGES:
         for words in commands(page):
             for option, name in itertools.pairwise(words):
@@ -120,13 +118,13 @@ def test_configurations_that_commands_name_exist() -> None:
                 assert option != "--config" or is_reader_s or (ROOT / "configs" / name).is_file(), name
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_every_page_is_in_the_navigation_once():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = re.findall(r"(\w+\.md)", navigation)
     assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")} | {"configuration.md"})
 
 
-def test_the_page_of_runs_has_every_exit_status() -> None:
+def test_the_page_of_runs_has_every_exit_status():
     codes = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
 
@@ -134,12 +132,11 @@ def test_the_page_of_runs_has_every_exit_status() -> None:
 MANIFESTS = ROOT / "docs" / "manifests"
 
 
-def command_of(script: Path) -> list[str]:
-    """The last command of a shell script, with its variables as they are."""
+def command_of(script):
     return shlex.split(script.read_text(encoding="utf-8").splitlines()[-1])
 
 
-def test_the_commands_of_the_manifests_are_ours() -> None:
+def test_the_commands_of_the_manifests_are_ours():
     runner, program, script, *options = command_of(MANIFESTS / "slurm.sh")
     assert (runner, program, script) == ("srun", "python", "trainSpeakerNet.py")
     config = load_config(options).config
@@ -152,7 +149,7 @@ def test_the_commands_of_the_manifests_are_ours() -> None:
     assert last is not None and given.part.endswith(f"/{last[1]}")
 
 
-def test_the_kubernetes_manifest() -> None:
+def test_the_kubernetes_manifest():
     service, job = yaml.safe_load_all((MANIFESTS / "kubernetes.yaml").read_text(encoding="utf-8"))
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     pod = job["spec"]["template"]["spec"]

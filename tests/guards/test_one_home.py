@@ -21,8 +21,7 @@ COMMON_WORDS = {
 }
 
 
-def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str, ast.expr]]:
-    """Names and values of the parameters with a default."""
+def defaults_of(function):
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     named = zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
@@ -30,12 +29,12 @@ def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[
     return [(one.arg, value) for one, value in [*named, *only]]
 
 
-def is_a_second_default(value: ast.expr) -> bool:
+def is_a_second_default(value):
     """Whether a default is written out: neither a constant by its name nor a "not given" (None, an empty name)."""
     return isinstance(value, ast.Constant) and value.value not in (None, "")
 
 
-def test_no_default_of_an_option_is_written_twice() -> None:
+def test_no_default_of_an_option_is_written_twice():
     for path in SOURCES:
         if "options" in path.with_suffix("").parts:
             continue
@@ -46,6 +45,6 @@ def test_no_default_of_an_option_is_written_twice() -> None:
                     assert not is_second, f"{path}:{node.lineno}: {name} has its default in an options class"
 
 
-def test_every_options_class_says_what_it_is() -> None:
+def test_every_options_class_says_what_it_is():
     for owner in OWNERS:
         assert issubclass(owner, Options) and (owner.__doc__ or "").strip().endswith("."), owner

@@ -2,54 +2,25 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 
 import speakernet
-from speakernet.cli import COMMANDS
 from speakernet.data.lookup import default_cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 
 
-def read(path: Path) -> Any:
+def read(path):
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def text_of(name: str) -> str:
+def text_of(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def targets() -> dict[str, list[str]]:
-    """Target of the Makefile -> its commands."""
-    found: dict[str, list[str]] = {}
-    for line in text_of("Makefile").splitlines():
-        if match := re.match(r"([a-z]+):", line):
-            name = match.group(1)
-            found[name] = []
-        elif line.startswith("\t"):
-            found[name].append(line.strip().replace("$(PYTHON)", "python"))
-    return found
-
-
-def test_every_command_of_the_workflow_is_one_of_the_readme_or_the_makefile() -> None:
-    jobs = read(WORKFLOW)["jobs"]
-    steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert len(steps) >= 6
-    readme, known = text_of("README.md"), targets()
-    for command in steps:
-        if command.startswith("make "):
-            assert set(command.split()[1:]) <= set(known), command
-        elif command.startswith("speakernet "):
-            assert command.split()[1] in COMMANDS, command
-        else:
-            assert command in readme, f"{command} is in no README"
-
-
-def test_the_workflow_tries_every_version_that_the_package_names() -> None:
+def test_the_workflow_tries_every_version_that_the_package_names():
     matrix = read(WORKFLOW)["jobs"]["test"]["strategy"]["matrix"]
     (minors,) = re.findall(r"Python :: 3\.\{minor\}\" for minor in \(([\d, ]+)\)", text_of("setup.py"))
     assert matrix["python"] == [f"3.{minor}" for minor in minors.split(", ")]
@@ -57,13 +28,13 @@ def test_the_workflow_tries_every_version_that_the_package_names() -> None:
     assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
 
 
-def test_the_version_has_one_home_and_the_newest_changes_are_its() -> None:
+def test_the_version_has_one_home_and_the_newest_changes_are_its():
     newest = re.findall(r"^## (\S+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)[0]
     assert newest == speakernet.__version__
     for name in ("setup.py", "pyproject.toml", "README.md"):
         assert speakernet.__version__ not in text_of(name), name
 
 
-def test_what_tests_keep_lies_in_their_own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_tests_keep_lies_in_their_own_folder(tmp_path_factory):
     """In the user's cache another run of the tests would find it, under folders of the same names."""
     assert default_cache_folder().is_relative_to(tmp_path_factory.getbasetemp())

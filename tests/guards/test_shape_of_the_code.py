@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,15 @@ MOST_LONG_FUNCTIONS = 40
 MOST_ARGUMENTS = 10
 
 
-def identity(path: Path) -> str:
+def identity(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def parse(path: Path) -> ast.Module:
+def parse(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def functions_of(path: Path) -> Iterator[tuple[str, int, int]]:
+def functions_of(path):
     """Name and number of lines and of arguments of every function in a file."""
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -38,7 +37,7 @@ def functions_of(path: Path) -> Iterator[tuple[str, int, int]]:
             yield f"{identity(path)}:{node.name}", lines, len({*names} - {"self", "cls"})
 
 
-def test_size() -> None:
+def test_size():
     long_files = [identity(path) for path in SOURCES if len(path.read_text().splitlines()) > MAX_FILE_LINES]
     sizes = [one for path in SOURCES for one in functions_of(path)]
     lengths = {name: length for name, length, _ in sizes}
@@ -49,11 +48,11 @@ def test_size() -> None:
     assert len(of_package) <= 1, of_package
 
 
-def test_every_file_says_what_it_is_for() -> None:
+def test_every_file_says_what_it_is_for():
     assert not [identity(path) for path in SOURCES if len(ast.get_docstring(parse(path)) or "") <= 20]
 
 
-def test_nothing_unfinished() -> None:
+def test_nothing_unfinished():
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), path
@@ -62,7 +61,7 @@ def test_nothing_unfinished() -> None:
         assert not bare, f"{path}: bare except"
 
 
-def test_tracked_files_are_small_and_hold_no_recordings() -> None:
+def test_tracked_files_are_small_and_hold_no_recordings():
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout")
