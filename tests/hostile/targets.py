@@ -74,21 +74,17 @@ def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
 
 def tiny_voice_corpus(root: Path) -> None:
     """Six speakers to train on, with two utterances each, four with three for trials; lists beside the audio."""
-    lines, trials = [], []
-    for speaker in range(10):
-        count = 2 if speaker < 6 else 3
-        for row in range(count):
-            name = f"spk{speaker}/{row}.wav"
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            draw = np.random.default_rng([speaker, row])
-            times = np.arange(int(16_000 * (0.6 + 0.1 * row))) / 16_000
-            tone = np.sin(2 * np.pi * (200 + 150 * speaker) * times + draw.random())
-            write_audio(root / name, 0.2 * tone + 0.05 * draw.standard_normal(len(times)))
-            (lines if speaker < 6 else trials).append(f"spk{speaker} {name}")
-    names = [line.split()[1] for line in trials]
-    pairs = [f"{int(a[:4] == b[:4])} {a} {b}" for a in names for b in names if a < b]
-    (root / "train_list.txt").write_text("\n".join(lines) + "\n")
-    (root / "trials.txt").write_text("\n".join(pairs) + "\n")
+    names = [f"spk{speaker}/{row}.wav" for speaker in range(10) for row in range(2 if speaker < 6 else 3)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        speaker, row = int(name[3]), int(name[5])
+        draw = np.random.default_rng([speaker, row])
+        times = np.arange(int(16_000 * (0.6 + 0.1 * row))) / 16_000
+        tone = np.sin(2 * np.pi * (200 + 150 * speaker) * times + draw.random())
+        write_audio(root / name, 0.2 * tone + 0.05 * draw.standard_normal(len(times)))
+    pairs = [f"{int(a[:4] == b[:4])} {a} {b}\n" for a in names[12:] for b in names[12:] if a < b]
+    (root / "train_list.txt").write_text("".join(f"{name[:4]} {name}\n" for name in names[:12]))
+    (root / "trials.txt").write_text("".join(pairs))
 
 
 def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, form: str | None = None) -> Target:

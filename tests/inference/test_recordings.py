@@ -81,12 +81,12 @@ def test_refused_recordings(tmp_path):
 def test_long_recordings_are_read_in_pieces(tmp_path):
     longest = []
     # A file of an hour that takes no disk: its samples are a hole.
-    with (tmp_path / "hour.wav").open("wb") as file:
-        size = 2 * RATE * 3600
-        header = [b"RIFF", (36 + size).to_bytes(4, "little"), b"WAVEfmt ", (16).to_bytes(4, "little")]
-        numbers = [(1, 2), (1, 2), (RATE, 4), (2 * RATE, 4), (2, 2), (16, 2)]
-        header += [number.to_bytes(length, "little") for number, length in numbers]
-        file.write(b"".join([*header, b"data", size.to_bytes(4, "little")]))
+    size = 2 * RATE * 3600
+    write_audio(tmp_path / "hour.wav", np.zeros(1, np.int16), RATE)
+    with (tmp_path / "hour.wav").open("r+b") as file:
+        for place, number in ((4, 36 + size), (40, size)):
+            file.seek(place)
+            file.write(number.to_bytes(4, "little"))
         file.truncate(44 + size)
     plain = Recording.read
 

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.models.layers import ChannelFloor
-from speakernet.models.resnet import ResidualBlock
 from speakernet.models.speaker_net import fold_batch_norms
 from tests.small_networks import SMALLEST, small_network
 
@@ -23,7 +21,8 @@ def trained(name):
         part.running_mean.normal_(0, 0.2)
         part.running_var.uniform_(0.5, 1.5)
         if part.affine:
-            part.weight.data.uniform_(-1.5, 1.5)
+            # Some channels turned round, one ignored.
+            part.weight.data.uniform_(-1.5, 1.5)[0] = 0
             part.bias.data.normal_(0, 0.2)
     return net
 
@@ -59,15 +58,3 @@ def test_a_norm_behind_an_activation_stays():
     assert fold_batch_norms(net) == 1
     assert isinstance(net[2], nn.BatchNorm1d) and isinstance(net[4], nn.Identity)
     torch.testing.assert_close(net(torch.ones(1, 3)), before)
-
-
-def test_a_norm_behind_a_relu_becomes_a_floor_of_each_channel():
-    """Also where the norm turns a channel round, or ignores it."""
-    net = trained("ResNetSE34L")
-    blocks = [part for part in net.modules() if isinstance(part, ResidualBlock)]
-    blocks[0].norm1.weight.data[:3] = torch.tensor([0.0, -0.7, 1.2])
-    waveforms = 0.1 * torch.randn(2, 18000, generator=torch.Generator().manual_seed(1))
-    before = net.embed(waveforms, LENGTHS, sample_rate=16000)
-    fold_batch_norms(net)
-    assert all(isinstance(one.rectify, ChannelFloor) and isinstance(one.norm1, nn.Identity) for one in blocks)
-    torch.testing.assert_close(net.embed(waveforms, LENGTHS, sample_rate=16000), before, rtol=1e-4, atol=1e-5)

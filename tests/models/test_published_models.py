@@ -152,7 +152,6 @@ def case_of(toolkit, model, note=None):
 @pytest.mark.parametrize(
     ("toolkit", "model", "options"),
     [
-        ("wespeaker", "XVEC", ["--from wespeaker --model XVEC"]),
         ("wespeaker", "CAMPPlus", ["--from wespeaker --model CAMPPlus", "--from 3dspeaker --model CAMPPlus"]),
         ("redimnet", "ReDimNetB1", ["--from redimnet --model ReDimNet"]),
     ],

@@ -35,13 +35,8 @@ from serve_helpers import RATE, refused, serving, wav
 
 TOKEN = "a-token-of-some-length"
 CLIENTS = 100
-FOREIGN = [
-    {"origin": "https://evil.example"},
-    {"origin": "null"},
-    {"origin": "http://localhost:1"},
-    {"sec-fetch-site": "cross-site"},
-    {"sec-fetch-site": "same-site"},
-]
+ORIGINS = ("https://evil.example", "null", "http://localhost:1")
+FOREIGN = [{"origin": one} for one in ORIGINS] + [{"sec-fetch-site": one} for one in ("cross-site", "same-site")]
 
 
 def test_foreign_pages_and_hosts(server, voices):
