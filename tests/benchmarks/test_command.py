@@ -99,20 +99,6 @@ def test_wrong_arguments_are_named(arguments, named, capsys):
 
 
 @pytest.mark.slow
-def test_recordings_are_embedded_by_a_process_of_each_pipeline(tmp_path, capsys):
-    assert benchmark(["--scoring", "--recordings", str(tmp_path)]) == 1
-    assert "holds no .wav or .flac files" in capsys.readouterr().err
-    for name in ("a.wav", "b.wav"):
-        write_audio(tmp_path / name, 0.1 * np.random.default_rng(0).standard_normal(8000))
-    file = tmp_path / "figures.json"
-    sizes = ["--num_utterances", "2", "--rounds", "1", "--threads", "1", "--json", str(file)]
-    assert benchmark(["--scoring", "--recordings", str(tmp_path), *sizes]) == 0
-    found = json.loads(file.read_text())["embedding"]
-    # Ten crops each by the classic pipeline; ours embeds equal ones once, so that no noise of a machine turns this.
-    assert found["ratio"] > 1 and found["first_per_second"] > 0
-
-
-@pytest.mark.slow
 def test_compare_measures_both_pipelines_and_each_measure(options, tiny_corpus, capsys, tmp_path, monkeypatch):
     # Each is a process that imports torch: one measure stands for all.
     monkeypatch.setattr("benchmarks.epoch.WITHOUT", {"bf16": {"runtime": {"precision": "no"}}})
