@@ -24,10 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Leave what importing and collecting made to no garbage collection: 600,000 objects that stay until the end.
-
-    The trainer collects before and after each evaluation; over a network of three layers that was nine tenths of it.
-    """
+    """Leave what importing and collecting made to no garbage collection, of which the trainer makes many."""
     gc.disable()
     try:
         return (yield)
@@ -39,11 +36,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kept lookup tables of this process alone, and of processes that it starts.
-
-    Names of temporary folders come again: in the user's cache a later run of the tests would find the tables of an
-    earlier one's corpora, and count every file as changed.
-    """
+    """Lookup tables of these tests alone: names of temporary folders come again, and earlier ones' would be found."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKERNET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -42,12 +41,7 @@ def torchrun(*options: str, count: int = 2) -> list[str]:
 
 
 class Started:
-    """A command that runs inside the block; afterwards nothing of it does.
-
-    Args:
-        command: what is started, in a process group of its own.
-        said: file for what it and its processes say.
-    """
+    """A command that runs inside the block, in a process group of its own, and says all in one file."""
 
     def __init__(self, command: Sequence[str], said: Path) -> None:
         self._path = said
@@ -70,9 +64,7 @@ class Started:
     def __enter__(self) -> "Started":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for one in [*self._look(), psutil.Process(self.process.pid)] if self.process.poll() is None else self._look():
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
@@ -105,12 +97,7 @@ class Started:
             time.sleep(0.1)
 
     def end(self, seconds: float = PATIENCE_SECONDS, lingering: float = 0.0) -> int:
-        """Its status, within so many seconds; none of its processes and no shared memory may be left.
-
-        Args:
-            seconds: for the first process.
-            lingering: more of them for the others.
-        """
+        """Its status, within so many seconds (`lingering` more for the others); none of them and no memory is left."""
         self._look()
         try:
             status = self.process.wait(seconds)

@@ -66,7 +66,7 @@ def test_only_regular_files_are_opened(tmp_path):
             files.open_regular(path)
 
 
-def npz(path: Path, header: str, content: bytes) -> Path:
+def npz(path, header, content):
     text = header.ljust(117).encode() + b"\n"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content)
@@ -169,7 +169,7 @@ class PartOptions(Options):
 
 
 class Thing:
-    def __init__(self, options: PartOptions, size: int) -> None:
+    def __init__(self, options, size):
         self.made = (size, options.scale)
 
 

@@ -16,12 +16,12 @@ def notebook(repository):
     return repository / "examples" / "first_hour.ipynb"
 
 
-def sources(notebook, kind: str) -> list[str]:
+def sources(notebook, kind):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
-def shown_by(source: str, names: dict[str, Any]) -> Any:
+def shown_by(source, names):
     """Run a cell and return what a notebook would show below it: the value of the last line."""
     tree = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith("%")))
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None

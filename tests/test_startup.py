@@ -79,7 +79,7 @@ def test_the_script_of_the_checkout_answers_without_torch():
 SPEAKERNET = f"{sys.executable} -m speakernet"
 
 
-def shell(command: str, **environment: str) -> tuple[int, str, str]:
+def shell(command, **environment):
     ended = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=False, env={**os.environ, **environment}
     )
@@ -122,7 +122,7 @@ def test_name_that_the_terminal_cannot_show():
     ids=lambda value: type(value).__name__,
 )
 def test_system_error_is_one_line(error, found, monkeypatch, capsys):
-    def refused(arguments) -> int:
+    def refused(arguments):
         raise error
 
     monkeypatch.setattr("speakernet.cli.list_components.run", refused)

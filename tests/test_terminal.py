@@ -13,20 +13,20 @@ from speakernet.terminal import LINE_SECONDS, Bar, TerminalHandler
 class Screen(io.StringIO):
     """A terminal of so many columns, as far as its rows can be told from what is written."""
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self, columns):
         super().__init__()
         self.columns = columns
 
     encoding = "utf-8"
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
-    def drawn(self) -> list[str]:
+    def drawn(self):
         """Everything that was written, cut at every return to the beginning of a line."""
         return [part for part in self.getvalue().replace("\n", "\r").split("\r") if part.strip()]
 
-    def rows(self) -> list[str]:
+    def rows(self):
         """What is left on the screen: what follows a return takes the place of what stood there."""
         rows = []
         for row in self.getvalue().split("\n"):
@@ -39,7 +39,7 @@ class Screen(io.StringIO):
 
 @pytest.fixture()
 def screen(monkeypatch):
-    def make(columns: int) -> Screen:
+    def make(columns):
         made = Screen(columns)
         monkeypatch.setattr(sys, "stderr", made)
         monkeypatch.setattr(terminal, "_columns", lambda: columns)
@@ -49,10 +49,10 @@ def screen(monkeypatch):
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 

@@ -30,7 +30,7 @@ def recipe(tiny_corpus, tmp_path, run_folder):
     return write_recipe(tmp_path / "tiny.yaml", tiny_corpus, run_folder, RECIPE)
 
 
-def train(recipe: Path, *options: str | Path) -> int:
+def train(recipe, *options):
     return main(["train", "--config", str(recipe), *map(str, options)])
 
 
@@ -49,15 +49,15 @@ def copy(finished, tmp_path):
     return Path(shutil.copytree(finished[0], tmp_path / "copy"))
 
 
-def results_of(folder: Path) -> dict:
+def results_of(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def scores_of(folder: Path) -> list[float]:
+def scores_of(folder):
     return [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+def weights_of(folder):
     return torch.load(folder / "last.pt", weights_only=True)["weights"]
 
 

@@ -14,7 +14,7 @@ OPTIONS = ["--model.name=ResNet", "--model.embedding_dim=8", "--data.crop_frames
 class FakeMachine:
     """Steps that run out of memory above `limit` items, and take the seconds that `cost` says."""
 
-    def __init__(self, limit: int, cost=float) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, limit: int, cost=float) -> None:
         self.limit, self.cost, self.now = limit, cost, 0.0
         self.tried: list[int] = []
         self.finder = BatchSizeFinder(nn.Linear(1, 1), int, self.step, clock=lambda: self.now)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from speakernet.config import Config, ConfigError, load_config
 from speakernet.config.schema import replaced
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report import write_evaluation
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -35,12 +33,12 @@ def model(tmp_path):
     return tmp_path / "best.pt"
 
 
-def configure(root: Path, folder: Path, *options: str) -> Config:
+def configure(root, folder, *options):
     path = write_recipe(folder / "tiny.yaml", root, folder / "run", SHORT)
     return load_config(["--config", str(path), *options]).config
 
 
-def evaluated(config: Config, model: Path, **how: bool) -> Evaluation:
+def evaluated(config, model, **how):
     return run_evaluation(config, Inputs(config, torch.device("cpu")), model, **how)
 
 
@@ -94,7 +92,7 @@ def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus, tmp_path,
 
 
 def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus, tmp_path, model):
-    def score(*options: str):
+    def score(*options):
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
         evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True)
         contents = torch.load(model, weights_only=True)
@@ -143,7 +141,7 @@ def test_a_foreign_checkpoint_scores_as_what_the_config_says(tmp_path):
         load_for_scoring(config_of(), tmp_path / "their.model")
 
 
-def short_run(corpus: Path, folder: Path, *options: str) -> int:
+def short_run(corpus, folder, *options):
     """The command that is all it takes, with fewer epochs."""
     lists = ("--train_list", str(corpus / "train_list.txt"), "--test_list", str(corpus / "trials.txt"))
     short = ("--max_epoch", "2", "--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(folder))
@@ -168,7 +166,7 @@ def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus, tmp_path):
 def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus):
     listed = {"train_list": str(tiny_corpus / "train_list.txt"), "test_list": str(tiny_corpus / "trials.txt")}
 
-    def inputs(seed: int) -> Inputs:
+    def inputs(seed):
         data = {**listed, "validation_speakers": 3}
         return Inputs(replaced(Config(), data=data, runtime={"seed": seed}), torch.device("cpu"))
 

@@ -1,8 +1,6 @@
 """Training from a model file: its network becomes the run's, contradictions are refused, and the end says what came."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -64,12 +62,12 @@ def recipe(tiny_corpus, tmp_path):
     return path
 
 
-def train(recipe: Path, given: Path, run: Path, *options: str) -> int:
+def train(recipe, given, run, *options):
     names = ["--config", str(recipe), "--initial_model", str(given), "--save_path", str(run)]
     return main(["train", *names, *options])
 
 
-def results_of(run: Path) -> dict[str, Any]:
+def results_of(run):
     return json.loads((run / "results.json").read_text())
 
 

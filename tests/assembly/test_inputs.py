@@ -14,12 +14,11 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import write_checkpoint
-from speakernet.config import Config, LoadedConfig, load_config
+from speakernet.config import Config, load_config
 from speakernet.config.schema import replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import sources
 from speakernet.data.audio import read_audio, write_audio
-from speakernet.data.lists import StringTable
 from speakernet.data.packing import pack, pack_part
 from speakernet.files import WorkPart
 from speakernet.models.model_file import model_file_contents
@@ -37,7 +36,7 @@ def opened(lists, monkeypatch):
     found: list[str] = []
     original = open
 
-    def noting(file: Any, *arguments: Any, **options: Any) -> Any:
+    def noting(file, *arguments, **options):
         if isinstance(file, str | Path) and Path(file).name in ("train.txt", "validation.txt", "test.txt"):
             found.append(Path(file).name)
         return original(file, *arguments, **options)
@@ -54,7 +53,7 @@ def looked_up(monkeypatch):
     found: list[int] = []
     build = sources.build_lookup_table
 
-    def noting(root: str, names: StringTable, **options: Any) -> Any:
+    def noting(root, names, **options):
         found.append(len(names))
         return build(root, names, **options)
 
@@ -83,7 +82,7 @@ CHANGES: dict[str, Any] = {
 """One epoch and a second stage of one, scored with all that needs the training list."""
 
 
-def loaded(lists: Path, corpus: Path, *options: str) -> LoadedConfig:
+def loaded(lists, corpus, *options):
     paths = [f"--data.{kind}_list={lists / kind}.txt" for kind in ("train", "validation", "test")]
     recipe = write_recipe(lists / "run.yaml", corpus, lists / "run", CHANGES)
     return load_config([f"--config={recipe}", *paths, f"--data.validation_path={corpus}", *options])
@@ -150,7 +149,7 @@ def disks(tmp_path_factory):
     return root
 
 
-def found_by(disks: Path, audio: str) -> dict[str, str]:
+def found_by(disks, audio):
     """The checksums of a rank that has the audio there."""
     lists = ["--data.train_list", str(disks / "train.txt"), "--data.test_list", str(disks / "trials.txt")]
     where = ["--data.train_path", str(disks / audio), "--data.test_path", str(disks / audio)]
@@ -162,8 +161,8 @@ def found_by(disks: Path, audio: str) -> dict[str, str]:
 def beside(monkeypatch):
     """Compare as rank 0 with another rank."""
 
-    def agree(own: dict[str, str], other: dict[str, str]) -> None:
-        def gather(value: Any) -> list[Any]:
+    def agree(own, other):
+        def gather(value):
             return [value, other] if isinstance(value, dict) else [value, "" if other != own else value]
 
         monkeypatch.setattr(distributed, "is_distributed", lambda: True)
@@ -193,7 +192,7 @@ def test_another_corpus_is_refused(disks, beside, left, right, option):
         beside(found_by(disks, left), found_by(disks, right))
 
 
-def build(corpus: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, rank: int, *options: str):  # type: ignore[no-untyped-def]
+def build(corpus, monkeypatch, world_size, rank, *options):
     monkeypatch.setattr(distributed, "world_size", lambda: world_size)
     monkeypatch.setattr(distributed, "rank", lambda: rank)
     lists = ["--data.train_list", f"{corpus}/train_list.txt", "--data.train_path", str(corpus)]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from speakernet.assembly import fine_tuning, runs
 from speakernet.assembly.runs import train_experiment
-from speakernet.config import LoadedConfig, load_config
+from speakernet.config import load_config
 from speakernet.data.batches import ResidentMaker
 from speakernet.evaluation.results import Results
 from speakernet.training.trainer import Trainer
@@ -33,7 +32,7 @@ CHANGES: dict[str, Any] = {
 """Two epochs and a second stage of two, with all that is random."""
 
 
-def loaded(corpus: Path, run: Path, *options: str) -> LoadedConfig:
+def loaded(corpus, run, *options):
     recipe = write_recipe(run.parent / f"{run.name}.yaml", corpus, run, CHANGES)
     return load_config(["--config", str(recipe), *options])
 
@@ -52,7 +51,7 @@ def _no_report(monkeypatch):
     leave_out_the_report(monkeypatch)
 
 
-def leave_out_the_report(patch: pytest.MonkeyPatch) -> None:
+def leave_out_the_report(patch):
     patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
     patch.setattr(runs, "write_evaluation", lambda *arguments: [])
     patch.setattr("speakernet.training.tensorboard.add_test_results", lambda *arguments: None)
@@ -74,7 +73,7 @@ def stages(monkeypatch):
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = runs.build_training_loader
 
-    def watch_loader(*arguments: Any, **options: Any) -> Any:
+    def watch_loader(*arguments, **options):
         if seen["parts"]:
             seen["alive"] = [name for name, part in seen["parts"] if part() is not None]
         loader = build_loader(*arguments, **options)
@@ -90,7 +89,7 @@ def stages(monkeypatch):
         monkeypatch.setattr(module, "build_training_loader", watch_loader)
         build_trainer = module.build_trainer
 
-        def watch_trainer(*arguments: Any, build: Any = build_trainer, **options: Any) -> Trainer:
+        def watch_trainer(*arguments, build=build_trainer, **options):
             trainer = build(*arguments, **options)
             copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
             seen["starts"].append(copies)
@@ -121,17 +120,17 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
     assert not any(plan.voices.any() for plan in second)
 
 
-def train_until_killed(config: LoadedConfig, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
+def train_until_killed(config, monkeypatch, killed_at):
     """Train until so many steps of the second stage are done."""
     run_step, train = Trainer.run_step, Trainer.train
 
-    def stop_after(trainer: Trainer, batches: Any) -> None:
+    def stop_after(trainer, batches):
         run_step(trainer, batches)
         if trainer.stage.name and trainer.state.step == killed_at:
             trainer.store.wait()
             raise InterruptedError
 
-    def stop_before(trainer: Trainer) -> dict[str, Any]:
+    def stop_before(trainer):
         if trainer.stage.name and killed_at == 0:
             raise InterruptedError
         return train(trainer)

@@ -1,8 +1,6 @@
 """From configuration to a trainer that runs: real parts on a tiny corpus, voices, and what is refused."""
 
 import signal
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +13,6 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import replaced
-from speakernet.data.batches import Batch
-from speakernet.data.loader import TrainingLoader
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.progress import Interrupted
 from tests.tiny_recipe import recipe_of
@@ -26,7 +22,7 @@ UTTERANCES, BATCH_SIZE = 32, 8
 """Of the corpus: four batches."""
 
 
-def tiny_config(corpus: Path, **sections) -> Config:
+def tiny_config(corpus, **sections):
     usual = {
         "data": {"batch_size": BATCH_SIZE},
         "model": {"options": {"channels": 16, "blocks": [1, 1], "stem_stride": 2}},
@@ -37,7 +33,7 @@ def tiny_config(corpus: Path, **sections) -> Config:
     return replaced(Config(), **recipe_of(corpus, "", usual, sections))
 
 
-def ready(config: Config, folder: Path, validate=lambda net: {"eer_percent": 10.0}, **options):
+def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options):
     torch.manual_seed(0)
     loader = build_training_loader(config, Inputs(config, CPU))
     net, loss = training.build_model(config), training.build_loss(config, loader.num_classes)
@@ -91,7 +87,7 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tin
     renamed.write_text("".join(f"z{9 - int(line[4])} {line.split()[1]}\n" for line in lines))
     turned.write_text("".join(f"{line}\n" for line in reversed(lines)))
 
-    def resumed(path: Path, **sections):
+    def resumed(path, **sections):
         return ready(replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path)
 
     with pytest.raises(CheckpointError, match="trained with other speakers, or other names of them"):
@@ -189,7 +185,7 @@ def test_impossible_combinations_are_refused(tiny_corpus, monkeypatch, sections,
 def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(tiny_corpus, tmp_path):
     written = tmp_path / "config.yaml"
 
-    def start(**sections: Any) -> bool:
+    def start(**sections):
         """Whether a start has written its configuration."""
         before = written.read_text() if written.exists() else ""
         ready(tiny_config(tiny_corpus, **sections), tmp_path)[0].train()
@@ -237,7 +233,7 @@ def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog
         (GE2EOptions(), 0, 8, False, "no head"),
     ],
 )
-def test_choices_have_reasons(options, speakers, processes, is_shared, reason):  # type: ignore[no-untyped-def]
+def test_choices_have_reasons(options, speakers, processes, is_shared, reason):
     choice = training.choose_sharding(options, speakers, processes)
     assert choice.value is is_shared and reason in choice.reason
 
@@ -245,17 +241,17 @@ def test_choices_have_reasons(options, speakers, processes, is_shared, reason): 
 VOICES = {"speed_factors": [0.9, 1.0], "warp_factors": [1.1, 1.0, 0.9], "real_share": 0.25}
 
 
-def voiced_config(corpus: Path, *, augment: dict | None = None, **sections: dict) -> Config:
+def voiced_config(corpus, *, augment=None, **sections):
     voiced = {"augment": {"enabled": True, **VOICES, **(augment or {})}, "training": {"max_epochs": 4}}
     return tiny_config(corpus, **{**voiced, "loss": {"name": "softmax"}, **sections})
 
 
-def loader(corpus: Path, **sections: dict) -> TrainingLoader:
+def loader(corpus, **sections):
     config = voiced_config(corpus, **sections)
     return build_training_loader(config, Inputs(config, CPU))
 
 
-def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
+def epoch(made, number=0):
     made.set_epoch(number)
     return list(made)
 

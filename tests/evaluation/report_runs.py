@@ -22,18 +22,13 @@ def make_trials(path, num_speakers=12, utterances=4):
     return read_trials(path)
 
 
-def make_embeddings(trials, noise, seed=1):
-    random = np.random.default_rng(seed)
-    speakers = speakers_of(trials)
-    centres = random.standard_normal((speakers.count, 16))
-    table = centres[speakers.ids] + noise * random.standard_normal((len(speakers.ids), 16))
-    return mean_embeddings(table.astype(np.float32)), speakers
-
-
 def make_run(folder, trials, noise=1.2, seed=1):
     """A folder with all that a run leaves, and its evaluation."""
     folder.mkdir(parents=True)
-    embeddings, speakers = make_embeddings(trials, noise, seed)
+    random, speakers = np.random.default_rng(seed), speakers_of(trials)
+    centres = random.standard_normal((speakers.count, 16))
+    table = centres[speakers.ids] + noise * random.standard_normal((len(speakers.ids), 16))
+    embeddings = mean_embeddings(table.astype(np.float32))
     scores = cosine_scores(embeddings, trials.enrol, trials.test)
     write_scores(folder / "scores.txt", trials, scores)
     results = figures(trials, scores, speakers, EvaluationOptions(bootstrap_samples=50), 0).to_dict()

@@ -17,7 +17,6 @@ from speakernet.data.lists import StringTable, TrialList, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, slices
-from speakernet.evaluation import embedding as module
 from speakernet.evaluation.embedding import Embedder, embed_utterances, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
 from speakernet.evaluation.metrics import eer, min_dcf
@@ -115,7 +114,7 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(net, sour
         calls.append(1)
         return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "embed_utterances", counted)
+    monkeypatch.setattr(embedding, "embed_utterances", counted)
     options = EvaluationOptions(eval_frames=60, num_crops=2)
     embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one")
 
@@ -199,7 +198,7 @@ def steps(folder):
     return sweep_steps(KINDS, banks, rooms, sample_rate=RATE)
 
 
-def peak_of(work) -> int:  # type: ignore[no-untyped-def]
+def peak_of(work):
     """Bytes that arrays took at most."""
     tracemalloc.start()
     try:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -86,7 +85,7 @@ def _torch_as_before():
     torch.set_num_threads(threads)
 
 
-def applied(device: torch.device | None = None, **options: Any) -> dict[str, Any]:
+def applied(device=None, **options):
     varies_lengths = options.pop("varies_lengths", False)
     return optimize_torch_settings(MachineOptions(**options), device, varies_lengths=varies_lengths)
 

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:3
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@host)\nGCC version: 13.3\n"
 
 
-def write(folder: Path, **files: object) -> None:
+def write(folder, **files):
     """Files of a group; __ stands for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
@@ -166,7 +165,7 @@ class NVMLError(Exception):
     """Like pynvml's: not a subclass of anything that callers expect."""
 
 
-def refuse(*arguments: object, **options: object) -> None:
+def refuse(*arguments, **options):
     raise NVMLError("Not Supported")
 
 

@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,19 +26,19 @@ from speakernet.training.progress import NonFiniteError
 from tests.training.training_fakes import FakeLoader, assert_same_bits, step_of, trained
 
 
-def contents(value: float) -> dict:
+def contents(value):
     return {"weights": {"a": torch.full((50,), value)}, "plain": [1, "two", None]}
 
 
-def value_of(path: Path) -> float:
+def value_of(path):
     return float(read_own_checkpoint(path)["weights"]["a"][0])
 
 
-def full(*_arguments: Any) -> None:
+def full(*_arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def cut(path: Path) -> None:
+def cut(path):
     """Damage a file as a full disk or a broken copy does."""
     left = path.read_bytes()[:200]
     path.unlink()  # it may be the same file under two names
@@ -88,13 +88,13 @@ class Killed(BaseException):
 class AtOnce:
     """A thread that has done its work when it was started."""
 
-    def __init__(self, target: Callable, args: tuple, name: str) -> None:
+    def __init__(self, target, args, name):
         self._target, self._arguments = target, args
 
-    def start(self) -> None:
+    def start(self):
         self._target(*self._arguments)
 
-    def join(self) -> None:
+    def join(self):
         """Nothing to wait for."""
 
 
@@ -127,8 +127,8 @@ def test_kill_at_any_moment_leaves_a_whole_last(tmp_path, monkeypatch, has_links
     assert moments >= 4 and value_of(store.last_path) == 3.0 and value_of(store.previous_path) == 2.0
 
 
-def _dying(call: Callable, left: list[int], *, fails: bool) -> Callable:
-    def instead(*arguments: Any, **options: Any) -> Any:
+def _dying(call, left, *, fails):
+    def instead(*arguments, **options):
         if left[0] == 0:
             left[0] = -1
             raise Killed
@@ -141,7 +141,7 @@ def _dying(call: Callable, left: list[int], *, fails: bool) -> Callable:
 
 
 @contextlib.contextmanager
-def _without_cleaning(path: Path, mode: str, *, is_flushed: bool = True) -> Iterator[IO]:
+def _without_cleaning(path, mode, *, is_flushed=True):
     """`atomic_write` as a kill leaves it: no exception handler runs."""
     temporary = path.with_name(f".{path.name}.0-{os.urandom(4).hex()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,13 +236,13 @@ def _soon(monkeypatch):
     monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.011)
 
 
-def fill(folder: Path, word: str = "one") -> None:
+def fill(folder, word="one"):
     for name in (LAST, BEST, LOG, METRICS, RESULTS, f"{SECOND_STAGE}/{LAST}", "embeddings/a.npz"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{word} {name}")
 
 
-def wait_until(is_so: Any) -> None:
+def wait_until(is_so):
     """Within half a minute, or the test fails."""
     end = time.monotonic() + 30
     while not is_so():
@@ -297,7 +297,7 @@ def test_copy_cut_off_between_two_names(tmp_path):
 def test_failing_folder_is_named_once(tmp_path, monkeypatch, caplog):
     run, tries, is_failing, put = tmp_path / "run", [], [True], LocalFileSystem.put_file
 
-    def put_or_fail(system: Any, *paths: Any, **options: Any) -> None:
+    def put_or_fail(system, *paths, **options):
         tries.append(paths)
         if is_failing:
             raise OSError("the disk is gone")
@@ -315,7 +315,7 @@ def test_failing_folder_is_named_once(tmp_path, monkeypatch, caplog):
 def test_hanging_folder_ends_nothing(tmp_path, monkeypatch, caplog):
     let_go, entered = threading.Event(), threading.Event()
 
-    def hang(*_arguments: Any, **_options: Any) -> None:
+    def hang(*_arguments, **_options):
         entered.set()
         let_go.wait(60)
         raise OSError("too late")
@@ -330,7 +330,7 @@ def test_hanging_folder_ends_nothing(tmp_path, monkeypatch, caplog):
 
 
 def test_unreadable_mirror_is_refused(tmp_path, monkeypatch):
-    def fail(*_arguments: Any) -> None:
+    def fail(*_arguments):
         raise OSError("no route to host")
 
     monkeypatch.setattr(LocalFileSystem, "exists", fail)

@@ -1,7 +1,5 @@
 """Speed and memory of training: checkpointed blocks, when compilation happens, threads beside other work."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -14,27 +12,27 @@ from tests.training.training_fakes import FakeNet, trained
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout=0.0):
         super().__init__()
         self.conv = nn.Conv1d(3, 3, 3, padding=1)
         self.norm = nn.BatchNorm1d(3)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         return hidden + self.dropout(self.norm(self.conv(hidden)).relu_())
 
 
 class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout=0.0):
         super().__init__()
         self.stages = nn.Sequential(*(nn.Sequential(Block(dropout), Block(dropout)) for _ in range(2)))
         self.last = nn.Linear(3, 2)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         return self.last(self.stages(hidden).mean(-1))
 
 
-def run(net: Net) -> list[torch.Tensor]:
+def run(net):
     torch.manual_seed(5)
     data = torch.randn(4, 3, 10, generator=torch.Generator().manual_seed(2))
     output = net.train()(data)
@@ -67,16 +65,16 @@ def test_checkpointing_is_refused_with_the_reason():
 class Recorder(nn.Module):
     """Stands in for a network that is compiled: counts, and fails if told to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(2, 2)
         self.compiled_with: list[dict] = []
 
-    def compile(self, **options) -> None:
+    def compile(self, **options):
         self.compiled_with.append(options)
 
 
-def compiler_of(net: nn.Module, when: str = "auto", scope: str = "whole") -> Compiler:
+def compiler_of(net, when="auto", scope="whole"):
     return Compiler(net, RuntimeOptions(compile=when, compile_scope=scope))  # type: ignore[arg-type]
 
 
@@ -151,20 +149,20 @@ def test_decisions_from_numbers(now, most, before, expected):
 class Run:
     """Steps whose speed is a function of the number of threads: (utterances a second, share that training ran)."""
 
-    def __init__(self, threads: int, speeds: Callable[[int], tuple[float, float]], adapts: bool = True) -> None:
+    def __init__(self, threads, speeds, adapts=True):
         self.speeds = speeds
         self.used: list[int] = []
         self.set: list[int] = []
         self.watch = ThreadWatch(threads, adapts=adapts, set_threads=self.set.append)
 
-    def go(self, steps: int, is_compiled: bool = False) -> None:
+    def go(self, steps, is_compiled=False):
         for _ in range(steps):
             rate, share = self.speeds(self.watch.threads)
             self.used.append(self.watch.threads)
             self.watch.step(64 / rate, share * 64 / rate, 64, is_compiled=is_compiled)
 
 
-def disturbed(threads: int) -> tuple[float, float]:
+def disturbed(threads):
     return (17.0, BUSY) if threads > 1 else (55.0, 0.6)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -104,12 +103,12 @@ def test_advice_fits_the_run(facts, words):
 CONFIGURATION = {"data": {"batch_size": 64, "speed_factors": [1.0]}, "model": {"options": {"channels": 16}}}
 
 
-def evaluation(eer: float) -> dict:
+def evaluation(eer):
     costs = {"min_dcf": {"0.01": eer / 10, "0.05": 0.2}, "min_dcf_interval": {"0.01": [0.1, 0.9]}}
     return {"eer_percent": eer, "eer_interval_percent": [eer - 1, eer + 1], **costs, "num_trials": 100, "note": ""}
 
 
-def train(folder: Path, first: int, last: int) -> None:
+def train(folder, first, last):
     """Steps first..last with an evaluation after each tenth."""
     progress = Progress(folder, show_bar=False, configuration=CONFIGURATION)
     progress.open(first - 1)
@@ -121,13 +120,13 @@ def train(folder: Path, first: int, last: int) -> None:
     progress.close()
 
 
-def read(folder: Path) -> EventAccumulator:
+def read(folder):
     found = EventAccumulator(str(folder))
     found.Reload()
     return found
 
 
-def points(found: EventAccumulator, tag: str) -> list[tuple[int, float]]:
+def points(found, tag):
     return [(one.step, one.value) for one in found.Scalars(tag)]
 
 
@@ -186,7 +185,7 @@ def test_what_a_profile_holds(tmp_path, caplog, num_steps, expected):
 def test_peak_of_tensors_counts_what_lives_at_one_time():
     kept = torch.ones(1024, 1024)
 
-    def run() -> None:
+    def run():
         first = kept + 1  # 4 MiB
         second = first * 2  # 8 MiB at once
         del first

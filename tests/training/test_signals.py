@@ -47,11 +47,11 @@ def running(recipe, repository):
         process.wait()
 
 
-def hang_up(process: subprocess.Popen) -> None:
+def hang_up(process):
     os.killpg(process.pid, signal.SIGHUP)
 
 
-def kill_worker(process: subprocess.Popen) -> None:
+def kill_worker(process):
     psutil.Process(process.pid).children()[1].kill()
 
 
@@ -75,7 +75,7 @@ def test_a_disturbed_run_leaves_a_checkpoint(running, tmp_path, disturb, status,
 
 def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path):
     class Failing(FakeLoader):
-        def batch(self, position: int):
+        def batch(self, position):
             if self.epoch == 1 and position == 3:
                 self.position -= 1
                 raise ChildProcessError("a worker was killed")
@@ -92,7 +92,7 @@ def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path):
     [([signal.SIGTERM], 143), ([signal.SIGHUP, signal.SIGHUP], 129), ([signal.SIGTERM, signal.SIGHUP], 143)],
 )
 def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path, sent, status):
-    def validate() -> dict[str, float]:
+    def validate():
         for number in sent:
             os.kill(os.getpid(), number)
         return {"eer_percent": 9.0}

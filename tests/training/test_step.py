@@ -11,31 +11,30 @@ from speakernet.training.optimizers import WeightAverage, create_optimizer, para
 from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, SgdOptions, schedules
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, plateau_drops
-from speakernet.training.step import TrainingStep
 from tests.training import training_fakes as fakes
 
 
-def sgd_step(net: nn.Module, loss: nn.Module, **options) -> TrainingStep:
+def sgd_step(net, loss, **options):
     optimizer = create_optimizer(SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], fakes.CPU)
     return fakes.make_step(net, loss, optimizer, **options)
 
 
-def fresh(metric: bool = False, frozen_norm: bool = True, dropout: float = 0.0) -> tuple[fakes.FakeNet, nn.Module]:
+def fresh(metric=False, frozen_norm=True, dropout=0.0):
     torch.manual_seed(1)
     net = fakes.FakeNet(dropout=dropout, frozen_norm=frozen_norm)
     return net.train(), fakes.FakeMetricLoss() if metric else fakes.FakeLoss()
 
 
-def split(batch: fakes.FakeBatch, sizes: list[int]) -> list[fakes.FakeBatch]:
+def split(batch, sizes):
     parts = zip(batch.waveforms.split(sizes), batch.labels.split(sizes), batch.indices.split(sizes), strict=True)
     return [fakes.FakeBatch(*part) for part in parts]
 
 
-def whole_batch() -> fakes.FakeBatch:
+def whole_batch():
     return fakes.FakeLoader(num_batches=2, batch_size=12).batch(0)
 
 
-def metric_batch() -> fakes.FakeBatch:
+def metric_batch():
     """Two utterances of each of six speakers."""
     generator = torch.Generator().manual_seed(3)
     return fakes.FakeBatch(
@@ -144,7 +143,7 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name):
-    def make() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    def make():
         torch.manual_seed(0)
         layer = nn.Linear(3, 1)
         return layer, create_optimizer(
@@ -154,7 +153,7 @@ def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name):
     data = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
     target = data @ torch.tensor([[1.0], [-2.0], [0.5]])
 
-    def steps(layer: nn.Linear, optimizer: torch.optim.Optimizer, count: int) -> float:
+    def steps(layer, optimizer, count):
         for _ in range(count):
             optimizer.zero_grad()
             loss = (layer(data) - target).square().mean()
@@ -266,7 +265,7 @@ def test_scale_survives_a_checkpoint():
     assert float(other.scale) == 16.0
 
 
-def rates(name: str, steps: list[int], **options) -> list[float]:
+def rates(name, steps, **options):
     """The rates of 40 epochs of 10 steps from a top of 1, down to 0 where nothing else is said."""
     owner = schedules.SCHEDULES[name].options
     floor = {"final_learning_rate": 0.0} if issubclass(owner, schedules.FloorOptions) else {}
@@ -328,7 +327,7 @@ def test_step_boundary_survives_rounding():
 
 
 def test_plateau_drops_on_the_eer_and_resumes():
-    def make() -> LearningRateSchedule:
+    def make():
         options = schedules.PlateauOptions(final_learning_rate=0.2, decay=0.5, plateau_patience=2)
         return LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
 

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from speakernet.training.checkpoints import epoch_paths
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, TrainingOptions
 from speakernet.training.progress import NonFiniteError, Stage
-from speakernet.training.trainer import Trainer
 from tests.training import training_fakes as fakes
 
 
@@ -53,7 +51,7 @@ def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path)
 class Slow(fakes.FakeLoader):
     """Takes its time for a batch."""
 
-    def batch(self, position: int):
+    def batch(self, position):
         time.sleep(0.03)
         return super().batch(position)
 
@@ -154,12 +152,12 @@ GIVEN = Stage(given={"file": "theirs.pt"})
 class Watching(fakes.FakeLoader):
     """Notes the network's tensors at every batch."""
 
-    def batch(self, position: int):
+    def batch(self, position):
         self.seen.append(fakes.tensors(self.net))
         return super().batch(position)
 
 
-def watched(folder: Path, **options) -> tuple[Trainer, list[dict[str, torch.Tensor]]]:
+def watched(folder, **options):
     """A run, and the network's tensors at every batch."""
     loader = Watching()
     trainer = fakes.make_trainer(folder, loader=loader, stage=GIVEN, **options)
@@ -168,7 +166,7 @@ def watched(folder: Path, **options) -> tuple[Trainer, list[dict[str, torch.Tens
     return trainer, loader.seen
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wanted: str = "") -> bool:
+def same(one, other, wanted=""):
     return all(torch.equal(one[name], other[name]) for name in one if wanted in name)
 
 
@@ -234,11 +232,11 @@ def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path):
     assert all(torch.equal(one, average["weights"][key]) for key, one in best["weights"].items())
 
 
-def evaluated(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+def evaluated(trainer):
     """Train; the weights that each evaluation saw."""
     seen: list[dict[str, torch.Tensor]] = []
 
-    def validate() -> dict[str, float]:
+    def validate():
         seen.append(fakes.tensors(trainer.net))
         return {"eer_percent": 50.0 - len(seen)}
 
