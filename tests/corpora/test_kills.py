@@ -1,5 +1,6 @@
 """SIGKILL at random moments of every step of a preparation: the next run ends as an undisturbed one."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -36,8 +37,10 @@ def run_until(folder, table, lists, sign=""):
     process.join(RANDOM.uniform(0, 0.05) if sign else 300)
     was_killed = process.is_alive()
     if was_killed:
-        # Its ffmpeg too, which would write on for a moment.
-        os.killpg(process.pid, signal.SIGKILL)
+        # Its ffmpeg too, which would write on for a moment; before it has a session of its own it has started none.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     process.join()
     assert was_killed or process.exitcode == 0
     return was_killed
