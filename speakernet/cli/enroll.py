@@ -28,16 +28,18 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Inspect the recordings, embed them, keep the embeddings."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import checked_name
-    from speakernet.inference.recordings import audio_inputs
+    from speakernet.inference.recordings import audio_inputs, inspect_recording
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
     _, files = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
-    # Before a store is made for them.
     checked_name(arguments.name)
     recordings = [verifier.open(file) for file in files]
     # A mistyped path makes a second store without the people of the first.
     new = "" if arguments.store.exists() else "the new store "
+    # Refused recordings must not leave an empty store behind.
+    for one in recordings if new else ():
+        inspect_recording(one)
     with verifier.people(arguments.store, store_key(arguments)) as store:
         done = enroll(verifier, store, arguments.name, recordings, is_strict=arguments.strict)
     for warning in done.warnings:

@@ -31,7 +31,10 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
         ("licence", str(summary.get("licence") or "not given: ask whoever trained it")),
-        ("calibrated", f"yes {model.rule.caution}".rstrip() if model.is_calibrated else f"no: {model.rule.advice}"),
+        (
+            "calibrated",
+            f"yes; {model.rule.caution}".removesuffix("; ") if model.is_calibrated else f"no: {model.rule.advice}",
+        ),
         *(("calibration", _fit(one)) for one in (contents.get("calibration") or {}).get("fits", ())),
         *(
             ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")

@@ -430,7 +430,7 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
 
 def list_in_common(paths: Sequence[Path]) -> TrialList:
     """The labelled list whose scores all these files and folders hold, from the labels kept in one of them."""
-    refused = ListError(f"{', '.join(map(str, paths))}: no labelled scores; give their list with --trials")
+    names, refused = ", ".join(map(str, paths)), None
     for path in paths:
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
             file = place / SCORES if place.is_dir() else place
@@ -445,8 +445,10 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
                     find_scores(other, trials)
                 return trials if run is None else replace(trials, source=run.list_name)
             except ListError as error:
-                refused = error
-    raise refused
+                refused = refused or error
+    if refused is None:
+        raise ListError(f"{names}: no labelled scores; give their list with --trials")
+    raise ListError(f"{names}: expected scores of one trial list; {refused}") from refused
 
 
 def chosen_on_reported(scores: Path) -> str:

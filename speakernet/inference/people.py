@@ -427,7 +427,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         # In one assignment: what another thread writes meanwhile must be sealed.
         self._aead = None if self._key is None else _aead(self._key, facts["salt"])
         if self._aead is not None:
-            _unseal(self._aead, facts["proof"], PROOF)
+            _unseal(self.path, self._aead, facts["proof"], PROOF)
 
     def _state(self) -> tuple[Any, ...]:
         """Another value whenever the file was changed or replaced."""
@@ -490,7 +490,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             one = StoredRecording(kept[0], np.empty(0), *kept[1:])
             is_whole = zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum
             if is_whole and self._aead is not None:
-                content = _unseal(self._aead, content, b"person %d" % person if is_old else _place(person, one))
+                content = _unseal(
+                    self.path, self._aead, content, b"person %d" % person if is_old else _place(person, one)
+                )
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
                     f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove and enrol this "
@@ -551,11 +553,11 @@ def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
     return nonce + bytes(aead.encrypt(nonce, content, place))
 
 
-def _unseal(aead: Any, sealed: bytes, place: bytes) -> bytes:
+def _unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:
-        raise StoreKeyError("this key does not open the store: the key is wrong, or the store was changed") from error
+        raise StoreKeyError(f"{path}: this key does not open it: the key is wrong, or the store was changed") from error
 
 
 def normal_name(name: str) -> str:

@@ -152,7 +152,8 @@ def test_mistakes_with_stores(say, voices, calibrated, uncalibrated, store, tmp_
     status, _, err = say("enroll", "X", good, "--model", other, "--store", store)
     assert status == 1 and "people reembed" in err
     # An enrolment that fails makes no store.
-    for name, file in (("X", "absent.wav"), (".", good)):
+    write_audio(silent := tmp_path / "silent.wav", np.zeros(16000), 16000)
+    for name, file in (("X", "absent.wav"), ("X", silent), (".", good)):
         assert say("enroll", name, file, "--model", calibrated, "--store", tmp_path / "new.db")[0] == 1
         assert not (tmp_path / "new.db").exists()
 
