@@ -155,3 +155,21 @@ def test_printed_commands_can_be_pasted(tmp_path):
     assert [words[0] for words in commands] == ["python", "python", "speakernet", "tensorboard"]
     assert commands[0][2:4] == ["--config", str(folder / "config.yaml")] and str(folder / "best.pt") in commands[0]
     assert all(str(folder) in " ".join(words) for words in commands[2:]) and commands[2][2] == str(folder)
+
+
+VERIFY = """
+import sys, numpy as np
+from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.models.model_file import model_file_contents, model_of
+from speakernet.models.speaker_net import SpeakerNet
+net = SpeakerNet.named("CAMPPlus", front_end="fbank", front_end_options={"spec_augment": True}).eval()
+file = model_of(model_file_contents(net, loss_normalizes=True), "file")
+clip = np.sin(np.arange(16000) / 20).astype(np.float32)
+assert SpeakerVerifier(file).verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_verify_does_not_load_the_compiler():
+    found = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
