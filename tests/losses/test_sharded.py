@@ -135,9 +135,8 @@ def run_rank(rank, folder):
 def found(tmp_path_factory):
     """What each of the two processes found."""
     folder = tmp_path_factory.mktemp("sharded")
-    # Forked, which imports nothing again; autograd's threads of CUDA devices do not survive that.
-    method = "spawn" if torch.cuda.is_available() else "fork"
-    multiprocessing.start_processes(run_rank, (str(folder),), nprocs=2, start_method=method)
+    # Spawned: autograd's threads do not survive a fork.
+    multiprocessing.start_processes(run_rank, (str(folder),), nprocs=2, start_method="spawn")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
