@@ -21,6 +21,7 @@ from speakernet.data.augment.banks import (
     RirBank,
     bytes_of_banks,
     clips_into_ram,
+    device_responses,
     noise_banks,
 )
 from speakernet.data.loader import TrainingLoader
@@ -363,6 +364,7 @@ def build_augmenter(
     if section.rir_path:
         # The classic pipeline leaves the delay of the direct path in, which shifts the speech in its crop.
         rirs = RirBank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
+    devices = device_responses(section.microphone_path, sample_rate) if section.microphone_path else None
     # By their draws all processes mean the same clips.
     refuse_differences(
         {
@@ -370,16 +372,18 @@ def build_augmenter(
                 kind: [len(bank), int(bank.lengths.sum())] for kind, bank in banks.items()
             },
             "the names of augment.rir_path (CRC-32)": f"{rirs.names.checksum:08x}" if rirs else "",
+            "the devices of augment.microphone_path": 0 if devices is None else len(devices),
         }
     )
-    augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed)
+    augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed, devices=devices)
     if augmenter.missing and (section.noise_path or section.rir_path):
         logger.warning(
             "augmentation: no files found for %s; their share goes to %s",
             ", ".join(augmenter.missing),
             ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
         )
-    does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
+    channels = section.telephone_probability, section.codec_probability, section.microphone_probability
+    does_more = any(section.volume_db) or any(channels)
     if not augmenter.available and not does_more:
         logger.warning(
             "augmentation is on, but augment.noise_path and augment.rir_path give nothing to mix in: it is skipped; "
@@ -389,5 +393,9 @@ def build_augmenter(
     found = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()] + (
         [f"{len(rirs):,} RIRs"] if rirs else []
     )
+    if section.microphone_probability:
+        found.append(f"frequency responses of {section.microphone_db:g} dB")
+    if devices is not None:
+        found.append(f"{len(devices)} real microphones")
     logger.info("augmentation: %s", ", ".join(found) or "nothing")
     return augmenter

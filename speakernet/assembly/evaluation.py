@@ -349,7 +349,7 @@ def _build_sweep(config: Config) -> Callable[..., Any]:
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
-    wants_rirs = "reverb" in kinds and augment.rir_path
+    wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
     steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)

@@ -12,7 +12,7 @@ UNIT_COST = 1.0
 """The field's usual cost of a miss and of a false accept alike."""
 Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
-Sweep = Literal["noise", "reverb", "duration", "telephone"]
+Sweep = Literal["noise", "reverb", "duration", "telephone", "microphone", "distance"]
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 

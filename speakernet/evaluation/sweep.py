@@ -14,6 +14,7 @@ from typing import get_args
 
 import numpy as np
 import torch
+from scipy.signal import oaconvolve
 
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone_band
 from speakernet.data.augment.banks import ClipBank, RirBank
@@ -26,6 +27,7 @@ from speakernet.evaluation.figures import SpeakerBootstrap, group_result
 from speakernet.evaluation.options import Sweep
 from speakernet.evaluation.results import GroupResult, SweepResult
 from speakernet.evaluation.speakers import Speakers
+from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +36,17 @@ KINDS = get_args(Sweep)
 NOISE_SNR_DB = (20.0, 15.0, 10.0, 5.0, 0.0)
 REVERB_SHARES_PERCENT = (25, 50, 75, 100)
 DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
+MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
+# In critical distances of the room, where the direct sound is as strong as the reverberation.
+DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
+DIRECT_SECONDS = 0.0025  # after the peak of an RIR; what comes later is reflected
 AXES = {
     "noise": "signal-to-noise ratio (dB)",
     "reverb": "share of reverberated sound (%)",
     "duration": "seconds kept, from the middle",
     "telephone": "channel",
+    "microphone": "standard deviation of the frequency response (dB)",
+    "distance": "distance (critical distances of the room)",
 }
 
 Transform = Callable[[np.ndarray, int], np.ndarray]
@@ -113,6 +121,7 @@ def sweep_steps(
     for kind, is_there, option in (
         ("noise", len(banks.get("noise", ())), "augment.noise_path"),
         ("reverb", rooms, "augment.rir_path"),
+        ("distance", rooms, "augment.rir_path"),
     ):
         if kind in kinds and not is_there:
             raise ValueError(f"the {kind} sweep needs its recordings: set {option}, or leave {kind} out of the sweep")
@@ -132,6 +141,13 @@ def sweep_steps(
             steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
         elif kind == "duration":
             steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
+        elif kind == "microphone":
+            always = functools.partial(augmenting, None, categories=[], microphone_probability=1.0)
+            steps[kind] = [Step(f"{one:g}", always(microphone_db=one)) for one in MICROPHONE_DB]
+        elif kind == "distance":
+            assert rooms is not None
+            far = functools.partial(_far, rooms, seed)
+            steps[kind] = [Step(f"{one:g}", functools.partial(far, one)) for one in DISTANCES]
         else:
             channels = {"300-3400 Hz": False, "and mu-law": True}
             narrowed = functools.partial(_narrowed, sample_rate)
@@ -187,6 +203,19 @@ def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.n
     loudness = np.sqrt(np.mean(np.square(reverberated))) or 1.0
     reverberated = reverberated * (np.sqrt(np.mean(np.square(waveform))) / loudness)
     return ((1 - share) * waveform + share * reverberated).astype(np.float32)
+
+
+def _far(rooms: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
+    """Through a room of the utterance's own, from so many critical distances: only the direct sound fades with them."""
+    response = rooms.prepared(int(numpy_generator(seed, row).integers(len(rooms)))).astype(np.float64)
+    direct, late = response.copy(), response.copy()
+    begin = round(DIRECT_SECONDS * rooms.source.sample_rate)
+    direct[begin:], late[:begin] = 0, 0
+    # Of equal energy at the critical distance; amplitudes of direct sound fall with the distance.
+    gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
+    wet = oaconvolve(waveform, gain * direct + late)[: len(waveform)]
+    loudness = np.sqrt(np.mean(np.square(wet))) or 1.0
+    return (wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)).astype(np.float32)
 
 
 def _narrowed(sample_rate: int, has_codec: bool, waveform: np.ndarray, _row: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import torch
 from scipy.signal import convolve, fftconvolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
+from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, through_microphones
 from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
@@ -19,6 +19,7 @@ from speakernet.data.augment.banks import (
     block_energies,
     bytes_of_banks,
     clips_into_ram,
+    device_responses,
     energies_of_crops,
     noise_banks,
 )
@@ -198,7 +199,7 @@ def test_the_way_for_cpus_gives_the_same(folders, random, style, in_memory):
 @pytest.mark.parametrize("style", ["ours", "classic"])
 def test_resident_banks_give_the_same(folders, random, style):
     clean = speech(random, 80)
-    augmenter = make(folders, style=style, volume_db=[-6.0, 6.0], codec_probability=0.2, telephone_probability=0.2)
+    augmenter = make(folders, style=style, volume_db=[-6.0, 6.0], codec_probability=0.2, microphone_probability=0.5)
     expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
     augmenter.resident = ResidentBanks(augmenter.banks, augmenter.rirs, torch.device("cpu"))
     made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
@@ -247,3 +248,56 @@ def test_rooms_are_one_microphone_and_no_noise(tmp_path, caplog):
     assert list(rirs.names) == [response] and "2 files skipped" in caplog.text
     taken = rirs.prepared(0)[:400]
     assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(0.4, abs=1e-3)
+
+
+def test_a_microphone_has_the_response_it_names(random: np.random.Generator) -> None:
+    impulse = np.zeros((2, 6000), dtype=np.float32)
+    impulse[:, 3000] = 1
+    responses_db = random.normal(0, 5, (2, 10))
+    heard = through_microphones(torch.from_numpy(impulse), torch.from_numpy(responses_db).float(), 16000).double()
+    hertz = np.geomspace(60, 8000, 10)
+    # At the points by a sum over samples, between them (in log frequency) the mean of two.
+    turns = np.exp(
+        -2j * np.pi / 16000 * np.outer(np.concatenate([hertz, np.sqrt(hertz[1:] * hertz[:-1])]), np.arange(6000))
+    )
+    found_db = 20 * np.log10(np.abs(heard.numpy() @ turns.T))
+    expected = np.concatenate([responses_db, (responses_db[:, 1:] + responses_db[:, :-1]) / 2], axis=1)
+    # The lowest points are a few hertz apart, less than this many samples resolve.
+    assert np.abs(found_db - expected)[:, 3:10].max() < 0.3 and np.abs(found_db - expected)[:, 13:].max() < 0.3
+
+
+def test_microphones_are_drawn_by_row_with_their_strength_and_share(tmp_path: Path) -> None:
+    options = AugmentOptions(categories=[], microphone_probability=0.4, microphone_db=6.0)
+    augmenter = Augmenter({}, None, options, seed=3)
+    drawn = augmenter.draw(np.arange(3000), 0)
+    assert len(drawn.microphones) / 3000 == pytest.approx(0.4, abs=0.03)
+    # At the outermost points, which no curve bends.
+    assert drawn.responses_db[:, [0, -1]].std(axis=0) == pytest.approx([6.0, 6.0], rel=0.06)
+    row = int(drawn.microphones[5])
+    alone = augmenter.draw(np.array([row]), 0)
+    assert alone.microphones.tolist() == [0] and np.array_equal(alone.responses_db[0], drawn.responses_db[5])
+    clean = torch.randn(60, 4000, generator=torch.Generator().manual_seed(1))
+    made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
+    changed = (made != clean).any(dim=1).numpy()
+    assert np.flatnonzero(changed).tolist() == drawn.microphones[drawn.microphones < 60].tolist()
+
+
+def test_real_devices_are_read_and_drawn(tmp_path: Path) -> None:
+    dull = np.zeros(2000, dtype=np.float32)
+    dull[:2] = 0.4  # a mean of neighbours: 20 log10 cos(pi f / rate)
+    write_audio(tmp_path / "dull.wav", dull, 16000)
+    write_audio(tmp_path / "flat.wav", np.array([0.5] + [0.0] * 99, dtype=np.float32), 16000)
+    found = device_responses(tmp_path, 16000)
+    hertz = np.geomspace(60, 8000, found.shape[1])
+    expected = 20 * np.log10(np.maximum(np.cos(np.pi * hertz / 16000), 1e-9))
+    assert np.abs(np.diff(found[0])[:-4] - np.diff(expected)[:-4]).max() < 0.5
+    assert np.abs(found[1]).max() < 1e-3
+    options = AugmentOptions(categories=[], microphone_probability=1.0, microphone_db=0.0)
+    drawn = Augmenter({}, None, options, devices=found).draw(np.arange(50), 0)
+    assert {tuple(row) for row in drawn.responses_db} == {tuple(row) for row in found}
+    write_audio(tmp_path / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
+    with pytest.raises(AudioError, match=r"silent\.wav: the impulse response is silent"):
+        device_responses(tmp_path, 16000)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(AudioError, match="expected impulse responses"):
+        device_responses(tmp_path / "none", 16000)

@@ -411,7 +411,8 @@ def test_a_sweep_scores_the_degraded_audio_of_the_right_utterance(audio, steps):
 
 
 def test_a_sweep_without_its_files_is_refused_before_anything_starts():
-    for kind, option in (("noise", "augment.noise_path"), ("reverb", "augment.rir_path")):
+    needed = {"noise": "augment.noise_path", "reverb": "augment.rir_path", "distance": "augment.rir_path"}
+    for kind, option in needed.items():
         with pytest.raises(ValueError, match=option):
             sweep_steps([kind], {}, None, sample_rate=RATE)
 
@@ -421,3 +422,25 @@ def test_reverberation_grows_and_keeps_the_loudness_at_the_end(steps, random):
     changed = [np.linalg.norm(step.transform(speech, 0) - speech) for step in steps["reverb"]]
     assert (np.diff(changed) > 0).all()
     assert np.std(steps["reverb"][-1].transform(speech, 0)) == pytest.approx(np.std(speech), rel=0.02)
+
+
+def test_a_microphone_differs_more_with_every_step_in_the_same_way(steps, random):
+    speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
+    spectra = [np.abs(np.fft.rfft(step.transform(speech, 2))) for step in steps["microphone"]]
+    changes = [20 * np.log10(one[200:6000] / np.abs(np.fft.rfft(speech))[200:6000]) for one in spectra]
+    strengths = [float(step.label) for step in steps["microphone"]]
+    for strength, change in zip(strengths[1:], changes[1:], strict=True):
+        assert np.median(np.abs(change - changes[0] * strength / strengths[0])) < 0.2
+    assert np.abs(changes[0]).max() > 1
+
+
+def test_at_the_critical_distance_direct_and_reverberated_sound_are_equal(audio, steps):
+    impulse = np.zeros(RATE, dtype=np.float32)
+    impulse[0] = 1
+    ratios_db = []
+    for step in steps["distance"]:
+        heard = step.transform(impulse, 0)
+        direct, late = heard[: round(0.0025 * RATE)], heard[round(0.0025 * RATE) :]
+        ratios_db.append(10 * np.log10(np.dot(direct, direct) / np.dot(late, late)))
+    # Twice as far, 6 dB less direct sound.
+    assert ratios_db == pytest.approx([12.04, 6.02, 0, -6.02, -12.04], abs=0.1)

@@ -18,8 +18,10 @@ from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
     KINDS,
+    LOWEST_RESPONSE_HZ,
     MUSIC,
     NOISE,
+    RESPONSE_POINTS,
     REVERB,
     ClipBank,
     Crops,
@@ -27,6 +29,7 @@ from speakernet.data.augment.banks import (
     Ingredients,
     ResidentBanks,
     RirBank,
+    transform_samples,
 )
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import send
@@ -36,6 +39,7 @@ from speakernet.random import KeyedRandom
 # Streams of the keyed random numbers; another number gives unrelated ones.
 KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
 VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
+MICROPHONE_STREAM, RESPONSE_STREAM, DEVICE_STREAM = range(109, 112)
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
 FEWEST_FFT_ROWS = 2  # transforms of one row take four times as long as each of two
@@ -156,7 +160,10 @@ class Augmenter:
         *,
         sample_rate: int = SAMPLE_RATE,
         seed: int = 0,
+        devices: np.ndarray | None = None,
     ) -> None:
+        #: Responses of real microphones (`device_responses`).
+        self.devices = devices
         self.banks, self.rirs, self.options, self.sample_rate = dict(banks), rirs, options, sample_rate
         self.is_classic = options.style == "classic"
         has_files = {"reverb": bool(rirs), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
@@ -210,6 +217,7 @@ class Augmenter:
                 low, high = getattr(options, f"{KINDS[code]}_snr_db")
                 snr_db[some] = low + (high - low) * snr_db[some]
         low, high = options.volume_db
+        microphones, responses_db = self._microphones(random) if options.microphone_probability else (None, None)
         return Drawn(
             kinds=kinds,
             rirs=np.where(kinds == REVERB, (rir * len(self.rirs or ())).astype(np.int64), -1),
@@ -221,7 +229,25 @@ class Augmenter:
             gains_db=low + (high - low) * volume,
             telephone=telephone < options.telephone_probability,
             codec=codec < options.codec_probability,
+            microphones=microphones,
+            responses_db=responses_db,
         )
+
+    def _microphones(self, random: KeyedRandom) -> tuple[np.ndarray, np.ndarray]:
+        """Utterances with another microphone, and its response in dB."""
+        # Late, as it loads scipy's splines: only for runs that ask for microphones.
+        from scipy.interpolate import CubicSpline
+
+        options = self.options
+        rows = np.flatnonzero(random.uniform(MICROPHONE_STREAM)[:, 0] < options.microphone_probability)
+        uniform = torch.from_numpy(random.uniform(RESPONSE_STREAM, options.microphone_points)[rows])
+        normal = torch.special.ndtri(uniform.clamp_min(1e-12)).numpy()
+        curve = CubicSpline(np.linspace(0, 1, options.microphone_points), normal, axis=1, bc_type="natural")
+        responses_db = options.microphone_db * curve(np.linspace(0, 1, RESPONSE_POINTS))
+        if self.devices is not None:
+            drawn = random.uniform(DEVICE_STREAM)[rows, 0]
+            responses_db += self.devices[(drawn * len(self.devices)).astype(np.int64)]
+        return rows, responses_db
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
         """Augment a batch in place; no random choice is made here.
@@ -238,8 +264,12 @@ class Augmenter:
         return self._apply_channel(waveforms, drawn)
 
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> Tensor:
-        """Effects on the utterance as a whole: telephone, codec, volume."""
-        # Behind the noise: a line carries what the microphone heard, noise and all.
+        """Effects on the utterance as a whole: microphone, telephone, codec, volume."""
+        # After the noise: the microphone hears it too, and a line carries what the microphone heard.
+        if drawn.responses_db is not None and len(drawn.responses_db):
+            rows, responses_db = send(waveforms.device, [drawn.microphones, drawn.responses_db.ravel()])
+            responses_db = responses_db.view(len(rows), RESPONSE_POINTS).to(waveforms.dtype)
+            waveforms.index_copy_(0, rows, through_microphones(waveforms[rows], responses_db, self.sample_rate))
         telephone, codec, gains = np.flatnonzero(drawn.telephone), np.flatnonzero(drawn.codec), drawn.gains_db
         if not (len(telephone) or len(codec) or gains.any()):
             return waveforms
@@ -291,6 +321,27 @@ def sums_of_runs(rows: Tensor, places: Tensor, begins: Tensor, weights: Tensor) 
     """
     # torch knows it as the sum of a bag of word embeddings.
     return functional.embedding_bag(places, rows, begins, mode="sum", per_sample_weights=weights)
+
+
+def through_microphones(waveforms: Tensor, responses_db: Tensor, sample_rate: int) -> Tensor:
+    """Filter (rows, samples) by magnitude responses without phase.
+
+    Args:
+        waveforms: float32 (rows, samples).
+        responses_db: dB (rows, points) at frequencies evenly spaced in log frequency from 60 Hz to half the sample
+            rate; linear between them, constant below.
+        sample_rate: Hz.
+    """
+    length, last = waveforms.shape[1], responses_db.shape[1] - 1
+    # Zeros at the end: what wraps around falls into them.
+    fft_samples = transform_samples(length)
+    hertz = torch.fft.rfftfreq(fft_samples, 1 / sample_rate, device=waveforms.device).clamp_min(LOWEST_RESPONSE_HZ)
+    places = torch.log(hertz / LOWEST_RESPONSE_HZ) * (last / math.log(sample_rate / 2 / LOWEST_RESPONSE_HZ))
+    below = places.floor().clamp_max(last - 1).long()
+    gains_db = torch.lerp(responses_db.index_select(1, below), responses_db.index_select(1, below + 1), places - below)
+    product = torch.fft.rfft(waveforms, fft_samples)
+    product *= torch.exp(gains_db * (math.log(10) / 20))
+    return torch.fft.irfft(product, fft_samples)[:, :length]
 
 
 def telephone_band(waveforms: Tensor, sample_rate: int) -> Tensor:

@@ -36,6 +36,9 @@ MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
 # Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
 FFT_BLOCK = 1024
+# Responses of microphones are kept at so many frequencies, evenly spaced in log frequency.
+RESPONSE_POINTS, LOWEST_RESPONSE_HZ, RESPONSE_FFT = 64, 60.0, 1 << 14
+DEEPEST_RESPONSE_DB = 40.0  # below its mean; what a device does not pass at all would only be silence
 ENERGY_BLOCK = 64  # samples that one kept energy stands for
 BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
@@ -56,6 +59,9 @@ class Drawn:
     gains_db: np.ndarray
     telephone: np.ndarray
     codec: np.ndarray
+    microphones: np.ndarray | None = None
+    """Utterances with another microphone, and its response in dB (those utterances, RESPONSE_POINTS)."""
+    responses_db: np.ndarray | None = None
 
 
 class Ingredients(NamedTuple):
@@ -151,7 +157,7 @@ def find_audio_files(root: str | Path) -> list[str]:
     root = Path(root)
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
-        raise AudioError(f"{root}: no such folder of noise or RIRs; what makes them: {scripts}")
+        raise AudioError(f"{root}: no such folder; noise and RIRs are prepared by {scripts}")
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
     return sorted(found)
 
@@ -255,6 +261,35 @@ class RirBank:
             spectrum = np.fft.rfft(found, transform_samples(num_samples + len(found) - 1)).astype(np.complex64)
             self.cache.put(key, spectrum)
         return spectrum
+
+
+def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
+    """The magnitude responses of all devices whose impulse responses are below a folder.
+
+    Returns:
+        dB about each device's mean, float64 (devices, RESPONSE_POINTS).
+
+    Raises:
+        AudioError: there are no audio files, or one cannot be read or is silent.
+    """
+    names = find_audio_files(root)
+    if not names:
+        raise AudioError(f"{root}: no audio files; expected impulse responses of microphones or telephones")
+    points = np.geomspace(LOWEST_RESPONSE_HZ, sample_rate / 2, RESPONSE_POINTS)
+    # The power of the bins nearest to each point.
+    borders = np.sqrt(points[1:] * points[:-1])
+    first = np.searchsorted(np.fft.rfftfreq(RESPONSE_FFT, 1 / sample_rate), np.concatenate([points[:1], borders]))
+    found = []
+    for name in names:
+        samples = read_audio(Path(root) / name, sample_rate=sample_rate, mixes=False)[:RESPONSE_FFT]
+        bands = np.add.reduceat(np.abs(np.fft.rfft(samples, RESPONSE_FFT)) ** 2, first)
+        bands /= np.diff(first, append=RESPONSE_FFT // 2 + 1)
+        if not bands.any():
+            raise AudioError(f"{Path(root) / name}: the impulse response is silent; remove it")
+        level = 10 * np.log10(np.maximum(bands / bands.mean(), 1e-12))
+        level -= level.mean()
+        found.append(np.maximum(level, -DEEPEST_RESPONSE_DB))
+    return np.stack(found)
 
 
 def transform_samples(least: int) -> int:

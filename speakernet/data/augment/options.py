@@ -44,6 +44,14 @@ class AugmentOptions(Options):
     """Fewest and most talkers in babble."""
     volume_db: list[Decibels] = Field(default=[0.0, 0.0])
     """Lowest and highest gain."""
+    microphone_probability: Share = 0.0
+    """Share of utterances that pass through another microphone: a frequency response drawn for each."""
+    microphone_db: Annotated[float, Ge(0), Le(30)] = 5.0
+    """Standard deviation of that response, which is smooth between its points (0: only those of microphone_path)."""
+    microphone_points: Annotated[int, Ge(2), Le(64)] = 10
+    """Number of points, evenly spaced in log frequency from 60 Hz to half the sample rate."""
+    microphone_path: InputPath = ""
+    """Folder with impulse responses of real devices, one of which is drawn for each such utterance; empty: none."""
     telephone_probability: Share = 0.0
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
     codec_probability: Share = 0.0
