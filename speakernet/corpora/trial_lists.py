@@ -1,6 +1,7 @@
 """Trial lists: make them from any list, clean a list against the files that exist, rewrite it to another layout.
 
     speakernet prepare trials make test_list.txt trials.txt --kind balanced --training train_list.txt
+    speakernet prepare trials make calls.csv trials.txt --across call --same_gender
     speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
     speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
@@ -36,6 +37,7 @@ from speakernet.corpora.utterances import (
     hold_out,
     random_pairs,
     read_table,
+    row_by_speaker_folder,
 )
 from speakernet.data.lists import (
     ListError,
@@ -87,6 +89,11 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "--nearest": {"type": positive_int, "default": 5, "help": "hard: negatives for each utterance"},
             "--same_gender": {"action": "store_true", "help": "leave out non-targets across genders (needs a table)"},
             "--same_session": {"action": "store_true", "help": "also pair utterances of one session"},
+            "--across": {
+                "metavar": "COLUMN",
+                "help": "targets pair utterances that differ in this column of the table (call, day, phone); of a "
+                "training list: folder, the folders between the speaker's and the file",
+            },
             "--training": {"type": Path, "help": "training list that the trials must not share speakers with"},
             "--allow_overlap": {"action": "store_true", "help": "make the trials even if speakers are shared"},
             **_FORM,
@@ -142,8 +149,7 @@ def _make(arguments: argparse.Namespace) -> int:
     inputs = (arguments.list, arguments.training, arguments.embeddings)
     refuse_overwriting([arguments.output], filter(None, inputs))
     is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
-    read = read_table if is_table else read_training_list
-    utterances = (Utterances.from_rows if is_table else Utterances.from_list)(read(arguments.list))  # type: ignore[arg-type]
+    utterances = _read_across(arguments, is_table)
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
@@ -157,6 +163,30 @@ def _make(arguments: argparse.Namespace) -> int:
     if num_targets in (0, len(pairs)):
         logger.warning("all trials are of one kind: no error rate can be computed from them")
     return 0
+
+
+def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
+    """The utterances of a table or a training list, with the sessions that `--across` asks for."""
+    across = arguments.across or ""
+    if across and arguments.same_session:
+        raise ValueError("--across and --same_session contradict each other; give one of them")
+    if is_table:
+        return Utterances.from_rows(read_table(arguments.list, across))
+    listed = Utterances.from_list(read_training_list(arguments.list))
+    if not across:
+        return listed
+    if across != "folder":
+        raise ValueError(
+            f"--across {across}: {arguments.list} is a training list, which has no columns; expected --across folder, "
+            "or a table (.csv, .tsv) with that column"
+        )
+    rows = [row_by_speaker_folder(*pair) for pair in listed.pairs()]
+    if unknown := [row.name for row in rows if not row.session]:
+        raise ValueError(
+            f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's and the file (first: "
+            f"{unknown[0]}); give a table with a column for it"
+        )
+    return Utterances.from_rows(rows)
 
 
 def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> Pairs:

@@ -128,8 +128,11 @@ class Utterances:
         )
 
 
-def read_table(path: str | Path) -> Iterator[Row]:
-    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine)."""
+def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
+    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine).
+
+    `session` names another column to take as the session; every row must have it.
+    """
     path = Path(path)
     with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
         first = file.readline()
@@ -139,6 +142,12 @@ def read_table(path: str | Path) -> Iterator[Row]:
         meanings = [(HEADINGS.get(heading.strip().lower()), heading) for heading in headings]
         # Of two headings with one meaning the first counts.
         columns = {meaning: heading for meaning, heading in reversed(meanings) if meaning}
+        if session:
+            found = [heading for heading in headings if heading.strip().lower() == session.lower()]
+            if not found:
+                near = suggestion(session, headings)
+                raise ListError(f"{path}, line 1: no column {session!r} among {', '.join(headings)} ({near})")
+            columns["session"] = found[0]
         if missing := {"path", "speaker"} - set(columns):
             near = suggestion(min(missing), headings)
             raise ListError(
@@ -149,6 +158,8 @@ def read_table(path: str | Path) -> Iterator[Row]:
             values = {meaning: (row[heading] or "").strip() for meaning, heading in columns.items()}
             if not values["path"] or not values["speaker"]:
                 raise ListError(f"{path}, line {reader.line_num}: the row has no path or no speaker")
+            if session and not values["session"]:
+                raise ListError(f"{path}, line {reader.line_num}: the row has no {session}")
             yield Row(values["speaker"], values["path"], values.get("session", ""), values.get("gender", ""))
 
 
@@ -183,6 +194,16 @@ def row_by_folder(name: str, depth: int = 0) -> Row | None:
     if len(folders) < depth + 2:
         return None
     return Row(folders[depth], name, "/".join(folders[depth + 1 : -1]))
+
+
+def row_by_speaker_folder(speaker: str, name: str) -> Row:
+    """The row of a training list; its session is the folders between the speaker's and the file.
+
+    >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
+    Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
+    """
+    folders = name.split("/")[:-1]
+    return Row(speaker, name, "/".join(folders[folders.index(speaker) + 1 :]) if speaker in folders else "")
 
 
 class Split(NamedTuple):

@@ -1,5 +1,6 @@
 """data_prep/trials.py: make, clean, rewrite, hold out."""
 
+
 import numpy as np
 import pytest
 from preparation_corpora import run_data_prep
@@ -153,3 +154,38 @@ def test_the_seed_decides(training):
 def test_too_few_on_either_side_are_refused(training, number):
     with pytest.raises(ListError, match=rf"{number} speakers to be held out of 14, of whom 12 .*; expected 2 to 12"):
         hold_out(training, number, seed=1)
+
+
+@pytest.mark.parametrize(("across", "targets"), [("call", 24), ("phone", 16)])
+def test_targets_across_a_column_of_a_table_or_the_folders_of_a_list(listed, across, targets):
+    """Six speakers with two calls of two files; calls 0 of all and calls 1 of two are from landlines."""
+    rows = []
+    for speaker, call, file in np.ndindex(6, 2, 2):
+        phone = "cell" if call and speaker > 1 else "landline"
+        rows.append((f"s{speaker}", f"wav/s{speaker}/c{call}/{file}.wav", f"c{call}", phone))
+    table, output = listed / "calls.csv", listed / "trials.txt"
+    table.write_text("speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
+    assert run_data_prep("trials", "make", table, output, "--kind", "all", "--across", across) == 0
+    trials = read_trials(output)
+    assert trials.labels.sum() == targets
+    if across == "call":
+        by_column = output.read_bytes()
+        (listed / "list.txt").write_text("".join(f"{row[0]} {row[1]}\n" for row in rows))
+        command = ("trials", "make", listed / "list.txt", output, "--kind", "all", "--across", "folder")
+        assert run_data_prep(*command) == 0 and output.read_bytes() == by_column
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "found"),
+    [
+        ("list.txt", ["--across", "folder"], "24 paths have no folder between"),
+        ("list.txt", ["--across", "call"], "which has no columns"),
+        ("table.csv", ["--across", "cal"], "no column 'cal' among path, speaker, call.*did you mean 'call'"),
+        ("table.csv", ["--across", "call"], "line 3: the row has no call"),
+        ("table.csv", ["--across", "call", "--same_session"], "contradict"),
+    ],
+)
+def test_across_what_is_not_known_is_refused(listed, capsys, file, options, found):
+    (listed / "table.csv").write_text("path,speaker,call\na.wav,s0,c0\nb.wav,s0,\n")
+    assert run_data_prep("trials", "make", listed / file, listed / "trials.txt", *options) == 1
+    assert re.search(found, capsys.readouterr().err) and not (listed / "trials.txt").exists()
