@@ -238,6 +238,7 @@ def large_margin_config(config: Config) -> Config:
             "large_margin_epochs": 0,
             "average_checkpoints": 0,
             "freeze_epochs": 0,
+            "initial_weight": 0.0,
             "patience": 0,
         },
         # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.

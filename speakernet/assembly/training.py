@@ -122,7 +122,7 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
     for problem, holds in found.items():
         if holds:
             raise ConfigError(problem)
-    for option in ("freeze_epochs", "freeze_norm_statistics"):
+    for option in ("freeze_epochs", "freeze_norm_statistics", "initial_weight"):
         if (value := getattr(training, option)) and not training.initial_model:
             raise ConfigError(f"training.{option}: {value} needs a given network: name one with --initial_model FILE")
     # Of two speakers: their number is not known before the list is read.

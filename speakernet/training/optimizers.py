@@ -204,8 +204,10 @@ class WeightAverage:
 
     Early on the average follows more closely, `min(decay, (1 + steps) / (10 + steps))`, so that the random start is
     soon forgotten. Buffers (batch-norm statistics) are averaged too if they are floating point, else copied.
-    With decay 0 it keeps nothing and does nothing. (torch's `AveragedModel` begins with a copy of the first weights and
-    has no such early stretch, copies the whole module with what was compiled into it, and cannot change places.)
+    `initial_weight` is the share of the first weights in what is evaluated, so that a fine-tuned network forgets less
+    (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"). With both 0 it keeps nothing and does nothing.
+    (torch's `AveragedModel` begins with a copy of the first weights and has no such early stretch, copies the whole
+    module with what was compiled into it, and cannot change places.)
 
     >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
     >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
@@ -215,12 +217,13 @@ class WeightAverage:
     0.1818
     """
 
-    def __init__(self, net: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self._steps = 0
-        self._live = [*net.parameters(), *net.buffers()] if decay > 0 else []
+    def __init__(self, net: nn.Module, decay: float, initial_weight: float = 0.0) -> None:
+        self.decay, self.initial_weight = decay, initial_weight
+        self._steps, self.is_kept = 0, decay > 0 or initial_weight > 0
+        self._live = [*net.parameters(), *net.buffers()] if self.is_kept else []
         self._floats = [index for index, tensor in enumerate(self._live) if tensor.is_floating_point()]
         self._kept = [tensor.detach().clone() for tensor in self._live]
+        self._initial = [self._kept[index].clone() for index in self._floats] if initial_weight else []
 
     @torch.no_grad()
     def update(self) -> None:
@@ -236,22 +239,36 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside the block the network holds the average; afterwards its own weights again."""
+        """Inside the block the network holds the average, with its share of the first weights; then its own again."""
         self.swap()
-        try:
-            yield
-        finally:
-            self.swap()
+        floats = [self._live[index] for index in self._floats] if self._initial else []
+        average = [one.detach().clone() for one in floats]
+        with torch.no_grad():
+            if floats:
+                torch._foreach_lerp_(floats, self._initial, self.initial_weight)
+            try:
+                yield
+            finally:
+                for live, held in zip(floats, average, strict=True):
+                    live.copy_(held)
+                self.swap()
 
     def state_dict(self) -> dict[str, Any]:
         """The average and the number of updates."""
-        return {"steps": self._steps, "kept": list(self._kept)}
+        return {"steps": self._steps, "kept": list(self._kept), "initial": list(self._initial)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what `state_dict` gave; if that kept no average, begin with the network's present weights."""
         self._steps = int(state["steps"])
         for kept, saved in zip(self._kept, state["kept"] or self._live, strict=bool(self._live)):
             kept.copy_(saved)
+        if self._initial and not state.get("initial"):
+            raise ValueError(
+                "training.initial_weight was 0 when this run began, so its first weights are not kept; set it to 0, or "
+                "choose another --save_path"
+            )
+        for initial, saved in zip(self._initial, state.get("initial") or [], strict=bool(self._initial)):
+            initial.copy_(saved)
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -112,7 +112,10 @@ class Trainer:
         self.step, self.net, self.loss, self.optimizer = step, step.net, step.loss, step.optimizer
         self.precision, self.loader, self.validate = step.precision, loader, validate
         self.learning_rate, self.margin = learning_rate, margin
-        self.freezing, self.average = Freezing(self.net, options), WeightAverage(self.net, options.ema_decay)
+        self.freezing, self.average = (
+            Freezing(self.net, options),
+            WeightAverage(self.net, options.ema_decay, options.initial_weight),
+        )
         self.options, self.stage, self.stop = options, stage, stop or StopRequest()
         step.ranks.requests = self._requests
         self.store, self.progress, self.threads = store, progress, threads
@@ -242,7 +245,7 @@ class Trainer:
                 self.save_last()
                 self.store.close()
             raise
-        if options.ema_decay:
+        if self.average.is_kept:
             self.average.update()
         state.step += 1
         state.batch += count
@@ -338,7 +341,7 @@ class Trainer:
         torch.cuda.empty_cache()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
-        is_averaged = of_average and self.options.ema_decay > 0
+        is_averaged = of_average and self.average.is_kept
         with self.average.applied() if is_averaged else contextlib.nullcontext(), self.step.paused():
             # Weights that nothing was averaged into have the statistics that they came with.
             if is_averaged and self.options.ema_statistics == "measured" and self.state.step > 0:

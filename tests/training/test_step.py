@@ -353,3 +353,26 @@ def test_margin_ramps():
     assert MarginSchedule(schedules.ScheduleOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
         schedules.ScheduleOptions(margin="cubic")
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.8])
+def test_a_share_of_the_first_weights_is_in_what_is_evaluated(decay):
+    net = nn.Linear(2, 2)
+    first = net.weight.detach().clone()
+    average, plain = WeightAverage(net, decay, initial_weight=0.25), WeightAverage(net, decay or 1e-9)
+    for step in range(5):
+        net.weight.data.fill_(float(step))
+        average.update()
+        plain.update()
+    with plain.applied():
+        expected = 0.25 * first + 0.75 * net.weight.detach()
+    # Resumed with other weights in the network: the first ones are those of the run.
+    again = WeightAverage(nn.Linear(2, 2), decay, initial_weight=0.25)
+    again.load_state_dict(average.state_dict())
+    for one in (average, again):
+        for _ in range(2):
+            with one.applied():
+                torch.testing.assert_close(one._live[0].detach(), expected)
+    assert torch.equal(net.weight.detach(), torch.full((2, 2), 4.0))
+    with pytest.raises(ValueError, match="first weights are not kept"):
+        again.load_state_dict(plain.state_dict())

@@ -20,6 +20,7 @@ from speakernet.options import (
     InputPath,
     NotNegative,
     Options,
+    Share,
     Switch,
 )
 from speakernet.training.options.schedules import LearningRate
@@ -87,6 +88,8 @@ class TrainingOptions(Options):
 
     initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
+    initial_weight: Share = 0.0
+    """Share of initial_model's weights in every model that is evaluated and kept (0.3 loses less elsewhere)."""
     freeze_epochs: CountOrZero = 0
     """First epochs, in which only the head of the loss learns; needs initial_model."""
     freeze_norm_statistics: bool = False
