@@ -204,7 +204,7 @@ class WeightAverage:
 
     Early on the average follows more closely, `min(decay, (1 + steps) / (10 + steps))`, so that the random start is
     soon forgotten. Buffers (batch-norm statistics) are averaged too if they are floating point, else copied.
-    `initial_weight` is the share of the first weights in what is evaluated, so that a fine-tuned network forgets less
+    `initial_share` is the share of the first weights in what is evaluated, so that a fine-tuned network forgets less
     (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"). With both 0 it keeps nothing and does nothing.
     (torch's `AveragedModel` begins with a copy of the first weights and has no such early stretch, copies the whole
     module with what was compiled into it, and cannot change places.)
@@ -217,13 +217,13 @@ class WeightAverage:
     0.1818
     """
 
-    def __init__(self, net: nn.Module, decay: float, initial_weight: float = 0.0) -> None:
-        self.decay, self.initial_weight = decay, initial_weight
-        self._steps, self.is_kept = 0, decay > 0 or initial_weight > 0
+    def __init__(self, net: nn.Module, decay: float, initial_share: float = 0.0) -> None:
+        self.decay, self.initial_share = decay, initial_share
+        self._steps, self.is_kept = 0, decay > 0 or initial_share > 0
         self._live = [*net.parameters(), *net.buffers()] if self.is_kept else []
         self._floats = [index for index, tensor in enumerate(self._live) if tensor.is_floating_point()]
         self._kept = [tensor.detach().clone() for tensor in self._live]
-        self._initial = [self._kept[index].clone() for index in self._floats] if initial_weight else []
+        self._initial = [self._kept[index].clone() for index in self._floats] if initial_share else []
 
     @torch.no_grad()
     def update(self) -> None:
@@ -245,7 +245,7 @@ class WeightAverage:
         average = [one.detach().clone() for one in floats]
         with torch.no_grad():
             if floats:
-                torch._foreach_lerp_(floats, self._initial, self.initial_weight)
+                torch._foreach_lerp_(floats, self._initial, self.initial_share)
             try:
                 yield
             finally:

@@ -359,7 +359,7 @@ def test_margin_ramps():
 def test_a_share_of_the_first_weights_is_in_what_is_evaluated(decay):
     net = nn.Linear(2, 2)
     first = net.weight.detach().clone()
-    average, plain = WeightAverage(net, decay, initial_weight=0.25), WeightAverage(net, decay or 1e-9)
+    average, plain = WeightAverage(net, decay, initial_share=0.25), WeightAverage(net, decay or 1e-9)
     for step in range(5):
         net.weight.data.fill_(float(step))
         average.update()
@@ -367,7 +367,7 @@ def test_a_share_of_the_first_weights_is_in_what_is_evaluated(decay):
     with plain.applied():
         expected = 0.25 * first + 0.75 * net.weight.detach()
     # Resumed with other weights in the network: the first ones are those of the run.
-    again = WeightAverage(nn.Linear(2, 2), decay, initial_weight=0.25)
+    again = WeightAverage(nn.Linear(2, 2), decay, initial_share=0.25)
     again.load_state_dict(average.state_dict())
     for one in (average, again):
         for _ in range(2):

@@ -40,6 +40,7 @@ from speakernet.random import KeyedRandom
 KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
 VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 MICROPHONE_STREAM, RESPONSE_STREAM, DEVICE_STREAM = range(109, 112)
+NO_MICROPHONES = np.empty(0, dtype=np.int64), np.empty((0, RESPONSE_POINTS))
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
 FEWEST_FFT_ROWS = 2  # transforms of one row take four times as long as each of two
@@ -217,7 +218,7 @@ class Augmenter:
                 low, high = getattr(options, f"{KINDS[code]}_snr_db")
                 snr_db[some] = low + (high - low) * snr_db[some]
         low, high = options.volume_db
-        microphones, responses_db = self._microphones(random) if options.microphone_probability else (None, None)
+        microphones, responses_db = self._microphones(random) if options.microphone_probability else NO_MICROPHONES
         return Drawn(
             kinds=kinds,
             rirs=np.where(kinds == REVERB, (rir * len(self.rirs or ())).astype(np.int64), -1),
@@ -266,7 +267,7 @@ class Augmenter:
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> Tensor:
         """Effects on the utterance as a whole: microphone, telephone, codec, volume."""
         # After the noise: the microphone hears it too, and a line carries what the microphone heard.
-        if drawn.responses_db is not None and len(drawn.responses_db):
+        if len(drawn.microphones):
             rows, responses_db = send(waveforms.device, [drawn.microphones, drawn.responses_db.ravel()])
             responses_db = responses_db.view(len(rows), RESPONSE_POINTS).to(waveforms.dtype)
             waveforms.index_copy_(0, rows, through_microphones(waveforms[rows], responses_db, self.sample_rate))

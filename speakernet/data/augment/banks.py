@@ -59,9 +59,9 @@ class Drawn:
     gains_db: np.ndarray
     telephone: np.ndarray
     codec: np.ndarray
-    microphones: np.ndarray | None = None
+    microphones: np.ndarray
     """Utterances with another microphone, and its response in dB (those utterances, RESPONSE_POINTS)."""
-    responses_db: np.ndarray | None = None
+    responses_db: np.ndarray
 
 
 class Ingredients(NamedTuple):
