@@ -66,6 +66,9 @@ def figures(
         num_targets=int(np.count_nonzero(labels)),
         num_duplicate_trials=num_repeated,
         num_contradicting_trials=len(contradicting) or None,
+        num_same_session_targets=None
+        if speakers.sessions is None
+        else int(np.count_nonzero((speakers.sessions[trials.enrol] == speakers.sessions[trials.test]) & (labels == 1))),
     )
     if reason:
         return found
@@ -130,6 +133,16 @@ def cautions(results: Results) -> list[str]:
         ),
         (num_contradicting, f"{num_contradicting:,} trials appear with both labels: one of the two is wrong"),
         (num_repeated, f"{num_repeated:,} trials occur more than once in the list and count each time"),
+        (
+            results.num_same_session_targets,
+            f"{results.num_same_session_targets} of {results.num_targets or 0} target trials pair recordings of one "
+            "session: microphone and room help to recognise the voice there, and the error rate is optimistic",
+        ),
+        (
+            results.num_targets and results.num_same_session_targets is None,
+            "it is not known whether target trials pair recordings of one session (no folders between speaker and "
+            "file, no column session in evaluation.speaker_table): if they do, the error rate is optimistic",
+        ),
         (results.interval_note, results.interval_note),
         (
             few,

@@ -54,7 +54,7 @@ class EvaluationOptions(Options):
     max_trials: CountOrZero = 0
     """Number of validation trials in a fixed random subset, for quick validation; 0: all."""
     speaker_table: InputPath = ""
-    """CSV with the columns path and speaker, for lists whose names do not show the speaker."""
+    """CSV with the columns path, speaker and (if known) session, for lists whose names do not show them."""
     subtract_mean: bool = False
     """Subtract the mean embedding of the training set before scoring; training keeps it in the model file."""
     mean_utterances: Count = 2000
@@ -74,7 +74,7 @@ class EvaluationOptions(Options):
     quality_measures: list[Quality] = Field(default=[])
     """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
     sweep: list[Sweep] = Field(default=[])
-    """Degrade the trial audio step by step and report the EER: noise, reverb, duration, telephone."""
+    """Degrade the trial audio step by step and report the EER: by noise, reverb, a microphone, and so on."""
     keep_embeddings: bool = True
     """Keep embeddings beside the results and use them again while model and audio are unchanged."""
 

@@ -111,6 +111,8 @@ class Results:
     num_duplicate_trials: int | None = None
     num_contradicting_trials: int | None = None
     """Of these, those that had another label before."""
+    num_same_session_targets: int | None = None
+    """Targets whose two sides are of one session; None if sessions are not known."""
     why_no_eer: str = ""
     eer_threshold: float | None = None
     eer_convex_hull_percent: float | None = None

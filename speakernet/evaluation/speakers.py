@@ -6,7 +6,7 @@ the second one of `dev/so0122/…`), the groups that target trials connect. Whic
 
 import csv
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ class Speakers:
     """How they were found, for the report."""
     names: Sequence[str] = ()
     """Of the speakers by number; empty if the rule gives none."""
+    sessions: np.ndarray | None = None
+    """Number of the session of each row of the list's names, int32 (utterances,); None if sessions are not known."""
 
 
 def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
@@ -48,11 +50,6 @@ def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[d
     return columns, rows
 
 
-def read_speaker_table(path: str | Path) -> dict[str, str]:
-    """Path -> speaker of a CSV with the columns `path` and `speaker`."""
-    return {row["path"]: row["speaker"] for row in read_csv(path, ("path", "speaker"))[1]}
-
-
 def check_known(names: Iterable[str], known: Container[str], table: object) -> None:
     """Refuse a table that lacks some of the utterances."""
     if unknown := [name for name in names if name not in known]:
@@ -63,9 +60,13 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     """The speaker of every utterance of a trial list, by a CSV or by the names, and the rule that found it."""
     names = list(trials.names)
     if table:
-        by_path = read_speaker_table(table)
+        columns, rows = read_csv(table, ("path", "speaker"))
+        by_path = {row["path"]: row for row in rows}
         check_known(names, by_path, table)
-        return _numbered([by_path[name] for name in names], "column 'speaker' of the CSV")
+        found = _numbered([by_path[name]["speaker"] for name in names], "column 'speaker' of the CSV")
+        if "session" not in columns:
+            return found
+        return replace(found, sessions=_numbered([by_path[name]["session"] for name in names], "").ids)
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of the name (the list has no labels to check it by)"
@@ -76,7 +77,10 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
         rule = f"{ordinal} part of the name (equal in all target trials, different in all others)"
         found = _numbered([one[position] for one in folders], rule)
         if np.array_equal(found.ids[trials.enrol] == found.ids[trials.test], trials.labels == 1):
-            return found
+            if min(map(len, folders)) < position + 3:
+                return found
+            # Folders between the speaker's and the file, such as VoxCeleb's videos.
+            return replace(found, sessions=_numbered(["/".join(one[:-1]) for one in folders], "").ids)
     # Connected components of the target trials; an utterance without one is a speaker of its own.
     is_target = trials.labels == 1
     edges = (trials.enrol[is_target], trials.test[is_target])

@@ -275,7 +275,12 @@ def test_a_result_comes_back_from_its_file(trials, scores):
 
 
 GOOD = Results(
-    num_trials=1100, num_targets=100, eer_percent=5.0, min_dcf={"0.01": 0.4}, dcf_costs={"c_miss": 1.0, "c_fa": 1.0}
+    num_trials=1100,
+    num_targets=100,
+    num_same_session_targets=0,
+    eer_percent=5.0,
+    min_dcf={"0.01": 0.4},
+    dcf_costs={"c_miss": 1.0, "c_fa": 1.0},
 )
 
 
@@ -284,6 +289,10 @@ def test_each_caution_has_its_sentence():
         GOOD, eer_percent=60.0, num_duplicate_trials=1200, num_contradicting_trials=2, interval_note="no interval: few"
     )
     assert cautions(GOOD) == []
+    (shared,) = cautions(dataclasses.replace(GOOD, num_same_session_targets=30))
+    assert shared.startswith("30 of 100 target trials pair recordings of one session")
+    (unknown,) = cautions(dataclasses.replace(GOOD, num_same_session_targets=None))
+    assert unknown.startswith("it is not known")
     swapped, wrong, repeated, interval = cautions(worse)
     assert "labels swapped?" in swapped and wrong.startswith("2 trials")
     assert repeated.startswith("1,200 trials occur more than once") and interval == "no interval: few"

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from speakernet.evaluation.evaluate import evaluate, score_trials
 from speakernet.evaluation.metrics import eer, min_dcf
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Backend
-from speakernet.evaluation.speakers import read_speaker_table, speakers_of
+from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.evaluation.sweep import KINDS, DegradedSource, run_sweep, sweep_steps
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -313,7 +314,10 @@ def test_numbers_are_cut_into_thirds_and_names_are_refused():
     assert slices.usable_columns(columns) == ["age", "room"]
 
 
-@pytest.mark.parametrize("read", [read_speaker_table, lambda path: slices.read_metadata(path, ["a"])])
+READERS = (partial(read_csv, needed=["path", "speaker"]), partial(slices.read_metadata, names=["a"]))
+
+
+@pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize(
     ("content", "message"),
     [

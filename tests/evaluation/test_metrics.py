@@ -288,7 +288,16 @@ def test_speakers_by_the_part_of_the_name_that_agrees():
     found = speakers_of(trial_list(rows))
     assert found.rule.startswith("second part of the name")
     assert (found.count, found.ids.tolist()) == (2, [0, 0, 1, 1])
-    assert list(found.names) == ["s1", "s2"]
+    assert list(found.names) == ["s1", "s2"] and found.sessions is None
+
+
+def test_sessions_by_the_folders_or_a_column(tmp_path):
+    rows = [(1, "s1/v1/a", "s1/v1/b"), (1, "s1/v1/a", "s1/v2/a"), (0, "s1/v1/a", "s2/v1/a"), (1, "s2/v1/a", "s2/v1/b")]
+    trials = trial_list(rows)
+    (tmp_path / "t.csv").write_text("path,speaker,session\n" + "".join(f"{n},{n[:2]},{n[3:5]}\n" for n in trials.names))
+    for speakers in (speakers_of(trials), speakers_of(trials, tmp_path / "t.csv")):
+        found = figures(trials, np.arange(4.0), speakers, EvaluationOptions(bootstrap_samples=0), 0)
+        assert (found.num_same_session_targets, found.num_targets) == (2, 3)
 
 
 def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):

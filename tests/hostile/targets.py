@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from speakernet.evaluation.files import ARRAYS_NAME, read_run, read_scores
 from speakernet.evaluation.report import write_report
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.slices import read_metadata
-from speakernet.evaluation.speakers import read_speaker_table
+from speakernet.evaluation.speakers import read_csv
 from speakernet.files import sha256_of
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -319,7 +320,7 @@ TARGETS: dict[str, Target] = {
     "trial list": _lines("trials.txt", TRIALS, _trials),
     "trial list with tabs": _lines("trials.txt", "1\ta b\tc d\n0\ta b\te\n" * 9, _trials),
     "scores": _lines("scores.txt", SCORES, _scores),
-    "speaker table": _lines("speakers.csv", TABLE, read_speaker_table),
+    "speaker table": _lines("speakers.csv", TABLE, partial(read_csv, needed=("path", "speaker"))),
     "utterance table": _lines("table.csv", TABLE, lambda path: list(read_table(path))),
     "metadata": _lines("meta.csv", TABLE, lambda path: read_metadata(path, NAMES[:2])),
     "configuration": _lines("run.yaml", YAML, lambda path: load_config(["--config", str(path)])),
