@@ -1,5 +1,6 @@
 """data_prep/trials.py: make, clean, rewrite, hold out."""
 
+import re
 
 import numpy as np
 import pytest

@@ -250,7 +250,7 @@ def test_rooms_are_one_microphone_and_no_noise(tmp_path, caplog):
     assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(0.4, abs=1e-3)
 
 
-def test_a_microphone_has_the_response_it_names(random: np.random.Generator) -> None:
+def test_a_microphone_has_the_response_it_names(random):
     impulse = np.zeros((2, 6000), dtype=np.float32)
     impulse[:, 3000] = 1
     responses_db = random.normal(0, 5, (2, 10))
@@ -266,7 +266,7 @@ def test_a_microphone_has_the_response_it_names(random: np.random.Generator) -> 
     assert np.abs(found_db - expected)[:, 3:10].max() < 0.3 and np.abs(found_db - expected)[:, 13:].max() < 0.3
 
 
-def test_microphones_are_drawn_by_row_with_their_strength_and_share(tmp_path: Path) -> None:
+def test_microphones_are_drawn_by_row_with_their_strength_and_share(tmp_path):
     options = AugmentOptions(categories=[], microphone_probability=0.4, microphone_db=6.0)
     augmenter = Augmenter({}, None, options, seed=3)
     drawn = augmenter.draw(np.arange(3000), 0)
@@ -282,7 +282,7 @@ def test_microphones_are_drawn_by_row_with_their_strength_and_share(tmp_path: Pa
     assert np.flatnonzero(changed).tolist() == drawn.microphones[drawn.microphones < 60].tolist()
 
 
-def test_real_devices_are_read_and_drawn(tmp_path: Path) -> None:
+def test_real_devices_are_read_and_drawn(tmp_path):
     dull = np.zeros(2000, dtype=np.float32)
     dull[:2] = 0.4  # a mean of neighbours: 20 log10 cos(pi f / rate)
     write_audio(tmp_path / "dull.wav", dull, 16000)
