@@ -197,10 +197,15 @@ class _Scoring:
     def backend(self, trials: TrialList) -> Backend:
         """How embeddings are scored, with the mean and the cohort that the options ask for."""
         section = self.config.evaluation
-        mean = self._mean() if section.subtract_mean else None
+        adapted = verifying_backend(self.contents)
+        # An adaptation has its own mean.
+        mean = self._mean() if section.subtract_mean and not adapted.adaptation else None
         is_normalised = bool(self.contents["loss_normalizes"])
+        backend = dataclasses.replace(
+            adapted, options=section, is_normalised=is_normalised, mean=mean, device=self.embedder.device
+        )
         if section.score_norm == "none":
-            return Backend(section, is_normalised, mean, device=self.embedder.device)
+            return backend
         cohort, name, speakers = self._cohort(mean)
         if section.score_norm == "as" and len(cohort) <= section.cohort_size:
             self.warnings.append(
@@ -214,7 +219,7 @@ class _Scoring:
                 f"{len(shared)} speakers of the cohort seem to be in the trials too ({', '.join(shared[:MAX_NAMED])}): "
                 "these scores are optimistic"
             )
-        return Backend(section, is_normalised, mean, cohort, name, self.embedder.device)
+        return dataclasses.replace(backend, cohort=cohort, cohort_name=name)
 
     def _mean(self) -> np.ndarray:
         """The mean embedding of the training set: from the model file if it was measured in this way, else measured."""

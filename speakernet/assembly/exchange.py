@@ -21,7 +21,7 @@ from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.scoring import cosine_scores, mean_embeddings, mean_of_whole_utterances
+from speakernet.evaluation.scoring import verifying_backend
 from speakernet.files import human_bytes
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
@@ -173,6 +173,5 @@ class ExportedEmbedder:
 
 def _eer_percent(net: EmbeddingNet, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
     embeddings = embed_utterances(net, source, trials.names, EvaluationOptions(embedding="whole"))
-    units = mean_embeddings(embeddings, mean_of_whole_utterances(model.contents))
     assert trials.labels is not None
-    return eer(cosine_scores(units, trials.enrol, trials.test), trials.labels)
+    return eer(verifying_backend(model.contents).score(embeddings, trials)[0], trials.labels)

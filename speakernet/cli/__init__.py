@@ -49,6 +49,7 @@ COMMANDS = {
     "export": "export a model for other programs: ONNX, TorchScript, …",
     "serve": "serve a model and a store of people over HTTP",
     "info": "show what a model file holds",
+    "adapt": "adapt a model file to recordings of another domain",
     "calibrate": "fit calibration and thresholds and write them into a model file",
     "verify": "decide whether two recordings are of the same speaker",
     "embed": "embed recordings into one file",

@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
                 fingerprint=verifier.fingerprint,
                 embedding_dim=verifier.embedding_dim,
                 mean=verifier.mean,
+                plda=verifier.plda,
                 model=verifier.name,
                 drops_missing=arguments.drop_missing,
             )

@@ -13,6 +13,8 @@ UNIT_COST = 1.0
 Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone", "microphone", "distance"]
+ADAPTATIONS = ("auto", "mean", "whitening", "coral", "lda", "wccn", "plda")
+"""Back ends that `speakernet adapt` fits; auto chooses."""
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 

@@ -136,6 +136,66 @@ def blocked_cosine_scores(
     return scores.cpu().numpy()
 
 
+@dataclass(frozen=True)
+class Plda:
+    """Two-covariance PLDA in the space where the variance within speakers is 1 and that between them diagonal.
+
+    An embedding's length is set before it is scored, so that a unit vector is enough to score it: z = u sqrt(dim /
+    sum(weights u^2)). Several recordings of a person count as one, their mean.
+
+    Source: Ioffe, Probabilistic linear discriminant analysis, 2006 (the ratio between equations 4 and 5, one recording
+    on each side); Garcia-Romero and Espy-Wilson, Analysis of i-vector length normalization, 2011.
+
+    >>> plda = Plda(np.array([3.0]), np.array([1.0]))
+    >>> plda.scores(np.array([[1.0]]), np.array([[1.0], [-2.0]])).round(4).tolist()
+    [[0.7382, -0.119]]
+    """
+
+    between: np.ndarray
+    """(dim,) variances between speakers."""
+    weights: np.ndarray
+    """(dim,) of the squares whose sum is set to dim: 1 in wespeaker, 1 / (between + 1) in Kaldi."""
+
+    def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Log-likelihood ratios of every pair, (first, second) float64, of embeddings (…, dim) of any length."""
+        (one, left), (other, right) = self._terms(first), self._terms(second)
+        return one @ other.T + (left[:, None] + right)
+
+    def trial_scores(self, embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
+        """Log-likelihood ratios of trials between rows of (utterances, dim), (trials,) float32."""
+        table, constant = self._terms(embeddings)
+        scores = np.empty(len(enrol), dtype=np.float32)
+        block = max(1, BLOCK_BYTES // (8 * table.shape[1]))
+        for first in range(0, len(scores), block):
+            some = slice(first, first + block)
+            products = np.einsum("td,td->t", table[enrol[some]], table[test[some]])
+            scores[some] = products + constant[enrol[some]] + constant[test[some]]
+        return scores
+
+    def _terms(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the score is the product of, (rows, dim), and half of the constant that each side adds, (rows,)."""
+        rows, between = np.asarray(embeddings, dtype=np.float64), self.between
+        squares = np.maximum((rows * rows) @ self.weights, EPSILON**2)
+        rows = rows * np.sqrt(rows.shape[1] / squares)[:, None]
+        # log N([x; y]; 0, [[b+1, b], [b, b+1]]) - log N(x; 0, b+1) - log N(y; 0, b+1), per dimension.
+        own = between**2 / (2 * (1 + between) * (1 + 2 * between))
+        constant = (2 * np.log1p(between) - np.log1p(2 * between)).sum() / 4
+        return rows * np.sqrt(between / (1 + 2 * between)), constant - (rows * rows) @ own
+
+
+def pair_scores(first: np.ndarray, second: np.ndarray, plda: Plda | None = None) -> np.ndarray:
+    """Scores of every pair of unit-length embeddings, (first, second): cosines, or PLDA's log-likelihood ratios."""
+    return first @ second.T if plda is None else plda.scores(first, second)
+
+
+def plda_of(contents: Mapping[str, Any]) -> Plda | None:
+    """The PLDA of an adapted model file; None without one."""
+    if (contents.get("adaptation") or {}).get("score") != "plda":
+        return None
+    named = (contents["weights"][f"adaptation.{name}"] for name in ("between", "weights"))
+    return Plda(*(np.asarray(one, dtype=np.float64) for one in named))
+
+
 def mean_distance_scores(
     embeddings: np.ndarray,
     enrol: np.ndarray,
@@ -292,6 +352,10 @@ class Backend:
     cohort_name: str = ""
     """Of its list, with the start of its checksum."""
     device: torch.device | str = "cpu"
+    plda: Plda | None = None
+    """Scores adapted embeddings in place of the cosine."""
+    adaptation: str = ""
+    """Name of the adaptation that is part of the network."""
 
     def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
         """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
@@ -300,6 +364,10 @@ class Backend:
         described |= {"subtract_mean": self.mean is not None, "score_norm": options.score_norm}
         if options.score == "mean_distance":
             described["is_normalised"] = self.is_normalised
+        if self.adaptation:
+            described |= {"adaptation": self.adaptation}
+        if self.plda is not None and options.score == "cosine":
+            described["score"] = "plda"
         if self.cohort is not None:
             described |= {"cohort": self.cohort_name, "cohort_members": len(self.cohort)}
         if options.score_norm == "as":
@@ -321,9 +389,15 @@ class Backend:
                 centred, trials.enrol, trials.test, normalize=self.is_normalised, device=self.device
             )
             return scores, units, None
-        scores, method = cosine_scores(units, trials.enrol, trials.test, self.device), self.options.score_norm
+        method = self.options.score_norm
+        if self.plda is None:
+            scores = cosine_scores(units, trials.enrol, trials.test, self.device)
+        else:
+            scores = self.plda.trial_scores(units, trials.enrol, trials.test)
         if method == "none":
             return scores, units, None
+        if self.plda is not None:
+            raise ValueError(f"score_norm {method} with a model adapted by PLDA; normalisation works on the cosine")
         assert self.cohort is not None, "normalisation needs a cohort"
         nearest = self.options.cohort_size if method == "as" else None
         statistics = cohort_statistics(units, self.cohort, nearest, self.device)
@@ -337,6 +411,15 @@ def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
     {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
     """
     return Backend(WHOLE, mean=np.zeros(1) if subtracts_mean else None).describe(WHOLE)
+
+
+def verifying_backend(contents: Mapping[str, Any]) -> Backend:
+    """How two recordings are verified with a model file: cosine, after subtracting its mean of whole utterances.
+
+    An adapted file has its own mean, and compares by PLDA if that is what was fitted.
+    """
+    name = (contents.get("adaptation") or {}).get("name", "")
+    return Backend(WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name)
 
 
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:

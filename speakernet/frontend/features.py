@@ -251,6 +251,8 @@ class KaldiFbank(MelFrontEnd):
         if self.training and self.options.dither:
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
         energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
+        if self.options.energy_floor_db:
+            energies = energies + self.floor(energies, lengths)
         # Kaldi's own floor, so that digital silence stays finite.
         features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
         return normalize_features(
@@ -265,6 +267,15 @@ class KaldiFbank(MelFrontEnd):
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
+
+    def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
+        """The utterances' mean energies, `energy_floor_db` down, (batch, 1, 1); of (batch, frames, mels)."""
+        count = energies.shape[1] if lengths is None else self.num_frames(lengths).to(energies.device)
+        if lengths is not None:
+            energies = energies * valid_frames(count, energies.shape[1]).unsqueeze(2)
+        # In float64, so that an utterance in a longer batch has the same sum.
+        mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
+        return (10 ** (-self.options.energy_floor_db / 10) * mean).float().reshape(-1, 1, 1)
 
     def of_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) logarithms to (batch, frames, features): here themselves."""

@@ -20,7 +20,8 @@ from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
-from speakernet.evaluation.scoring import mean_embeddings, whole_cosine
+from speakernet.evaluation.scoring import WHOLE as WHOLE_UTTERANCES
+from speakernet.evaluation.scoring import mean_embeddings, pair_scores, verifying_backend
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, sha256_of, share
 from speakernet.inference.people import PeopleStore
@@ -149,7 +150,7 @@ def calibrate_on_people(
         net, device = verifier.embedding_net, verifier.device
         strangers = embed_utterances(net, *cohort, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
-    fit = fit_scores(trials, scores, prior, whole_cosine(verifier.mean is not None))
+    fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES))
     return _write(verifier, fit, figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)
 
 
@@ -171,9 +172,15 @@ def _own_trials(
     sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
     np.add.at(sums, owner, weighted)
     own = np.arange(len(kept)), owner
-    scores = np.concatenate([units, strangers]) @ mean_embeddings(sums).T  # (tests, people)
+    tests = np.concatenate([units, strangers])
+    scores = pair_scores(tests, mean_embeddings(sums), verifier.plda)  # (tests, people)
     # A recording is compared with the person's mean without it, which a person of one recording has not.
-    scores[own] = (units * mean_embeddings(sums[owner] - weighted)).sum(axis=1)
+    others = mean_embeddings(sums[owner] - weighted)
+    if verifier.plda is None:
+        scores[own] = (units * others).sum(axis=1)
+    else:
+        rows = np.arange(len(units))
+        scores[own] = verifier.plda.trial_scores(np.concatenate([units, others]), rows, rows + len(units))
     is_kept = np.ones(scores.shape, dtype=bool)
     is_kept[own] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)

@@ -21,7 +21,7 @@ from speakernet.evaluation.calibration import (
     threshold_name,
     too_few_nontargets,
 )
-from speakernet.evaluation.scoring import WHOLE_COSINE, whole_cosine
+from speakernet.evaluation.scoring import WHOLE, WHOLE_COSINE, verifying_backend
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
 """Where decisions are made by default."""
@@ -102,7 +102,7 @@ class DecisionRule:
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
         """What the file of this name holds for scoring with or without its mean embedding subtracted."""
-        way = whole_cosine(subtracts_mean)
+        way = verifying_backend(contents).describe(WHOLE) | {"subtract_mean": subtracts_mean}
         fits = (contents.get("calibration") or {}).get("fits", [])
         fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]

@@ -26,7 +26,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 from speakernet.checkpoint import tensor_file_bytes
-from speakernet.evaluation.scoring import mean_of_whole_utterances
+from speakernet.evaluation.scoring import mean_of_whole_utterances, plda_of
 from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
 from speakernet.frontend.features import use_convolution
 from speakernet.inference.decision import DecisionRule
@@ -189,11 +189,12 @@ def facts(model: ModelFile) -> dict[str, Any]:
     net = model.net
     has_mean = mean_of_whole_utterances(model.contents) is not None
     rule = DecisionRule.of_model_file(model.contents, subtracts_mean=has_mean, name="the model file")
-    fitted = rule.calibration
+    fitted, plda = rule.calibration, plda_of(model.contents)
     return {
         **net.spec(),
         "min_samples": net.min_samples,
         "embedding_dim": net.embedding_dim,
+        **({"plda": {name: one.tolist() for name, one in vars(plda).items()}} if plda else {}),
         "calibration": fitted and {"weight": float(fitted.weights[0]), "offset": float(fitted.offset)},
         "thresholds": {str(one["name"]): float(one["threshold"]) for one in rule.thresholds},
     }

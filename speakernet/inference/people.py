@@ -35,7 +35,7 @@ try:
 except ImportError:  # Only an encrypted store needs it.
     AESGCM = None  # type: ignore[assignment,misc]
 
-from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.evaluation.scoring import Plda, mean_embeddings, pair_scores
 from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading, writing
 from speakernet.terminal import MAX_NAMED
 
@@ -152,6 +152,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         embedding_dim: numbers in an embedding; None with no fingerprint.
         key: encrypts the embeddings; the same one is needed ever after.
         mean: (dim,) subtracted before scoring, as the model file says.
+        plda: compares in place of the cosine, as the model file says.
         model: name of the model file, for messages.
         must_exist: refuse a missing or empty file instead of making a store.
 
@@ -168,11 +169,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         embedding_dim: int | None,
         key: str | bytes | None = None,
         mean: np.ndarray | None = None,
+        plda: Plda | None = None,
         model: str = "",
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
+        self._fingerprint, self._dim, self._mean, self._plda = fingerprint, embedding_dim, mean, plda
         self._key, self._model = key, model
         self._aead: Any = None
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
@@ -226,7 +228,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             return _count(connection, name)
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
-        """The nearest people, best first, each with the cosine; empty if there is nobody.
+        """The nearest people, best first, each with the score; empty if there is nobody.
 
         Args:
             embedding: (dim,) or (1, dim), as the network gave it.
@@ -240,7 +242,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         if self._voices[0] != state:
             self._voices = (state, *self._read_voices())
         _, names, rows = self._voices
-        scores = rows @ unit
+        scores = pair_scores(unit[None], rows, self._plda)[0] if self._plda else rows @ unit
         count = min(max(0, top), len(names))
         # Sorting everybody would take longer than comparing with everybody.
         nearest = np.argpartition(scores, len(names) - count)[len(names) - count :].tolist() if count else []
@@ -330,6 +332,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         fingerprint: str,
         embedding_dim: int,
         mean: np.ndarray | None = None,
+        plda: Plda | None = None,
         model: str = "",
         drops_missing: bool = False,
     ) -> list[str]:
@@ -340,6 +343,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             fingerprint: of the new model.
             embedding_dim: of the new model.
             mean: subtracted before scoring.
+            plda: compares in place of the cosine.
             model: name of the new model's file.
             drops_missing: leave out recordings that cannot be read; without it nothing is changed then.
 
@@ -371,7 +375,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
             self._insert(connection, made)
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-        self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
+        self._fingerprint, self._dim, self._mean, self._plda = fingerprint, embedding_dim, mean, plda
         return problems
 
     @contextlib.contextmanager

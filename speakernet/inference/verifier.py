@@ -21,7 +21,7 @@ from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
-from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances
+from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances, pair_scores, plda_of
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import TOP, PeopleStore, checked_name
 from speakernet.inference.recordings import Array, Audio, Quality, Recording, inspect_recording, open_recording, usable
@@ -147,6 +147,8 @@ class SpeakerVerifier:
         """Numbers in a frame of features: mel bands, or 1 for a network of raw samples."""
         self.mean = mean_of_whole_utterances(model.contents)
         """(dim,), subtracted before scoring; None subtracts nothing."""
+        self.plda = plda_of(model.contents)
+        """Compares in place of the cosine; None in all files but adapted ones."""
         self.rule = DecisionRule.of_model_file(model.contents, subtracts_mean=self.mean is not None, name=name)
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` decides without a threshold of the caller's."""
@@ -264,14 +266,14 @@ class SpeakerVerifier:
         return self.decide(self.compare(*map(self.embed, recordings)), **limits)
 
     def compare(self, first: Array, second: Array) -> float:
-        """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean."""
+        """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean, or PLDA's."""
         rows = [np.asarray(one).reshape(-1) for one in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(f"an embedding of {lengths[0]} numbers; those of this model have {self.embedding_dim}")
         # Not narrowed to float32, which holds no 1e300; nor left as float16, whose squares overflow.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
         one, other = mean_embeddings(np.stack(wide), self.mean)
-        return float(np.dot(one, other))
+        return float(np.dot(one, other) if self.plda is None else pair_scores(one[None], other[None], self.plda)[0, 0])
 
     def decide(
         self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None
@@ -298,6 +300,7 @@ class SpeakerVerifier:
             embedding_dim=self.embedding_dim,
             key=key,
             mean=self.mean,
+            plda=self.plda,
             model=self.name,
             must_exist=must_exist,
         )

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import ConfigDict, FiniteFloat, ValidationError, create_model
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
+from speakernet.models.adaptation import ADAPTATION_PREFIX, COSINE, PLDA
 from speakernet.models.speaker_net import (
     SPEC_AUGMENT_PREFIX,
     SpeakerNet,
@@ -39,6 +40,8 @@ MOST_VALUES = 1_000_000
 """Plain values in an entry; a file has some hundred."""
 LAID_OUT_AT_MOST = 2
 """Times the numbers in the file: some are registered a second time under another name."""
+MOST_MAPS = 10
+"""Affine maps of an adaptation; two are fitted, an imported chain has three."""
 BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
 """Part of the name of the backup of a model file before the first such change."""
 TENSORS = ("weights", "embedding_mean")
@@ -192,6 +195,10 @@ def load_initial_weights(
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
             weights, head = network_weights(contents), _saved_head(contents, speakers)
+            # It fits the embeddings of the old weights only.
+            left = [name for name in weights if name.startswith(ADAPTATION_PREFIX)]
+            report.not_loaded = [f"{name} (run `speakernet adapt` again after training)" for name in left]
+            weights = {name: value for name, value in weights.items() if name not in left}
         else:
             # Late: only files of other toolkits need their importers.
             from speakernet.models.importers import translate
@@ -333,6 +340,14 @@ Fit: Any = create_model(
     num_nontargets=(Count, 0),
 )
 Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
+Size = Annotated[int, Ge(1), Le(MOST_VALUES)]
+AdaptationEntry: Any = create_model(
+    "AdaptationEntry",
+    __config__=CHECKS,
+    name=(str, ...),
+    maps=(Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MOST_MAPS)], ...),
+    score=(Literal[COSINE, PLDA], ...),
+)
 Summary: Any = create_model("Summary", __config__=CHECKS, chosen_by=(dict[str, Any] | None, None))
 Entries = create_model(
     "Entries",
@@ -347,5 +362,6 @@ Entries = create_model(
     calibration=(Calibration | None, None),
     thresholds=(list[Threshold] | None, None),
     training_summary=(Summary | None, None),
+    adaptation=(AdaptationEntry | None, None),
 )
 """What a model file holds; a file of 0.2.0 may leave out what has a default."""

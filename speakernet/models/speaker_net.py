@@ -18,6 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from speakernet.checkpoint import CheckpointError
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
+from speakernet.models.adaptation import Adaptation
 from speakernet.models.layers import ChannelFloor, is_safe_in_channels_last, make_embedding, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import SAMPLE_RATE, create, lookup, options_of
@@ -91,6 +92,7 @@ class SpeakerNet(nn.Module):
         self.pooling = create(component, model.pooling_options, channels=self.trunk.out_channels)
         self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
         self.embedding = make_embedding(trunk.embedding_layer, self.pooling.dim, model.embedding_dim)
+        self.adaptation: nn.Module = nn.Identity()
 
     @classmethod
     def named(
@@ -152,7 +154,7 @@ class SpeakerNet(nn.Module):
         hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much in 16 bits.
         with torch.autocast(features.device.type, enabled=False):
-            return self.embedding(self.norm(self.pooling(hidden.float(), lengths)))  # type: ignore[no-any-return]
+            return self.adaptation(self.embedding(self.norm(self.pooling(hidden.float(), lengths))))  # type: ignore[no-any-return]
 
     @property
     def min_samples(self) -> int:
@@ -201,24 +203,32 @@ class SpeakerNet(nn.Module):
             self.train(was_training)
 
     def spec(self) -> dict[str, Any]:
-        """The network in plain values: `model` and `front_end` (name, options), `sample_rate`."""
+        """The network in plain values: `model` and `front_end` (name, options), `sample_rate`, `adaptation` if any."""
         model = self._model
         sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
         pooling_options = model.pooling_options.model_dump()
         sizes |= {"pooling_options": pooling_options} if pooling_options else {}
         # What describes the features: not SpecAugment, which acts in training only.
         features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
+        # Without a floor a network keeps the fingerprint that it has in stores of people.
+        features = {name: value for name, value in features.items() if name != "energy_floor_db" or value}
         return {
             "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
             "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
+            **({"adaptation": self.adaptation.spec} if isinstance(self.adaptation, Adaptation) else {}),
         }
+
+    def adapt(self, spec: Mapping[str, Any]) -> None:
+        """Put an adaptation of this description, with fresh weights, behind the embedding layer."""
+        self.adaptation = Adaptation(spec)
+        self.embedding_dim = self.adaptation.dim
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> "SpeakerNet":
         """The network that `spec` describes, with fresh weights."""
         model_options = dict(spec["model"]["options"])
-        return cls.named(
+        net = cls.named(
             model=spec["model"]["name"],
             pooling=model_options.pop("pooling"),
             embedding_dim=model_options.pop("embedding_dim"),
@@ -228,6 +238,9 @@ class SpeakerNet(nn.Module):
             front_end_options=spec["front_end"]["options"],
             sample_rate=spec["sample_rate"],
         )
+        if spec.get("adaptation"):
+            net.adapt(spec["adaptation"])
+        return net
 
     def weights(self) -> dict[str, Tensor]:
         """The state dictionary without the state of SpecAugment, which only training needs."""

@@ -1,0 +1,196 @@
+"""Back ends fitted on recordings of the target domain: mean, whitening, CORAL, LDA, WCCN and two-covariance PLDA.
+
+Functions of arrays: embeddings and labels in, affine maps (with unit length between them) and PLDA's variances out.
+Nothing here reads files; `speakernet.inference.adapt` chooses among them and puts the choice into a model file.
+
+Source: Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, 2016 (CORAL); Hatch, Kajarekar and
+Stolcke, Within-class covariance normalization, 2006; Ioffe, Probabilistic linear discriminant analysis, 2006; Prince
+and Elder, Probabilistic linear discriminant analysis for inferences about identity, 2007; Garcia-Romero and McCree,
+Supervised domain adaptation for i-vector based speaker recognition, 2014 (interpolation of covariances).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigh
+from sklearn.covariance import empirical_covariance, shrunk_covariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from speakernet.evaluation.scoring import Plda, mean_embeddings
+
+LEAST_VARIANCE = 1e-9
+"""Share of the mean variance below which a direction counts as empty."""
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Affine maps of embeddings, with unit length between them, and what compares the results.
+
+    >>> centred = Transform(((np.eye(2), np.array([-1.0, 0.0])),))
+    >>> centred.apply(np.array([[1.0, 2.0]])).tolist()
+    [[0.0, 1.0]]
+    """
+
+    maps: tuple[tuple[np.ndarray, np.ndarray], ...]
+    """Matrices (outputs, inputs) and offsets (outputs,)."""
+    plda: Plda | None = None
+    """None compares by the cosine."""
+
+    def apply(self, embeddings: np.ndarray) -> np.ndarray:
+        """(utterances, dim) of the network to adapted ones of unit length, float32."""
+        rows = np.asarray(embeddings, dtype=np.float64)
+        for number, (matrix, offset) in enumerate(self.maps):
+            rows = (_units(rows) if number else rows) @ matrix.T + offset
+        return mean_embeddings(rows.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Covariances:
+    """The two-covariance model: an embedding is a speaker's mean and a deviation from it, both normal."""
+
+    mean: np.ndarray
+    """(dim,)"""
+    between: np.ndarray
+    """(dim, dim) of speakers' means."""
+    within: np.ndarray
+    """(dim, dim) of one speaker's embeddings."""
+
+    def shrunk(self, shrinkage: float) -> "Covariances":
+        """Both covariances mixed with that share of the identity times their mean variance."""
+        between, within = (shrunk_covariance(one, shrinkage) for one in (self.between, self.within))
+        return Covariances(self.mean, between, within)
+
+    def interpolated(self, other: "Covariances", share: float) -> "Covariances":
+        """`share` of the other's covariances and the rest of one's own, around one's own mean.
+
+        Source: Garcia-Romero and McCree 2014, equations 6 and 7.
+        """
+        between, within = (
+            (1 - share) * own + share * theirs
+            for own, theirs in ((self.between, other.between), (self.within, other.within))
+        )
+        return Covariances(self.mean, between, within)
+
+    def adapted(self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5) -> "Covariances":
+        """Adapted to unlabelled embeddings: variance that they have in excess is shared between both covariances.
+
+        Source: Kaldi's PldaUnsupervisedAdaptor (shares 0.7 and 0.3), wespeaker's `adapt_plda` (0.5 and 0.5).
+        """
+        total = self.between + self.within
+        variances, directions = eigh(np.cov(rows.T), total)
+        # Columns of the inverse transpose: total = basis basis^T.
+        basis = np.linalg.inv(directions.T)[:, variances > 1]
+        excess = (basis * (variances[variances > 1] - 1)) @ basis.T
+        return Covariances(
+            rows.mean(axis=0), self.between + between_share * excess, self.within + within_share * excess
+        )
+
+    def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
+        """The map into the space of PLDA, to the `dim` directions that tell speakers apart best, and PLDA there."""
+        variances, directions = eigh(self.between, self.within)
+        chosen = slice(None, None, -1) if dim is None else slice(-1, -1 - dim, -1)
+        matrix, variances = directions[:, chosen].T, np.maximum(variances[chosen], 0.0)
+        return (matrix, -matrix @ self.mean), Plda(variances, 1 / (1 + variances))
+
+
+def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
+    """The covariances between and within speakers, (dim, dim) each, by moments.
+
+    With as many recordings of each speaker this is the maximum of the likelihood (Prince and Elder 2007 maximise it by
+    EM); directions in which the speakers' means vary less than their error get no variance between speakers.
+
+    Args:
+        rows: (utterances, dim).
+        labels: (utterances,) numbers of the speakers.
+    """
+    _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    means = np.zeros((len(counts), rows.shape[1]))
+    np.add.at(means, numbers, rows)
+    means /= counts[:, None]
+    deviations = rows - means[numbers]
+    within = deviations.T @ deviations / max(1, len(rows) - len(counts))
+    found = empirical_covariance(means) * len(counts) / max(1, len(counts) - 1) - within * np.mean(1 / counts)
+    variances, directions = np.linalg.eigh(found)
+    return Covariances(means.mean(axis=0), (directions * np.maximum(variances, 0.0)) @ directions.T, within)
+
+
+def centring(rows: np.ndarray) -> Transform:
+    """Subtract the mean of the domain's embeddings, (utterances, dim)."""
+    return Transform(((np.eye(rows.shape[1]), -rows.mean(axis=0)),))
+
+
+def whitening(rows: np.ndarray, shrinkage: float) -> Transform:
+    """Mean zero and, but for the shrinkage of the covariance, variance one in all directions."""
+    return _mapped(rows, _power(shrunk_covariance(empirical_covariance(rows), shrinkage), -0.5))
+
+
+def coral(rows: np.ndarray, others: np.ndarray, shrinkage: float) -> Transform:
+    """Give the domain's embeddings the covariance of the others, for which the network was trained.
+
+    Source: Sun et al. 2016, algorithm 1, with the domains exchanged: what is scored is the target.
+    """
+    here, there = (shrunk_covariance(empirical_covariance(one), shrinkage) for one in (rows, others))
+    return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
+
+
+def wccn(rows: np.ndarray, labels: np.ndarray, shrinkage: float) -> Transform:
+    """Mean zero, unit length, and the covariance within speakers made the identity, but for its shrinkage."""
+    first, lengths = _centred_units(rows)
+    within = shrunk_covariance(two_covariances(lengths, labels).within, shrinkage)
+    return Transform((first, *_mapped(lengths, _power(within, -0.5)).maps))
+
+
+def lda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int) -> Transform:
+    """Mean zero, unit length, and the `dim` directions that tell speakers apart best."""
+    first, lengths = _centred_units(rows)
+    found = LinearDiscriminantAnalysis(solver="eigen", shrinkage=shrinkage).fit(lengths, labels)
+    return Transform((first, *_mapped(lengths, found.scalings_[:, :dim].T).maps))
+
+
+def plda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int | None = None) -> Transform:
+    """Mean zero, unit length, and two-covariance PLDA."""
+    first, lengths = _centred_units(rows)
+    return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage), dim)
+
+
+def adapted_plda(
+    rows: np.ndarray,
+    others: np.ndarray,
+    other_labels: np.ndarray,
+    labels: np.ndarray | None,
+    shrinkage: float,
+    share: float = 0.5,
+) -> Transform:
+    """PLDA of other labelled embeddings adapted to the domain's: interpolated by labels, else given its excess."""
+    first, lengths = _centred_units(rows)
+    theirs = two_covariances(_centred_units(others)[1], other_labels).shrunk(shrinkage)
+    if labels is None:
+        return with_plda(first, theirs.adapted(lengths))
+    return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage).interpolated(theirs, share))
+
+
+def with_plda(first: tuple[np.ndarray, np.ndarray], covariances: Covariances, dim: int | None = None) -> Transform:
+    """A map, unit length, and PLDA by these covariances."""
+    last, plda = covariances.plda(dim)
+    return Transform((first, last), plda)
+
+
+def _units(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+
+def _centred_units(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """The map that subtracts the mean, and the rows after it at unit length."""
+    ((matrix, offset),) = centring(rows).maps
+    return (matrix, offset), _units(rows + offset)
+
+
+def _mapped(rows: np.ndarray, matrix: np.ndarray) -> Transform:
+    return Transform(((matrix, -matrix @ rows.mean(axis=0)),))
+
+
+def _power(covariance: np.ndarray, exponent: float) -> np.ndarray:
+    """A symmetric matrix to a power; directions without variance are left as small as they are."""
+    variances, directions = np.linalg.eigh(covariance)
+    least = max(LEAST_VARIANCE * variances.mean(), np.finfo(float).tiny)
+    return (directions * np.maximum(variances, least) ** exponent) @ directions.T

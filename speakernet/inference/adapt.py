@@ -1,0 +1,498 @@
+"""Adapt a model file to recordings of another domain: fit a back end, choose it, and write it into a new model file.
+
+What is fitted stands behind the network's embedding layer, so that every command uses it. With labels the back end is
+chosen by cross-validation over speakers, whose scores also give the new file its calibration and thresholds. The
+mathematics is `speakernet.evaluation.adaptation`.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.model_selection import GroupKFold
+
+from speakernet.checkpoint import write_checkpoint
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_training_list, read_trials
+from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
+from speakernet.evaluation import adaptation
+from speakernet.evaluation.adaptation import Transform
+from speakernet.evaluation.calibration import Fit, fit_scores
+from speakernet.evaluation.embedding import Embedder, embed_utterances, weights_digest
+from speakernet.evaluation.evaluate import score_trials
+from speakernet.evaluation.figures import compare_scores, why_no_error_rate
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
+from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
+from speakernet.evaluation.speakers import read_csv, speakers_of
+from speakernet.files import check_writable, read_arrays
+from speakernet.inference.recordings import audio_inputs, inspect_recording
+from speakernet.inference.verifier import SpeakerVerifier, load
+from speakernet.models.adaptation import Adaptation
+from speakernet.models.importers.plda import read_array, read_plda
+from speakernet.models.model_file import model_file_contents, model_of
+from speakernet.models.speaker_net import SpeakerNet, folded
+from speakernet.options import DEFAULT_SEED, default_of
+from speakernet.random import numpy_generator
+from speakernet.terminal import MAX_NAMED, Bar
+
+FOLDERS = "folders"
+"""The labels are the names of the folders directly below those of the recordings."""
+FEWEST_RECORDINGS, FEWEST_SPEAKERS = 20, 10
+"""Below these a mean, or a choice by speakers left out, is a matter of luck."""
+NUM_FOLDS, NUM_DRAWS = 5, 3
+"""Of the cross-validation: parts of the speakers, and random divisions whose error rates are averaged."""
+MOST_EACH = 12
+"""Recordings of a speaker that are compared in the cross-validation: nobody may outweigh all others."""
+ENERGY_FLOOR_DB = 40.0
+"""See `frontend.energy_floor_db`: chosen on telephone calls (docs/decisions.md)."""
+SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
+"""Shares that are tried: of the identity in a covariance, and of the other domain's covariances."""
+FOLD_STREAM = 9301
+NARROW = "band-limited"
+AS_IT_IS = "the model as it is"
+Fitter = Callable[[np.ndarray, np.ndarray], Transform]
+
+
+class Labels(NamedTuple):
+    """Who speaks, and in which session, (recordings,) each; -1 is not known."""
+
+    speakers: np.ndarray
+    sessions: np.ndarray
+
+    def take(self, rows: np.ndarray) -> "Labels":
+        """Those of some recordings."""
+        return Labels(self.speakers[rows], self.sessions[rows])
+
+
+class Domain(NamedTuple):
+    """Recordings of the target domain, embedded."""
+
+    net: SpeakerNet
+    """With the energy floor, if they need one."""
+    rows: np.ndarray
+    """(recordings, dim)"""
+    plain: np.ndarray
+    """(recordings, dim) by the model as it is."""
+    who: Labels | None
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What `adapt` wrote, and how it was chosen."""
+
+    path: Path
+    method: str
+    num_recordings: int
+    num_speakers: int = 0
+    """0 without labels."""
+    tried: dict[str, float] = field(default_factory=dict)
+    """Method -> EER in percent of speakers that it was not fitted on; empty without labels."""
+    fit: Fit | None = None
+    """Calibration and thresholds; None without labels."""
+    notes: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
+    """Sentences about the trials that were given: the model as it is (A) against the adapted one (B)."""
+
+
+def adapt(
+    model: str | Path,
+    recordings: Sequence[str | Path],
+    *,
+    labels: str | Path | None = None,
+    out: str | Path | None = None,
+    method: str = "auto",
+    out_of_domain: str | Path | None = None,
+    plda: str | Path | None = None,
+    mean: str | Path | None = None,
+    transform: str | Path | None = None,
+    trials: str | Path | None = None,
+    audio: str | Path | None = None,
+    device: str = "auto",
+) -> Adapted:
+    """Fit a back end on recordings of the target domain and write it into another model file.
+
+    Args:
+        model: the model file, which is never changed.
+        recordings: files, folders, lists, a packed corpus, or one `.npz` that `speakernet embed` wrote with this model.
+        labels: `folders` (one below the given folder for each speaker, sessions in folders below it), a list with
+            `speaker path` a line, or a CSV with the columns path, speaker and, if known, session or call.
+        out: the file to write; `<model>.adapted.pt` by default.
+        method: one of ADAPTATIONS; auto: with labels the best by cross-validation, else whitening, or the mean alone if
+            the recordings are few.
+        out_of_domain: a folder of other labelled recordings (a folder a speaker), for coral and an adapted plda.
+        plda: a PLDA of Kaldi or wespeaker to import.
+        mean: Kaldi's vector that is subtracted before; the recordings' own by default.
+        transform: Kaldi's matrix that is applied before the PLDA, such as an LDA.
+        trials: a labelled list, to compare both models on.
+        audio: the folder of its audio; beside the list by default.
+        device: where the network runs.
+
+    Raises:
+        ValueError: too few recordings or speakers, labels or embeddings that do not fit, a model that is adapted
+            already, or no method that is better than the model as it is. No file is written then.
+    """
+    if method not in ADAPTATIONS:
+        raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
+    target = Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
+    if target.resolve() == Path(model).resolve():
+        raise ValueError(f"{target} is the model itself, which stays as it is; name another file to write")
+    check_writable(target)
+    verifier = load(model, device)
+    if verifier.contents.get("adaptation"):
+        raise ValueError(f"{model} is adapted already ({verifier.contents['adaptation']['name']}); give the original")
+    given = read_trials(trials) if trials else None
+    if given is not None and (reason := why_no_error_rate(given)):
+        raise ValueError(reason)
+    notes: list[str] = []
+    domain = _embedded(verifier, [str(one) for one in recordings], labels, notes)
+    own, who = domain.rows.astype(np.float64), domain.who
+    others = _others(verifier, domain.net, out_of_domain)
+    if method == "coral" and others is None:
+        raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
+    tried: dict[str, float] = {}
+    scored: tuple[TrialList, np.ndarray] | None = None
+    if plda is not None:
+        name, found = f"plda of {Path(plda).name}", imported(own, plda, mean, transform)
+    elif who is None:
+        name, fitter = _unlabelled(method, own, others)
+        found = fitter(own, np.empty(0))
+    else:
+        known = np.flatnonzero(who.speakers >= 0)
+        own, plain, who = own[known], domain.plain[known].astype(np.float64), who.take(known)
+        fitters = _labelled(method, own, who, others)
+        mean_before = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
+        unchanged = Transform(((np.eye(verifier.embedding_dim), -mean_before),))
+        tried[AS_IT_IS], _ = cross_validated(plain, who, lambda *_: unchanged)
+        pairs = {}
+        for name, fitter in fitters.items():
+            tried[name], pairs[name] = cross_validated(own, who, fitter)
+        name = min(fitters, key=tried.__getitem__)
+        if method == "auto" and tried[name] >= tried[AS_IT_IS]:
+            raise ValueError(f"nothing is better than the model as it is: {in_words(tried)}; nothing was written")
+        found, scored = fitters[name](own, who.speakers), pairs[name]
+    num_speakers = 0 if who is None else len(np.unique(who.speakers))
+    facts = {"method": name, "recordings": len(own), "speakers": num_speakers, "eer_percent": tried}
+    contents = _contents(verifier, domain.net, found, name, facts)
+    fit = None
+    if scored is not None:
+        backend = verifying_backend(contents).describe(WHOLE)
+        fit = fit_scores(*scored, default_of(EvaluationOptions, "calibration_prior"), backend)
+        contents |= fit.changes(contents)
+    compared = [] if given is None else _compared(verifier, contents, given, audio, domain.names, notes)
+    write_checkpoint(target, contents)
+    return Adapted(target, name, len(own), num_speakers, tried, fit, notes, compared)
+
+
+def in_words(tried: Mapping[str, float]) -> str:
+    """Error rates by method, the lowest first."""
+    return ", ".join(f"{name} {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1]))
+
+
+def imported(own: np.ndarray, plda: str | Path, mean: str | Path | None, transform: str | Path | None) -> Transform:
+    """A PLDA of Kaldi or wespeaker behind the mean, a linear transform if there is one, and unit length.
+
+    Kaldi and wespeaker set the length before PLDA to the root of the dimension, as is done here in the last map.
+    """
+    foreign, first = read_plda(plda), np.eye(own.shape[1])
+    centre = own.mean(axis=0) if mean is None else read_array(mean).reshape(-1)
+    offset = np.zeros(len(first))
+    if transform is not None and (matrix := read_array(transform)).ndim == 2:
+        # Kaldi keeps an offset as a last column.
+        first, offset = matrix[:, : len(first)], matrix[:, len(first) :].sum(axis=1)
+    dim = len(foreign.between)
+    if centre.shape != (own.shape[1],) or first.shape != (dim, own.shape[1]):
+        raise ValueError(
+            f"{plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of {first.shape[1]} to "
+            f"{first.shape[0]}; the model gives {own.shape[1]}: import what was made with its embeddings"
+        )
+    weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
+    last = foreign.transform * np.sqrt(dim), foreign.offset
+    return Transform(((first, offset - first @ centre), last), Plda(foreign.between, weights))
+
+
+def cross_validated(rows: np.ndarray, who: Labels, fitter: Fitter) -> tuple[float, tuple[TrialList, np.ndarray]]:
+    """The EER in percent of speakers that were left out of the fit, mean of several divisions; trials and scores.
+
+    Recordings are compared across sessions wherever a speaker has several: in one session the channel is compared too.
+    """
+    errors, kept = [], []
+    for draw in range(NUM_DRAWS):
+        random = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw)
+        folds = GroupKFold(NUM_FOLDS, shuffle=True, random_state=int(random.integers(1 << 31)))
+        scores, labels, pairs = [], [], []
+        for fitted, left in folds.split(rows, groups=who.speakers):
+            transform = fitter(rows[fitted], who.speakers[fitted])
+            shuffled = random.permutation(left)
+            rank = [
+                int((who.speakers[shuffled[:place]] == who.speakers[one]).sum()) for place, one in enumerate(shuffled)
+            ]
+            chosen = np.sort(shuffled[np.array(rank) < MOST_EACH])
+            units = transform.apply(rows[chosen])
+            enrol, test = np.triu_indices(len(chosen), 1)
+            first, second = who.take(chosen[enrol]), who.take(chosen[test])
+            is_target, is_same_session = first.speakers == second.speakers, first.sessions == second.sessions
+            is_kept = ~(is_target & is_same_session & (first.sessions >= 0))
+            enrol, test = enrol[is_kept], test[is_kept]
+            scores.append(scores_of(transform, units, enrol, test))
+            labels.append(is_target[is_kept])
+            pairs.append(np.stack([chosen[enrol], chosen[test]]))
+        kept.append((np.concatenate(scores), np.concatenate(labels), np.concatenate(pairs, axis=1)))
+        errors.append(eer(kept[-1][0], kept[-1][1]))
+    found, truth, (enrol, test) = kept[0]
+    names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
+    trials = TrialList(
+        names, enrol.astype(np.int32), test.astype(np.int32), truth.astype(np.int8), "cross-validation", ""
+    )
+    return float(np.mean(errors)), (trials, found)
+
+
+def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Scores of trials between adapted embeddings, (trials,) float32."""
+    compare = cosine_scores if transform.plda is None else transform.plda.trial_scores
+    return compare(units, enrol, test)
+
+
+def _unlabelled(method: str, own: np.ndarray, others: tuple[np.ndarray, np.ndarray] | None) -> tuple[str, Fitter]:
+    """The one method for recordings without labels."""
+    if method in ("lda", "wccn") or (method == "plda" and others is None):
+        other_way = ", or other labelled recordings with --out-of-domain" if method == "plda" else ""
+        raise ValueError(f"{method} needs to know who speaks; give --labels{other_way}")
+    if method == "auto":
+        # With fewer recordings the covariance is a guess.
+        method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
+    if method == "plda":
+        assert others is not None, "checked above"
+        return "plda adapted", lambda rows, _: adaptation.adapted_plda(rows, *others, None, SHRINKAGES[-1])
+    found = _fitters(0, others, (SHRINKAGES[-1],))
+    return next((name, fitter) for name, fitter in found.items() if name.split()[0] == method)
+
+
+def _labelled(
+    method: str, own: np.ndarray, who: Labels, others: tuple[np.ndarray, np.ndarray] | None
+) -> dict[str, Fitter]:
+    """The methods to try, if there are speakers enough to choose among them."""
+    _, counts = np.unique(who.speakers, return_counts=True)
+    if (several := int((counts > 1).sum())) < FEWEST_SPEAKERS:
+        raise ValueError(
+            f"{several} of {len(counts)} speakers have several recordings; expected {FEWEST_SPEAKERS} or more, "
+            "to choose by speakers that are left out: label more, or leave --labels away"
+        )
+    # A part of the speakers is left out of each fit.
+    dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
+    found = _fitters(dim, others, SHRINKAGES)
+    return {name: one for name, one in found.items() if method in ("auto", name.split()[0])}
+
+
+def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages: Sequence[float]) -> dict[str, Fitter]:
+    """The methods with the settings that are tried, by their names; `dim` is the most that an LDA can give."""
+    found: dict[str, Fitter] = {"mean": lambda rows, _: adaptation.centring(rows)}
+    for share in shrinkages:
+        found |= {
+            f"whitening {share}": functools.partial(_whitened, share),
+            f"wccn {share}": functools.partial(adaptation.wccn, shrinkage=share),
+            f"plda {share}": functools.partial(adaptation.plda, shrinkage=share),
+            f"plda {share} dim {dim}": functools.partial(adaptation.plda, shrinkage=share, dim=dim),
+            f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
+        }
+        if others is not None:
+            found[f"coral {share}"] = functools.partial(_coral, others[0], share)
+            for mixed in INTERPOLATIONS:
+                name = f"plda {share} interpolated {mixed}"
+                found[name] = functools.partial(_interpolated, others, share, mixed)
+    return found
+
+
+def _whitened(shrinkage: float, rows: np.ndarray, _: np.ndarray) -> Transform:
+    return adaptation.whitening(rows, shrinkage)
+
+
+def _coral(others: np.ndarray, shrinkage: float, rows: np.ndarray, _: np.ndarray) -> Transform:
+    return adaptation.coral(rows, others, shrinkage)
+
+
+def _interpolated(
+    others: tuple[np.ndarray, np.ndarray], shrinkage: float, share: float, rows: np.ndarray, labels: np.ndarray
+) -> Transform:
+    return adaptation.adapted_plda(rows, *others, labels, shrinkage, share)
+
+
+def _embedded(
+    verifier: SpeakerVerifier, recordings: list[str], labels: str | Path | None, notes: list[str]
+) -> "Domain":
+    """Embed the recordings that can be used, with an energy floor if their upper band is empty."""
+    if len(recordings) == 1 and recordings[0].endswith(".npz"):
+        kept = read_arrays(recordings[0], "embeddings that `speakernet embed` wrote")
+        if str(kept.get("fingerprint")) != verifier.fingerprint:
+            raise ValueError(
+                f"{recordings[0]}: embeddings of another model than {verifier.name}; embed them again with it"
+            )
+        names, rows = [str(one) for one in kept["names"]], np.asarray(kept["embeddings"])
+        who = None if labels is None else _labels_of(names, recordings, labels, notes)
+        return Domain(verifier.net, rows, rows, who, names)
+    source, table = audio_inputs(recordings, verifier.sample_rate)
+    usable, refused, num_narrow = [], [], 0
+    with Bar("inspecting", len(table), "recording") as bar:
+        for row, name in enumerate(table):
+            try:
+                quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
+                num_narrow += any(one.startswith(NARROW) for one in quality.warnings)
+                usable.append(row)
+            except AudioError as error:
+                refused.append(str(error).replace("the array", name))
+            bar.update(1)
+    if len(usable) < FEWEST_RECORDINGS:
+        why = f" ({len(refused)} cannot be used: {refused[0]})" if refused else ""
+        raise ValueError(
+            f"{len(usable)} usable recordings in {', '.join(recordings)[:200]}{why}; expected {FEWEST_RECORDINGS} or "
+            "more, of many people"
+        )
+    if refused:
+        more = " …" if len(refused) > MAX_NAMED else ""
+        notes.append(f"left out {len(refused)} recordings: {'; '.join(refused[:MAX_NAMED])}{more}")
+    table = table.take(np.array(usable))
+    names = list(table)
+    # Before anything is embedded, not after.
+    who = None if labels is None else _labels_of(names, recordings, labels, notes)
+    net = verifier.net
+    if 2 * num_narrow > len(usable) and "energy_floor_db" in type(net.front_end.options).model_fields:
+        net = _with_floor(net, ENERGY_FLOOR_DB)
+        notes.append(
+            f"{num_narrow} of {len(usable)} recordings have an empty upper band, as over a telephone: the front end "
+            f"gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
+        )
+    rows = _embed(verifier, net, source, table, "recordings")
+    # What the adapted model is compared with in the cross-validation.
+    plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "as it is")
+    return Domain(net, rows, plain, who, names)
+
+
+def _embed(
+    verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
+) -> np.ndarray:
+    """(utterances, dim), as `SpeakerVerifier.embed` gives them."""
+    used = folded(net).to(verifier.device)
+    options = EvaluationOptions(embedding="whole")
+    given: dict[str, Any] = {"device": verifier.device, "description": description, "wrapped_seconds": 0.0}
+    return embed_utterances(used, source, names, options, **given)[:, 0]
+
+
+def _with_floor(net: SpeakerNet, floor_db: float) -> SpeakerNet:
+    spec = net.spec()
+    spec["front_end"]["options"]["energy_floor_db"] = floor_db
+    twin = SpeakerNet.from_spec(spec)
+    twin.load_state_dict(net.weights())
+    return twin.eval().to(next(net.parameters()).device)
+
+
+def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> Labels:
+    """Speakers and sessions of recordings by a table, a list, or the folders below the roots."""
+    by_name: dict[str, tuple[str, str]] = {}
+    if str(labels) == FOLDERS:
+        for name in names:
+            root = next((one for one in roots if Path(name).is_relative_to(one)), "")
+            parts = Path(name).relative_to(root).parts if root else Path(name).parts
+            if len(parts) > 1:
+                by_name[name] = parts[0], "/".join(parts[:-1]) if len(parts) > 2 else ""
+    else:
+        bases = [Path(labels).parent, *map(Path, roots), Path()]
+        known = {str(Path(name).resolve()): name for name in names}
+        for path, speaker, session in _rows_of(labels):
+            places = (str((base / path).resolve()) for base in bases)
+            if (found := next((known[place] for place in places if place in known), None)) is not None:
+                by_name[found] = speaker, session
+    if not by_name:
+        raise ValueError(
+            f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected paths from the list, "
+            "from the folder of the recordings, or from here"
+        )
+    if missing := len(names) - len(by_name):
+        notes.append(f"{missing} recordings have no label and are left out")
+    speakers = {one: number for number, one in enumerate(sorted({one for one, _ in by_name.values()}))}
+    sessions = {one: number for number, one in enumerate(sorted(set(by_name.values())))}
+    if len(speakers) < 2:
+        raise ValueError(f"{labels}: all recordings are of one speaker, {next(iter(speakers))}; expected several")
+    has_sessions = any(session for _, session in by_name.values())
+    if not has_sessions:
+        notes.append("sessions are not known: pairs from one session make the error rates below optimistic")
+    unknown = ("", "")
+    pairs = [by_name.get(name, unknown) for name in names]
+    return Labels(
+        np.array([speakers.get(one[0], -1) for one in pairs]),
+        np.array([sessions[one] if has_sessions and one != unknown else -1 for one in pairs]),
+    )
+
+
+def _rows_of(labels: str | Path) -> list[tuple[str, str, str]]:
+    """Path, speaker and session (empty if it is not known) of every line of a list or a table."""
+    if Path(labels).suffix.lower() == ".csv":
+        columns, rows = read_csv(labels, ("path", "speaker"))
+        session = next((one for one in ("session", "call") if one in columns), "")
+        return [(row["path"], row["speaker"], row.get(session, "")) for row in rows]
+    given = read_training_list(labels)
+    return [(path, given.speakers[label], "") for path, label in zip(given.paths, given.labels, strict=True)]
+
+
+def _others(verifier: SpeakerVerifier, net: SpeakerNet, folder: str | Path | None) -> Any:
+    """Embeddings and speakers of the other domain's recordings; None without any."""
+    if folder is None:
+        return None
+    source, names = audio_inputs([str(folder)], verifier.sample_rate)
+    who = _labels_of(list(names), [str(folder)], FOLDERS, [])
+    return _embed(verifier, net, source, names, "other domain").astype(np.float64), who.speakers
+
+
+def _contents(
+    verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, method: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The adapted model file: the network with the maps behind it, no calibration and no mean of its own."""
+    twin = copy.deepcopy(net).cpu()
+    sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
+    twin.adapt({"name": "", "maps": sizes, "score": "cosine" if found.plda is None else "plda"})
+    tensors = {
+        f"maps.{number}.{name}": torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32))
+        for number, pair in enumerate(found.maps)
+        for name, value in zip(("weight", "bias"), pair, strict=True)
+    }
+    if found.plda is not None:
+        tensors |= {name: torch.from_numpy(value.astype(np.float32)) for name, value in vars(found.plda).items()}
+    twin.adaptation.load_state_dict(tensors)
+    assert isinstance(twin.adaptation, Adaptation)
+    twin.adaptation.spec["name"] = f"{method} {weights_digest(tensors)[:12]}"
+    summary = {**(verifier.contents.get("training_summary") or {}), "adaptation": dict(facts)}
+    return model_file_contents(
+        twin, loss_normalizes=bool(verifier.contents.get("loss_normalizes", True)), training_summary=summary
+    )
+
+
+def _compared(
+    verifier: SpeakerVerifier,
+    contents: dict[str, Any],
+    trials: TrialList,
+    audio: str | Path | None,
+    names: list[str],
+    notes: list[str],
+) -> list[str]:
+    """Both models on a trial list: their EERs, and the differences with intervals over speakers."""
+    folder = Path(audio) if audio else audio_folder_of(trials.source)
+    source = open_source(folder, verifier.sample_rate, show_progress=True)
+    used = {str(Path(name).resolve()) for name in names}
+    if shared := sum(str((folder / name).resolve()) in used for name in trials.names):
+        notes.append(f"{shared} recordings of {trials.source} were adapted to: its figures are optimistic")
+    adapted = model_of(contents, "the adapted model", verifier.device)
+    scores = []
+    for net, found in ((verifier.embedding_net, verifier.contents), (adapted.folded, adapted.contents)):
+        embedder = Embedder(net, WHOLE, verifier.device)
+        scores.append(score_trials(embedder, verifying_backend(found), trials, source).scores)
+    draws = default_of(EvaluationOptions, "bootstrap_samples")
+    result = compare_scores(trials, scores, speakers_of(trials), num_draws=draws, seed=DEFAULT_SEED)
+    before, after = (one.eer_percent for one in result.systems)
+    sentences = result.sentences(["the model as it is", "the adapted one"])
+    return [f"{trials.source}: EER {before:.2f} % as it is, {after:.2f} % adapted", *sentences]

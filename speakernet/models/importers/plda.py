@@ -1,0 +1,135 @@
+"""PLDA and transforms of Kaldi (binary and text) and PLDA of wespeaker (HDF5, needs h5py), as arrays.
+
+Pickles, in which wespeaker keeps chains of processing, are not read: they can run code.
+
+Source: Kaldi's `ivector/plda.cc` and `matrix/kaldi-matrix.cc`; wespeaker's `utils/plda/two_cov_plda.py`.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.checkpoint import CheckpointError
+from speakernet.files import open_regular, reading
+
+BINARY, START, END = b"\0B", b"<Plda>", b"</Plda>"
+HDF5 = b"\x89HDF\r\n\x1a\n"
+EXPECTED = "Kaldi's PLDA, vector or matrix, binary or text, or wespeaker's PLDA as HDF5"
+TYPES = {b"F": np.dtype("<f4"), b"D": np.dtype("<f8")}
+MOST_BYTES = 1 << 30
+"""A PLDA of 2,000 dimensions in float64 is 32 MB."""
+
+
+@dataclass(frozen=True)
+class ForeignPlda:
+    """PLDA as its file has it: `transform` makes the covariance within speakers the identity."""
+
+    transform: np.ndarray
+    """(dim, dim)"""
+    offset: np.ndarray
+    """(dim,) added after the transform: minus the transformed mean."""
+    between: np.ndarray
+    """(dim,) variances between speakers."""
+    is_kaldi: bool
+    """Kaldi weighs a length by the variances, wespeaker does not."""
+
+
+def read_plda(path: str | Path) -> ForeignPlda:
+    """A PLDA of Kaldi or wespeaker.
+
+    Raises:
+        CheckpointError: another kind of file, a damaged one, or arrays that do not fit each other.
+    """
+    with reading(path, EXPECTED, CheckpointError):
+        content = _content(path)
+        if content.startswith(HDF5):
+            transform, offset, between = _read_hdf5(path)
+        else:
+            if START not in content[:16]:
+                raise CheckpointError(f"{path}: no PLDA; expected {EXPECTED}")
+            arrays = _arrays(content, path)
+            if len(arrays) != 3:
+                raise CheckpointError(f"{path}: {len(arrays)} arrays in a PLDA; expected mean, transform and variances")
+            mean, transform, between = arrays
+            _check(path, transform, mean, between)
+            offset = -transform @ mean
+        _check(path, transform, offset, between)
+    return ForeignPlda(transform, offset, between, is_kaldi=not content.startswith(HDF5))
+
+
+def read_array(path: str | Path) -> np.ndarray:
+    """A vector (dim,) or matrix (rows, columns) of Kaldi, such as `mean.vec` or `transform.mat`.
+
+    Raises:
+        CheckpointError: another kind of file, or a damaged one.
+    """
+    with reading(path, EXPECTED, CheckpointError):
+        arrays = _arrays(_content(path), path)
+        if len(arrays) != 1 or not arrays[0].size or not np.isfinite(arrays[0]).all():
+            raise CheckpointError(f"{path}: expected one vector or matrix of finite numbers, as Kaldi writes it")
+    return arrays[0]
+
+
+def _content(path: str | Path) -> bytes:
+    with open_regular(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise CheckpointError(f"{path}: more than {MOST_BYTES >> 20} MiB; expected {EXPECTED}")
+    return content
+
+
+def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> None:
+    shapes = {transform.shape, *((one.shape[0], one.shape[0]) for one in vectors if one.ndim == 1)}
+    is_finite = all(np.isfinite(one).all() for one in (transform, *vectors))
+    if len(shapes) != 1 or not transform.size or any(one.ndim != 1 for one in vectors) or not is_finite:
+        raise CheckpointError(f"{path}: arrays of other sizes than a PLDA has, or numbers that are not finite")
+    if (vectors[-1] < 0).any():
+        raise CheckpointError(f"{path}: variances between speakers below 0; expected none")
+
+
+def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
+    """All vectors and matrices, in order, in float64."""
+    if not content.startswith(BINARY):
+        text = content.decode("ascii").replace(START.decode(), "").replace(END.decode(), "")
+        blocks = [[row.split() for row in one.splitlines() if row.strip()] for one in re.findall(r"\[([^\]]*)\]", text)]
+        found = [np.array(rows, dtype=np.float64) for rows in blocks if rows]
+        # A matrix begins on the line after its bracket.
+        starts = [one.start() for one in re.finditer(r"\[", text)]
+        return [
+            one if text[start + 1 :].lstrip(" ").startswith("\n") else one.reshape(-1)
+            for one, start in zip(found, starts, strict=True)
+        ]
+    arrays, place = [], len(BINARY)
+    while place < len(content):
+        if content[place:].startswith((START, END)):
+            place = content.index(b">", place) + 2
+            continue
+        kind, form = content[place : place + 1], content[place + 1 : place + 3]
+        if kind not in TYPES or form not in (b"V ", b"M "):
+            raise CheckpointError(f"{path}: {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}")
+        place += 3
+        sizes = [struct.unpack_from("<bi", content, place + 5 * number)[1] for number in range(1 + (form == b"M "))]
+        place += 5 * len(sizes)
+        count = int(np.prod(sizes, dtype=object))
+        if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
+            raise CheckpointError(f"{path}: {count} numbers are promised and fewer are there; copy it again")
+        arrays.append(np.frombuffer(content, TYPES[kind], count, place).astype(np.float64).reshape(sizes))
+        place += count * TYPES[kind].itemsize
+    return arrays
+
+
+def _read_hdf5(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        # Late: only wespeaker's PLDA needs it.
+        import h5py
+    except ModuleNotFoundError as error:
+        raise CheckpointError(f"{path} is HDF5, which needs the library h5py: pip install h5py") from error
+    with h5py.File(path, "r") as file:
+        sizes = [file[name].size for name in ("transform", "offset", "psi")]
+        if max(sizes) * 8 > MOST_BYTES:
+            raise CheckpointError(f"{path}: arrays of {sizes} numbers; expected those of a PLDA")
+        found = [np.asarray(file[name][()], dtype=np.float64) for name in ("transform", "offset", "psi")]
+    return found[0], found[1], found[2]
