@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import eigh
-from sklearn.covariance import empirical_covariance, shrunk_covariance
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from speakernet.evaluation.scoring import Plda, mean_embeddings
 
@@ -57,7 +55,7 @@ class Covariances:
 
     def shrunk(self, shrinkage: float) -> "Covariances":
         """Both covariances mixed with that share of the identity times their mean variance."""
-        between, within = (shrunk_covariance(one, shrinkage) for one in (self.between, self.within))
+        between, within = (shrunk(one, shrinkage) for one in (self.between, self.within))
         return Covariances(self.mean, between, within)
 
     def interpolated(self, other: "Covariances", share: float) -> "Covariances":
@@ -109,9 +107,23 @@ def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
     means /= counts[:, None]
     deviations = rows - means[numbers]
     within = deviations.T @ deviations / max(1, len(rows) - len(counts))
-    found = empirical_covariance(means) * len(counts) / max(1, len(counts) - 1) - within * np.mean(1 / counts)
+    found = covariance(means) * len(counts) / max(1, len(counts) - 1) - within * np.mean(1 / counts)
     variances, directions = np.linalg.eigh(found)
     return Covariances(means.mean(axis=0), (directions * np.maximum(variances, 0.0)) @ directions.T, within)
+
+
+def covariance(rows: np.ndarray) -> np.ndarray:
+    """(dim, dim) of (utterances, dim), the population's."""
+    return np.cov(rows, rowvar=False, bias=True)
+
+
+def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
+    """A covariance mixed with a share of the identity times its mean variance.
+
+    >>> shrunk(np.diag([1.0, 3.0]), 0.5).tolist()
+    [[1.5, 0.0], [0.0, 2.5]]
+    """
+    return (1 - share) * matrix + share * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
 
 
 def centring(rows: np.ndarray) -> Transform:
@@ -121,7 +133,7 @@ def centring(rows: np.ndarray) -> Transform:
 
 def whitening(rows: np.ndarray, shrinkage: float) -> Transform:
     """Mean zero and, but for the shrinkage of the covariance, variance one in all directions."""
-    return _mapped(rows, _power(shrunk_covariance(empirical_covariance(rows), shrinkage), -0.5))
+    return _mapped(rows, _power(shrunk(covariance(rows), shrinkage), -0.5))
 
 
 def coral(rows: np.ndarray, others: np.ndarray, shrinkage: float) -> Transform:
@@ -129,22 +141,23 @@ def coral(rows: np.ndarray, others: np.ndarray, shrinkage: float) -> Transform:
 
     Source: Sun et al. 2016, algorithm 1, with the domains exchanged: what is scored is the target.
     """
-    here, there = (shrunk_covariance(empirical_covariance(one), shrinkage) for one in (rows, others))
+    here, there = (shrunk(covariance(one), shrinkage) for one in (rows, others))
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
 def wccn(rows: np.ndarray, labels: np.ndarray, shrinkage: float) -> Transform:
     """Mean zero, unit length, and the covariance within speakers made the identity, but for its shrinkage."""
     first, lengths = _centred_units(rows)
-    within = shrunk_covariance(two_covariances(lengths, labels).within, shrinkage)
+    within = shrunk(two_covariances(lengths, labels).within, shrinkage)
     return Transform((first, *_mapped(lengths, _power(within, -0.5)).maps))
 
 
 def lda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int) -> Transform:
     """Mean zero, unit length, and the `dim` directions that tell speakers apart best."""
     first, lengths = _centred_units(rows)
-    found = LinearDiscriminantAnalysis(solver="eigen", shrinkage=shrinkage).fit(lengths, labels)
-    return Transform((first, *_mapped(lengths, found.scalings_[:, :dim].T).maps))
+    found = two_covariances(lengths, labels)
+    (matrix, _), _ = Covariances(found.mean, found.between, shrunk(found.within, shrinkage)).plda(dim)
+    return Transform((first, *_mapped(lengths, matrix).maps))
 
 
 def plda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int | None = None) -> Transform:

@@ -270,9 +270,10 @@ class KaldiFbank(MelFrontEnd):
 
     def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
         """The utterances' mean energies, `energy_floor_db` down, (batch, 1, 1); of (batch, frames, mels)."""
-        count = energies.shape[1] if lengths is None else self.num_frames(lengths).to(energies.device)
+        count: int | Tensor = energies.shape[1]
         if lengths is not None:
-            energies = energies * valid_frames(count, energies.shape[1]).unsqueeze(2)
+            count = frames = self.num_frames(lengths).to(energies.device)
+            energies = energies * valid_frames(frames, energies.shape[1]).unsqueeze(2)
         # In float64, so that an utterance in a longer batch has the same sum.
         mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
         return (10 ** (-self.options.energy_floor_db / 10) * mean).float().reshape(-1, 1, 1)

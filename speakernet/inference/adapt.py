@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.model_selection import GroupKFold
 
 from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError
@@ -226,15 +225,15 @@ def cross_validated(rows: np.ndarray, who: Labels, fitter: Fitter) -> tuple[floa
     errors, kept = [], []
     for draw in range(NUM_DRAWS):
         random = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw)
-        folds = GroupKFold(NUM_FOLDS, shuffle=True, random_state=int(random.integers(1 << 31)))
+        speakers, number = np.unique(who.speakers, return_inverse=True)
+        fold = (random.permutation(len(speakers)) % NUM_FOLDS)[number]
         scores, labels, pairs = [], [], []
-        for fitted, left in folds.split(rows, groups=who.speakers):
-            transform = fitter(rows[fitted], who.speakers[fitted])
-            shuffled = random.permutation(left)
-            rank = [
-                int((who.speakers[shuffled[:place]] == who.speakers[one]).sum()) for place, one in enumerate(shuffled)
-            ]
-            chosen = np.sort(shuffled[np.array(rank) < MOST_EACH])
+        for part in range(NUM_FOLDS):
+            transform = fitter(rows[fold != part], who.speakers[fold != part])
+            shuffled = random.permutation(np.flatnonzero(fold == part))
+            order = who.speakers[shuffled]
+            rank = np.array([np.count_nonzero(order[:place] == one) for place, one in enumerate(order)])
+            chosen = np.sort(shuffled[rank < MOST_EACH])
             units = transform.apply(rows[chosen])
             enrol, test = np.triu_indices(len(chosen), 1)
             first, second = who.take(chosen[enrol]), who.take(chosen[test])
@@ -419,9 +418,9 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
     sessions = {one: number for number, one in enumerate(sorted(set(by_name.values())))}
     if len(speakers) < 2:
         raise ValueError(f"{labels}: all recordings are of one speaker, {next(iter(speakers))}; expected several")
-    has_sessions = any(session for _, session in by_name.values())
+    has_sessions = len(sessions) > len(speakers)
     if not has_sessions:
-        notes.append("sessions are not known: pairs from one session make the error rates below optimistic")
+        notes.append("nobody is known to have several sessions: pairs of one session make these figures optimistic")
     unknown = ("", "")
     pairs = [by_name.get(name, unknown) for name in names]
     return Labels(

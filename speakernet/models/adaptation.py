@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-COSINE, PLDA = "cosine", "plda"
-"""How adapted embeddings are compared."""
 ADAPTATION_PREFIX = "adaptation."
 """Of its tensors in a model file."""
 EPSILON = 1e-12
@@ -39,7 +37,7 @@ class Adaptation(nn.Module):
         self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
         self.dim = int(sizes[-1][1])
         """Numbers in an adapted embedding."""
-        if spec["score"] == PLDA:
+        if spec["score"] == "plda":
             # Variances between speakers, where those within are 1, and the weights of the length that PLDA sets to 1.
             self.register_buffer("between", torch.ones(self.dim))
             self.register_buffer("weights", torch.ones(self.dim))

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
-from speakernet.models.adaptation import ADAPTATION_PREFIX, COSINE, PLDA
+from speakernet.models.adaptation import ADAPTATION_PREFIX
 from speakernet.models.speaker_net import (
     SPEC_AUGMENT_PREFIX,
     SpeakerNet,
@@ -341,12 +341,13 @@ Fit: Any = create_model(
 )
 Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
 Size = Annotated[int, Ge(1), Le(MOST_VALUES)]
+Score: Any = Literal["cosine", "plda"]
 AdaptationEntry: Any = create_model(
     "AdaptationEntry",
     __config__=CHECKS,
     name=(str, ...),
     maps=(Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MOST_MAPS)], ...),
-    score=(Literal[COSINE, PLDA], ...),
+    score=(Score, ...),
 )
 Summary: Any = create_model("Summary", __config__=CHECKS, chosen_by=(dict[str, Any] | None, None))
 Entries = create_model(

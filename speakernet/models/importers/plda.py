@@ -18,7 +18,7 @@ from speakernet.files import open_regular, reading
 BINARY, START, END = b"\0B", b"<Plda>", b"</Plda>"
 HDF5 = b"\x89HDF\r\n\x1a\n"
 EXPECTED = "Kaldi's PLDA, vector or matrix, binary or text, or wespeaker's PLDA as HDF5"
-TYPES = {b"F": np.dtype("<f4"), b"D": np.dtype("<f8")}
+TYPES: dict[bytes, np.dtype] = {b"F": np.dtype("<f4"), b"D": np.dtype("<f8")}
 MOST_BYTES = 1 << 30
 """A PLDA of 2,000 dimensions in float64 is 32 MB."""
 
