@@ -1,0 +1,180 @@
+"""Back ends of the target domain, each against its definition or an implementation of its own."""
+
+import struct
+
+import numpy as np
+import pytest
+from scipy.linalg import sqrtm
+from scipy.stats import multivariate_normal
+from sklearn.covariance import shrunk_covariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from speakernet.checkpoint import CheckpointError
+from speakernet.evaluation import adaptation
+from speakernet.evaluation.adaptation import Covariances, Transform, two_covariances
+from speakernet.inference.adapt import imported
+from speakernet.models.importers.plda import read_array, read_plda
+
+DIM, SPEAKERS, EACH = 6, 40, 8
+RANDOM = np.random.default_rng(30)
+LABELS = np.repeat(np.arange(SPEAKERS), EACH)
+VOICES = RANDOM.standard_normal((SPEAKERS, DIM)) @ np.diag([3, 2, 1.5, 1, 0.5, 0.2])
+ROWS = 5 + VOICES[LABELS] + RANDOM.standard_normal((len(LABELS), DIM)) @ (np.eye(DIM) + 0.4)
+OTHERS = RANDOM.standard_normal((300, DIM)) @ np.triu(np.ones((DIM, DIM)))
+
+
+def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
+    """The maps one after the other, without the last unit length."""
+    for number, (matrix, offset) in enumerate(transform.maps):
+        rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True) if number else rows) @ matrix.T + offset
+    return rows
+
+
+def test_statistics_by_hand() -> None:
+    rows = np.array([[0.0], [2.0], [5.0], [9.0]])
+    found = two_covariances(rows, np.array([3, 3, 8, 8]))
+    # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees; variance of the means 18 less 5 / 2.
+    assert (found.mean[0], found.within[0, 0], found.between[0, 0]) == pytest.approx((4, 5, 15.5))
+    # Means that are closer than their error give no negative variance.
+    assert two_covariances(rows, np.array([0, 1, 1, 0])).between[0, 0] == pytest.approx(0)
+    np.testing.assert_allclose(adaptation.shrunk(np.cov(ROWS.T), 0.3), shrunk_covariance(np.cov(ROWS.T), 0.3))
+
+
+def test_linear_maps_do_what_their_names_say() -> None:
+    white = mapped(adaptation.whitening(ROWS, 0.0), ROWS)
+    np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(DIM), atol=1e-9)
+    np.testing.assert_allclose(mapped(adaptation.centring(ROWS), ROWS).mean(axis=0), 0, atol=1e-9)
+    coloured = mapped(adaptation.coral(ROWS, OTHERS, 0.0), ROWS)
+    np.testing.assert_allclose(
+        np.cov(coloured.T), np.cov(OTHERS.T) * len(ROWS) / (len(ROWS) - 1) * 299 / 300, rtol=1e-6
+    )
+    within = two_covariances(mapped(adaptation.wccn(ROWS, LABELS, 0.0), ROWS), LABELS).within
+    np.testing.assert_allclose(within, np.eye(DIM), atol=1e-9)
+    # A direction without any variance is no division by zero.
+    flat = ROWS * np.array([1, 1, 1, 1, 1, 0])
+    assert np.isfinite(mapped(adaptation.whitening(flat, 0.0), flat)).all()
+
+
+def test_lda_is_that_of_scikit_learn() -> None:
+    ours = adaptation.lda(ROWS, LABELS, 0.0, 2).maps[1][0]
+    units = ROWS - ROWS.mean(axis=0)
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    theirs = LinearDiscriminantAnalysis(solver="eigen").fit(units, LABELS).scalings_[:, :2].T
+    cosines = (ours * theirs).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    # Ours leaves out variances between speakers that come out negative.
+    np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [None, 3])
+def test_plda_is_the_ratio_of_two_normal_densities(dim: int | None) -> None:
+    covariances = two_covariances(ROWS, LABELS).shrunk(0.2)
+    (matrix, offset), plda = covariances.plda(dim)
+    np.testing.assert_allclose(matrix @ covariances.within @ matrix.T, np.eye(dim or DIM), atol=1e-9)
+    np.testing.assert_allclose(matrix @ covariances.between @ matrix.T, np.diag(plda.between), atol=1e-9)
+    rows = ROWS[:12] @ matrix.T + offset
+    enrol, test = np.triu_indices(12, 1)
+    found = plda.trial_scores(rows.astype(np.float32), enrol, test)
+    scaled = rows * np.sqrt(rows.shape[1] / (rows**2 / (1 + plda.between)).sum(axis=1, keepdims=True))
+    between, total = np.diag(plda.between), np.diag(plda.between + 1)
+    joint = multivariate_normal(cov=np.block([[total, between], [between, total]]))
+    alone = multivariate_normal(cov=total)
+    expected = [joint.logpdf(np.r_[scaled[a], scaled[b]]) for a, b in zip(enrol, test, strict=True)]
+    expected -= alone.logpdf(scaled[enrol]) + alone.logpdf(scaled[test])
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(plda.scores(rows, rows)[enrol, test], expected, rtol=1e-9)
+
+
+def test_adapted_covariances() -> None:
+    ours, theirs = two_covariances(ROWS, LABELS), Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
+    mixed = ours.interpolated(theirs, 0.25)
+    np.testing.assert_allclose(mixed.within, 0.75 * ours.within + 0.5 * np.eye(DIM))
+    np.testing.assert_array_equal(mixed.mean, ours.mean)
+    # Where the total covariance is the identity, the variance in excess of 1 is shared.
+    found = theirs.adapted(OTHERS, 0.7, 0.3)
+    root = np.real(sqrtm(theirs.between + theirs.within))
+    variances, directions = np.linalg.eigh(np.linalg.inv(root) @ np.cov(OTHERS.T) @ np.linalg.inv(root))
+    excess = root @ (directions * np.maximum(variances - 1, 0)) @ directions.T @ root
+    np.testing.assert_allclose(found.between, theirs.between + 0.7 * excess)
+    np.testing.assert_allclose(found.within, theirs.within + 0.3 * excess)
+
+
+def reference(rows, plda, *, is_kaldi):
+    """Scores of all pairs as the toolkits define them: p(test | enrolment) / p(test), in a loop."""
+    transform, offset, psi = plda
+    rows = [transform @ row * 1.0 + offset for row in np.sqrt(DIM) * rows / np.linalg.norm(rows, axis=1, keepdims=True)]
+    lengths = [np.sqrt(len(psi) / ((row**2 / (psi + 1)).sum() if is_kaldi else (row**2).sum())) for row in rows]
+    rows = [row * length for row, length in zip(rows, lengths, strict=True)]
+
+    def ratio(enrol, test):
+        given = multivariate_normal(psi / (psi + 1) * enrol, np.diag(1 + psi / (psi + 1)))
+        return given.logpdf(test) - multivariate_normal(np.zeros(len(psi)), np.diag(1 + psi)).logpdf(test)
+
+    return np.array([[ratio(one, other) for other in rows] for one in rows])
+
+
+def kaldi_text(*arrays):
+    rows = [
+        " [ " + " ".join(map(repr, a.tolist())) + " ]\n"
+        if a.ndim == 1
+        else " [\n  " + "\n  ".join(" ".join(map(repr, row)) for row in a.tolist()) + " ]\n"
+        for a in arrays
+    ]
+    return "".join(rows).encode()
+
+
+def kaldi_binary(*arrays):
+    def one(a):
+        sizes = b"".join(b"\4" + struct.pack("<i", size) for size in a.shape)
+        return (b"DV " if a.ndim == 1 else b"DM ") + sizes + a.astype("<f8").tobytes()
+
+    return b"".join(map(one, arrays))
+
+
+@pytest.mark.parametrize("kind", ["text", "binary", "hdf5"])
+def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> None:
+    mean, transform, psi = RANDOM.standard_normal(DIM), RANDOM.standard_normal((DIM, DIM)), RANDOM.uniform(0, 5, DIM)
+    path, offset = tmp_path / "plda", -transform @ mean
+    if kind == "hdf5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            for name, value in {"mu": mean, "transform": transform, "psi": psi, "offset": offset}.items():
+                file.create_dataset(name, data=value, compression="gzip", fletcher32=True)
+    elif kind == "text":
+        path.write_bytes(b"<Plda> " + kaldi_text(mean, transform, psi) + b"</Plda> ")
+    else:
+        path.write_bytes(b"\0B<Plda> " + kaldi_binary(mean, transform, psi) + b"</Plda> ")
+    expected = reference(ROWS[:8] - ROWS.mean(axis=0), (transform, offset, psi), is_kaldi=kind != "hdf5")
+    found = imported(ROWS, path, None, None)
+    units = found.apply(ROWS[:8])
+    np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
+    # Behind Kaldi's own mean and a transform with an offset, too.
+    lda, centre = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)], RANDOM.standard_normal(9)
+    (tmp_path / "lda").write_bytes(b"\0B" + kaldi_binary(lda))
+    (tmp_path / "mean").write_bytes(kaldi_text(centre))
+    rows = RANDOM.standard_normal((8, 9))
+    expected = reference((rows - centre) @ lda[:, :9].T + lda[:, 9], (transform, offset, psi), is_kaldi=kind != "hdf5")
+    found = imported(rows, path, tmp_path / "mean", tmp_path / "lda")
+    units = found.apply(rows)
+    np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="its embeddings"):
+        imported(ROWS[:, :4], path, None, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0B<Plda> DV \4\xff\xff\xff\x7f",
+        b"\0B<Plda> CM \4\1\0\0\0",
+        b"<Plda> [ 1 2 ]\n [\n 1 0\n 0 1 ]\n [ 1 nan ]\n</Plda>",
+        b"<Plda> [ 1 2 ]\n [\n 1 0\n 0 1 ]\n [ 1 -1 ]\n</Plda>",
+        b"<Plda> [ 1 2 3 ]\n [\n 1 0\n 0 1 ]\n [ 1 1 ]\n</Plda>",
+        b"\x80\x04\x95 a pickle",
+        b"\x89HDF\r\n\x1a\n broken",
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, content) -> None:
+    (tmp_path / "plda").write_bytes(content)
+    for read in (read_plda, read_array):
+        with pytest.raises(CheckpointError, match="plda"):
+            read(tmp_path / "plda")

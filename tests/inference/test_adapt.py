@@ -1,0 +1,197 @@
+"""`speakernet adapt`: the commands that use an adapted file, what is written, and what is refused."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import speakernet
+from speakernet.assembly.evaluation import run_evaluation
+from speakernet.assembly.inputs import Inputs
+from speakernet.checkpoint import read_checkpoint
+from speakernet.cli import main
+from speakernet.config import load_config
+from speakernet.data.audio import read_audio, write_audio
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.scoring import Plda
+from speakernet.inference.adapt import AS_IT_IS, Labels, adapt, cross_validated
+from speakernet.inference.people import StoreError
+from tests.tiny_recipe import write_recipe
+
+PUBLISHED = Path("/work/notes/paired/campplus.pt")
+
+
+@pytest.fixture(scope="module")
+def adapted(voices, uncalibrated, tmp_path_factory):
+    """Method -> an adapted copy of the small model."""
+    folder = tmp_path_factory.mktemp("adapted")
+    before = uncalibrated.read_bytes()
+    for method in ("whitening", "plda"):
+        labels = "folders" if method == "plda" else None
+        found = adapt(uncalibrated, [voices], labels=labels, out=folder / f"{method}.pt", method=method, device="cpu")
+        assert found.path == folder / f"{method}.pt" and found.method.startswith(method)
+    assert uncalibrated.read_bytes() == before
+    return folder
+
+
+def test_the_network_gives_adapted_embeddings(voices, uncalibrated, adapted):
+    files = sorted(map(str, voices.glob("s*/*.wav")))
+    plain, white = (speakernet.load(one, "cpu").embed(files) for one in (uncalibrated, adapted / "whitening.pt"))
+    centred = plain - plain.mean(axis=0)
+    covariance = np.cov(plain.T, bias=True)
+    shrunk = 0.3 * covariance + 0.7 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    variances, directions = np.linalg.eigh(shrunk)
+    np.testing.assert_allclose(white, centred @ (directions / np.sqrt(variances)) @ directions.T, atol=1e-4)
+
+
+def test_every_command_uses_it(voices, uncalibrated, adapted, tmp_path, capsys):
+    model, a, b, c = adapted / "plda.pt", *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
+    verifier, store = speakernet.load(model, "cpu"), tmp_path / "people.db"
+    assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
+    assert {one["backend"]["score"] for one in verifier.contents["thresholds"]} == {"plda"}
+    same, other = (verifier.verify(a, one).score for one in (b, c))
+    expected = verifier.plda.scores(*(verifier.embed(one) for one in (a, b)))[0, 0]
+    assert same == pytest.approx(expected, rel=1e-5) and same > other
+    given = ["--model", str(model), "--device", "cpu"]
+    assert main(["verify", a, b, *given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(same, abs=1e-4)
+    for speaker in (0, 1, 2):
+        assert main(["enroll", f"V{speaker}", str(voices / f"s0{speaker}/0.wav"), *given, "--store", str(store)]) == 0
+    capsys.readouterr()
+    assert main(["identify", a, *given, "--store", str(store)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("V0")
+    # Another adaptation is another model.
+    with pytest.raises(StoreError, match="another model"):
+        speakernet.load(adapted / "whitening.pt", "cpu").people(store)
+    assert main(["embed", a, *given, "--out", str(tmp_path / "e.npz")]) == 0
+    assert np.load(tmp_path / "e.npz")["embeddings"].shape[1] == verifier.embedding_dim
+    assert main(["info", str(model)]) == 0 and "training adaptation" in capsys.readouterr().out
+    trials = ["--trials", str(voices / "trials.txt"), "--out", str(tmp_path / "calibrated.pt")]
+    assert main(["calibrate", *given, *trials]) == 0
+    again = ["calibrate", "--model", str(tmp_path / "calibrated.pt"), "--store", str(store)]
+    assert main([*again, "--out", str(tmp_path / "c.pt"), "--cohort", str(voices / "s05")]) == 1
+    assert main(["export", str(model), "--out", str(tmp_path / "m.onnx"), "--speech", a, b]) == 0
+    onnx = pytest.importorskip("onnx")
+    facts = json.loads(onnx.load(tmp_path / "m.onnx").metadata_props[0].value)
+    assert facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist()) and facts["thresholds"]
+
+
+@pytest.mark.parametrize("method", ["whitening", "plda"])
+def test_evaluation_scores_as_verify_does(tiny_corpus, adapted, tmp_path, method):
+    short = {"evaluation": {"eval_frames": 0, "bootstrap_samples": 0, "subtract_mean": True}}
+    path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", short)
+    config = load_config(["--config", str(path)]).config
+    found = run_evaluation(config, Inputs(config, torch.device("cpu")), adapted / f"{method}.pt")
+    verifier, names = speakernet.load(adapted / f"{method}.pt", "cpu"), list(found.trials.names)
+    for row in (0, len(found.scores) - 1):
+        pair = [str(tiny_corpus / names[side[row]]) for side in (found.trials.enrol, found.trials.test)]
+        assert found.scores[row] == pytest.approx(verifier.compare(*map(verifier.embed, pair)), rel=1e-3, abs=1e-3)
+    assert found.results.backend["adaptation"] == verifier.contents["adaptation"]["name"]
+
+
+def test_the_choice_is_by_speakers_that_were_left_out(voices, uncalibrated, tmp_path, capsys):
+    # A table with sessions, embeddings of `embed`, and trials to compare on.
+    names = [f"s{speaker:02d}/{number}.wav" for speaker in range(12) for number in range(5)]
+    with (tmp_path / "who.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        rows = [[voices / one, one[:3], one[4]] for one in names]
+        writer.writerows([["path", "speaker", "session"], *rows[:-1]])
+    arguments = ["--model", str(uncalibrated), "--device", "cpu"]
+    assert main(["embed", str(voices), *arguments, "--out", str(tmp_path / "e.npz")]) == 0
+    labels = ["--labels", str(tmp_path / "who.csv"), "--method", "wccn", "--out", str(tmp_path / "a.pt")]
+    trials = ["--trials", str(voices / "trials.txt")]
+    assert main(["adapt", *arguments, "--recordings", str(tmp_path / "e.npz"), *labels, *trials]) == 0
+    out = capsys.readouterr().out
+    for words in ("wccn 0.3", AS_IT_IS, "1 recordings have no label", "optimistic", "interval", "threshold"):
+        assert words in out
+    summary = read_checkpoint(tmp_path / "a.pt")["training_summary"]
+    assert summary["licence"] == "MIT" and summary["adaptation"]["recordings"] == 59
+
+
+def test_cross_validation_compares_strangers_across_sessions():
+    random = np.random.default_rng(0)
+    who = Labels(np.repeat(np.arange(20), 4), np.repeat(np.arange(40), 2))
+    rows = random.standard_normal((80, 5))
+    fitted_on = []
+
+    def fitter(some, speakers):
+        fitted_on.append(set(speakers.tolist()))
+        return speakernet.evaluation.adaptation.centring(some)
+
+    error, (trials, scores) = cross_validated(rows, who, fitter)
+    assert len(fitted_on) == 15 and all(len(one) == 16 for one in fitted_on)
+    first, second = who.take(trials.enrol), who.take(trials.test)
+    assert (trials.labels == (first.speakers == second.speakers)).all() and (first.sessions != second.sessions).all()
+    # Four pairs across the two sessions of each speaker.
+    assert trials.labels.sum() == 80 and abs(error - eer(scores, trials.labels)) < 15
+
+
+def test_a_narrow_band_gets_a_floor(voices, tmp_path):
+    from speakernet.checkpoint import write_checkpoint
+    from speakernet.models.model_file import model_file_contents
+    from speakernet.models.speaker_net import SpeakerNet
+
+    net = SpeakerNet.named(
+        "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}, front_end="fbank"
+    )
+    write_checkpoint(tmp_path / "m.pt", model_file_contents(net, loss_normalizes=True))
+    before = speakernet.load(tmp_path / "m.pt", "cpu").fingerprint
+    for name in sorted(voices.glob("s0[0-7]/*.wav")):
+        (tmp_path / "calls" / name.parent.name).mkdir(parents=True, exist_ok=True)
+        write_audio(tmp_path / "calls" / name.parent.name / name.name, read_audio(name, sample_rate=8000), 8000)
+    found = adapt(tmp_path / "m.pt", [tmp_path / "calls"], method="mean", device="cpu")
+    assert found.path == tmp_path / "m.adapted.pt" and "upper band" in found.notes[0]
+    model = speakernet.load(found.path, "cpu")
+    assert model.contents["front_end"]["options"]["energy_floor_db"] > 0 and model.fingerprint != before
+    # One by one or in a batch, a recording has the same embedding.
+    files = sorted(map(str, (tmp_path / "calls").glob("*/*.wav")))[:3]
+    np.testing.assert_allclose(model.embed(files)[:1], model.embed(files[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    {
+        "one recording": "1 usable recordings",
+        "silence": "silent",
+        "one speaker": "one speaker",
+        "few speakers": "3 of 3 speakers",
+        "labels of others": "names none",
+        "embeddings of another model": "another model",
+        "adapted already": "adapted already",
+        "the model itself": "the model itself",
+        "no labels": "--labels",
+        "coral alone": "--out-of-domain",
+    }.items(),
+)
+def test_what_cannot_be_adapted(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
+    calls, out, options, model = tmp_path / "calls", tmp_path / "new.pt", [], uncalibrated
+    copied = {"one recording": ["s00/0"], "one speaker": [f"s00/{n}" for n in range(5)]}
+    for name in copied.get(case, [f"s0{speaker}/{n}" for speaker in range(3) for n in range(5)]):
+        for copy in range(1 if case == "one recording" else 5):
+            target = calls / name.split("/")[0] / f"{name[-1]}_{copy}.wav"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(voices / f"{name}.wav", target)
+            if case == "silence":
+                write_audio(target, np.zeros(16000, np.float32), 16000)
+    if case in ("one speaker", "few speakers"):
+        options = ["--labels", "folders"]
+    if case == "labels of others":
+        (tmp_path / "list.txt").write_text("anna anna/1.wav\n")
+        options = ["--labels", str(tmp_path / "list.txt")]
+    if case == "embeddings of another model":
+        calls = tmp_path / "e.npz"
+        np.savez(calls, names=np.array(["a"]), embeddings=np.zeros((1, 11), np.float32), fingerprint=np.array("other"))
+    if case == "adapted already":
+        model = adapted / "plda.pt"
+    options += {"no labels": ["--method", "wccn"], "coral alone": ["--method", "coral"]}.get(case, [])
+    out = model if case == "the model itself" else out
+    before = model.read_bytes()
+    given = ["--model", str(model), "--recordings", str(calls), "--out", str(out), "--device", "cpu"]
+    assert main(["adapt", *given, *options]) == 1
+    error = capsys.readouterr().err.strip()
+    assert words in error and "Traceback" not in error
+    assert model.read_bytes() == before and sorted(tmp_path.glob("*.pt*")) == []
