@@ -37,7 +37,7 @@ from speakernet.evaluation.embedding import Embedder, EmbeddingNet, modes_of, re
 from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, mean_of_whole_utterances, speaker_means
+from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, speaker_means, verifying_backend
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import sha256_of
@@ -297,7 +297,7 @@ class _Scoring:
             logger.info("%s: %s", trials.source, sentence)
         self.measured |= fit.changes(self.contents)
         # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
-        verifying = Backend(WHOLE, mean=mean_of_whole_utterances(self.contents)).describe(WHOLE)
+        verifying = verifying_backend(self.contents).describe(WHOLE)
         if self.after_training and (described, measures) != (verifying, SCORE_ONLY):
             found, _ = fit_for_verifying(embedder, self.contents, trials, source, section.calibration_prior)
             self.measured |= found.changes(self.contents)

@@ -21,7 +21,7 @@ from speakernet.evaluation.figures import figures, why_no_error_rate
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS
-from speakernet.evaluation.scoring import WHOLE, Backend, mean_of_whole_utterances
+from speakernet.evaluation.scoring import Backend, verifying_backend
 from speakernet.evaluation.slices import signal_to_noise_ratios, worse_side
 from speakernet.evaluation.speakers import Speakers
 
@@ -129,6 +129,6 @@ def fit_for_verifying(
     if reason := why_no_error_rate(trials):
         # Before hours of embedding, not after.
         raise ValueError(f"cannot calibrate: {reason}")
-    backend = Backend(WHOLE, mean=mean_of_whole_utterances(contents))
+    backend = verifying_backend(contents)
     scores = score_trials(whole, backend, trials, source).scores
     return fit_scores(trials, scores, prior, backend.describe(whole.options)), scores

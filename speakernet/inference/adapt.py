@@ -49,7 +49,7 @@ NUM_FOLDS, NUM_DRAWS = 5, 3
 """Of the cross-validation: parts of the speakers, and random divisions whose error rates are averaged."""
 MOST_EACH = 12
 """Recordings of a speaker that are compared in the cross-validation: nobody may outweigh all others."""
-ENERGY_FLOOR_DB = 40.0
+ENERGY_FLOOR_DB = 20.0
 """See `frontend.energy_floor_db`: chosen on telephone calls (docs/decisions.md)."""
 SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
 """Shares that are tried: of the identity in a covariance, and of the other domain's covariances."""
@@ -84,6 +84,32 @@ class Domain(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """A back end with what it was fitted on."""
+
+    name: str
+    transform: Transform
+    rows: np.ndarray
+    labels: np.ndarray | None = None
+    tried: dict[str, float] = field(default_factory=dict)
+    """Method -> EER in percent, if there was a choice."""
+    scored: tuple[TrialList, np.ndarray] | None = None
+    """Trials of speakers that were left out of the fit, and their scores."""
+
+
+@dataclass(frozen=True)
+class ForeignFiles:
+    """A PLDA of another toolkit with what comes before it."""
+
+    plda: str | Path
+    """Of Kaldi (binary or text) or wespeaker (HDF5)."""
+    mean: str | Path | None = None
+    """Kaldi's vector that is subtracted first; the mean of the recordings without one."""
+    transform: str | Path | None = None
+    """Kaldi's matrix that follows, such as an LDA."""
+
+
+@dataclass(frozen=True)
 class Adapted:
     """What `adapt` wrote, and how it was chosen."""
 
@@ -109,9 +135,7 @@ def adapt(
     out: str | Path | None = None,
     method: str = "auto",
     out_of_domain: str | Path | None = None,
-    plda: str | Path | None = None,
-    mean: str | Path | None = None,
-    transform: str | Path | None = None,
+    foreign: ForeignFiles | None = None,
     trials: str | Path | None = None,
     audio: str | Path | None = None,
     device: str = "auto",
@@ -127,9 +151,7 @@ def adapt(
         method: one of ADAPTATIONS; auto: with labels the best by cross-validation, else whitening, or the mean alone if
             the recordings are few.
         out_of_domain: a folder of other labelled recordings (a folder a speaker), for coral and an adapted plda.
-        plda: a PLDA of Kaldi or wespeaker to import.
-        mean: Kaldi's vector that is subtracted before; the recordings' own by default.
-        transform: Kaldi's matrix that is applied before the PLDA, such as an LDA.
+        foreign: a PLDA of another toolkit, used in place of a method of our own.
         trials: a labelled list, to compare both models on.
         audio: the folder of its audio; beside the list by default.
         device: where the network runs.
@@ -151,43 +173,47 @@ def adapt(
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
     notes: list[str] = []
-    domain = _embedded(verifier, [str(one) for one in recordings], labels, notes)
-    own, who = domain.rows.astype(np.float64), domain.who
-    others = _others(verifier, domain.net, out_of_domain)
-    if method == "coral" and others is None:
-        raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
-    tried: dict[str, float] = {}
-    scored: tuple[TrialList, np.ndarray] | None = None
-    if plda is not None:
-        name, found = f"plda of {Path(plda).name}", imported(own, plda, mean, transform)
-    elif who is None:
-        name, fitter = _unlabelled(method, own, others)
-        found = fitter(own, np.empty(0))
+    domain = _embedded(verifier, [str(one) for one in recordings], labels, notes, needs_floor=foreign is None)
+    if foreign is None:
+        chosen = _chosen(verifier, domain, method, out_of_domain)
     else:
-        known = np.flatnonzero(who.speakers >= 0)
-        own, plain, who = own[known], domain.plain[known].astype(np.float64), who.take(known)
-        fitters = _labelled(method, own, who, others)
-        mean_before = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
-        unchanged = Transform(((np.eye(verifier.embedding_dim), -mean_before),))
-        tried[AS_IT_IS], _ = cross_validated(plain, who, lambda *_: unchanged)
-        pairs = {}
-        for name, fitter in fitters.items():
-            tried[name], pairs[name] = cross_validated(own, who, fitter)
-        name = min(fitters, key=tried.__getitem__)
-        if method == "auto" and tried[name] >= tried[AS_IT_IS]:
-            raise ValueError(f"nothing is better than the model as it is: {in_words(tried)}; nothing was written")
-        found, scored = fitters[name](own, who.speakers), pairs[name]
-    num_speakers = 0 if who is None else len(np.unique(who.speakers))
-    facts = {"method": name, "recordings": len(own), "speakers": num_speakers, "eer_percent": tried}
-    contents = _contents(verifier, domain.net, found, name, facts)
+        chosen = Chosen(f"plda of {Path(foreign.plda).name}", imported(domain.rows, foreign), domain.rows)
+    num_speakers = 0 if chosen.labels is None else len(np.unique(chosen.labels))
+    num_recordings = len(chosen.rows)
+    facts = {"method": chosen.name, "recordings": num_recordings, "speakers": num_speakers, "eer_percent": chosen.tried}
+    contents = _contents(verifier, domain.net, chosen.transform, facts)
     fit = None
-    if scored is not None:
+    if chosen.scored is not None:
         backend = verifying_backend(contents).describe(WHOLE)
-        fit = fit_scores(*scored, default_of(EvaluationOptions, "calibration_prior"), backend)
+        fit = fit_scores(*chosen.scored, default_of(EvaluationOptions, "calibration_prior"), backend)
         contents |= fit.changes(contents)
     compared = [] if given is None else _compared(verifier, contents, given, audio, domain.names, notes)
     write_checkpoint(target, contents)
-    return Adapted(target, name, len(own), num_speakers, tried, fit, notes, compared)
+    return Adapted(target, chosen.name, num_recordings, num_speakers, chosen.tried, fit, notes, compared)
+
+
+def _chosen(verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None) -> "Chosen":
+    """The back end for the domain's recordings: the best of those that can be tried, or the usual one."""
+    own, who, others = domain.rows, domain.who, None
+    if out_of_domain is not None:
+        others = _others(verifier, domain.net, out_of_domain)
+    elif method == "coral":
+        raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
+    if who is None:
+        name, fitter = _unlabelled(method, own, others)
+        return Chosen(name, fitter(own, np.empty(0)), own)
+    known = np.flatnonzero(who.speakers >= 0)
+    own, who = own[known], who.take(known)
+    fitters = _labelled(method, own, who, others)
+    mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
+    unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),))
+    tried, scored = {AS_IT_IS: cross_validated(domain.plain[known], who, lambda *_: unchanged)[0]}, {}
+    for name, fitter in fitters.items():
+        tried[name], scored[name] = cross_validated(own, who, fitter)
+    name = min(fitters, key=tried.__getitem__)
+    if method == "auto" and tried[name] >= tried[AS_IT_IS]:
+        raise ValueError(f"nothing is better than the model as it is: {in_words(tried)}; nothing was written")
+    return Chosen(name, fitters[name](own, who.speakers), own, who.speakers, tried, scored[name])
 
 
 def in_words(tried: Mapping[str, float]) -> str:
@@ -195,22 +221,23 @@ def in_words(tried: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1]))
 
 
-def imported(own: np.ndarray, plda: str | Path, mean: str | Path | None, transform: str | Path | None) -> Transform:
+def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     """A PLDA of Kaldi or wespeaker behind the mean, a linear transform if there is one, and unit length.
 
     Kaldi and wespeaker set the length before PLDA to the root of the dimension, as is done here in the last map.
     """
-    foreign, first = read_plda(plda), np.eye(own.shape[1])
-    centre = own.mean(axis=0) if mean is None else read_array(mean).reshape(-1)
+    foreign, first = read_plda(files.plda), np.eye(own.shape[1])
+    centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
     offset = np.zeros(len(first))
-    if transform is not None and (matrix := read_array(transform)).ndim == 2:
+    if files.transform is not None and (matrix := read_array(files.transform)).ndim == 2:
         # Kaldi keeps an offset as a last column.
         first, offset = matrix[:, : len(first)], matrix[:, len(first) :].sum(axis=1)
     dim = len(foreign.between)
     if centre.shape != (own.shape[1],) or first.shape != (dim, own.shape[1]):
         raise ValueError(
-            f"{plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of {first.shape[1]} to "
-            f"{first.shape[0]}; the model gives {own.shape[1]}: import what was made with its embeddings"
+            f"{files.plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
+            f"{first.shape[1]} to {first.shape[0]}; the model gives {own.shape[1]}: import what was made with its "
+            "embeddings"
         )
     weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
     last = foreign.transform * np.sqrt(dim), foreign.offset
@@ -324,8 +351,8 @@ def _interpolated(
 
 
 def _embedded(
-    verifier: SpeakerVerifier, recordings: list[str], labels: str | Path | None, notes: list[str]
-) -> "Domain":
+    verifier: SpeakerVerifier, recordings: list[str], labels: str | Path | None, notes: list[str], *, needs_floor: bool
+) -> Domain:
     """Embed the recordings that can be used, with an energy floor if their upper band is empty."""
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
         kept = read_arrays(recordings[0], "embeddings that `speakernet embed` wrote")
@@ -333,7 +360,7 @@ def _embedded(
             raise ValueError(
                 f"{recordings[0]}: embeddings of another model than {verifier.name}; embed them again with it"
             )
-        names, rows = [str(one) for one in kept["names"]], np.asarray(kept["embeddings"])
+        names, rows = [str(one) for one in kept["names"]], kept["embeddings"].astype(np.float64)
         who = None if labels is None else _labels_of(names, recordings, labels, notes)
         return Domain(verifier.net, rows, rows, who, names)
     source, table = audio_inputs(recordings, verifier.sample_rate)
@@ -361,7 +388,7 @@ def _embedded(
     # Before anything is embedded, not after.
     who = None if labels is None else _labels_of(names, recordings, labels, notes)
     net = verifier.net
-    if 2 * num_narrow > len(usable) and "energy_floor_db" in type(net.front_end.options).model_fields:
+    if needs_floor and 2 * num_narrow > len(usable) and "energy_floor_db" in type(net.front_end.options).model_fields:
         net = _with_floor(net, ENERGY_FLOOR_DB)
         notes.append(
             f"{num_narrow} of {len(usable)} recordings have an empty upper band, as over a telephone: the front end "
@@ -376,11 +403,11 @@ def _embedded(
 def _embed(
     verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
 ) -> np.ndarray:
-    """(utterances, dim), as `SpeakerVerifier.embed` gives them."""
+    """(utterances, dim) float64, as `SpeakerVerifier.embed` gives them."""
     used = folded(net).to(verifier.device)
     options = EvaluationOptions(embedding="whole")
     given: dict[str, Any] = {"device": verifier.device, "description": description, "wrapped_seconds": 0.0}
-    return embed_utterances(used, source, names, options, **given)[:, 0]
+    return embed_utterances(used, source, names, options, **given)[:, 0].astype(np.float64)
 
 
 def _with_floor(net: SpeakerNet, floor_db: float) -> SpeakerNet:
@@ -439,18 +466,14 @@ def _rows_of(labels: str | Path) -> list[tuple[str, str, str]]:
     return [(path, given.speakers[label], "") for path, label in zip(given.paths, given.labels, strict=True)]
 
 
-def _others(verifier: SpeakerVerifier, net: SpeakerNet, folder: str | Path | None) -> Any:
-    """Embeddings and speakers of the other domain's recordings; None without any."""
-    if folder is None:
-        return None
+def _others(verifier: SpeakerVerifier, net: SpeakerNet, folder: str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings and speakers of the other domain's recordings."""
     source, names = audio_inputs([str(folder)], verifier.sample_rate)
     who = _labels_of(list(names), [str(folder)], FOLDERS, [])
-    return _embed(verifier, net, source, names, "other domain").astype(np.float64), who.speakers
+    return _embed(verifier, net, source, names, "other domain"), who.speakers
 
 
-def _contents(
-    verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, method: str, facts: Mapping[str, Any]
-) -> dict[str, Any]:
+def _contents(verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The adapted model file: the network with the maps behind it, no calibration and no mean of its own."""
     twin = copy.deepcopy(net).cpu()
     sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
@@ -464,7 +487,7 @@ def _contents(
         tensors |= {name: torch.from_numpy(value.astype(np.float32)) for name, value in vars(found.plda).items()}
     twin.adaptation.load_state_dict(tensors)
     assert isinstance(twin.adaptation, Adaptation)
-    twin.adaptation.spec["name"] = f"{method} {weights_digest(tensors)[:12]}"
+    twin.adaptation.spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
     summary = {**(verifier.contents.get("training_summary") or {}), "adaptation": dict(facts)}
     return model_file_contents(
         twin, loss_normalizes=bool(verifier.contents.get("loss_normalizes", True)), training_summary=summary
@@ -487,7 +510,7 @@ def _compared(
         notes.append(f"{shared} recordings of {trials.source} were adapted to: its figures are optimistic")
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
-    for net, found in ((verifier.embedding_net, verifier.contents), (adapted.folded, adapted.contents)):
+    for net, found in ((verifier.embedding_net, verifier.contents), (folded(adapted.net), adapted.contents)):
         embedder = Embedder(net, WHOLE, verifier.device)
         scores.append(score_trials(embedder, verifying_backend(found), trials, source).scores)
     draws = default_of(EvaluationOptions, "bootstrap_samples")
