@@ -54,9 +54,12 @@ class Covariances:
     """(dim, dim) of one speaker's embeddings."""
 
     def shrunk(self, shrinkage: float) -> "Covariances":
-        """Both covariances mixed with that share of the identity times their mean variance."""
-        between, within = (shrunk(one, shrinkage) for one in (self.between, self.within))
-        return Covariances(self.mean, between, within)
+        """Both covariances mixed with that share of the identity times their mean variance.
+
+        That between speakers rests on fewer numbers, and is mixed with half of what would be left of it.
+        """
+        between = shrunk(self.between, (1 + shrinkage) / 2)
+        return Covariances(self.mean, between, shrunk(self.within, shrinkage))
 
     def interpolated(self, other: "Covariances", share: float) -> "Covariances":
         """`share` of the other's covariances and the rest of one's own, around one's own mean.
@@ -145,11 +148,17 @@ def coral(rows: np.ndarray, others: np.ndarray, shrinkage: float) -> Transform:
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
-def wccn(rows: np.ndarray, labels: np.ndarray, shrinkage: float) -> Transform:
-    """Mean zero, unit length, and the covariance within speakers made the identity, but for its shrinkage."""
+def wccn(rows: np.ndarray, labels: np.ndarray, shrinkage: float, total: float = 0.0) -> Transform:
+    """Mean zero, unit length, and the covariance within speakers made the identity, but for its shrinkage.
+
+    With few speakers that covariance is uncertain: `total` is the share of the covariance of all embeddings, whatever
+    the speaker, that takes its place, both scaled to the same mean variance.
+    """
     first, lengths = _centred_units(rows)
-    within = shrunk(two_covariances(lengths, labels).within, shrinkage)
-    return Transform((first, *_mapped(lengths, _power(within, -0.5)).maps))
+    within, everything = two_covariances(lengths, labels).within, covariance(lengths)
+    mixed = (1 - total) * within / np.trace(within) + total * everything / np.trace(everything)
+    scale = np.trace(within)
+    return Transform((first, *_mapped(lengths, _power(shrunk(scale * mixed, shrinkage), -0.5)).maps))
 
 
 def lda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int) -> Transform:

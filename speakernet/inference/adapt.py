@@ -53,6 +53,8 @@ ENERGY_FLOOR_DB = 20.0
 """See `frontend.energy_floor_db`: chosen on telephone calls (docs/decisions.md)."""
 SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
 """Shares that are tried: of the identity in a covariance, and of the other domain's covariances."""
+TOTAL_SHARE = 0.4
+"""Share of the covariance of all embeddings in one kind of WCCN."""
 FOLD_STREAM = 9301
 NARROW = "band-limited"
 AS_IT_IS = "the model as it is"
@@ -324,6 +326,7 @@ def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages:
         found |= {
             f"whitening {share}": functools.partial(_whitened, share),
             f"wccn {share}": functools.partial(adaptation.wccn, shrinkage=share),
+            f"wccn {share} total {TOTAL_SHARE}": functools.partial(adaptation.wccn, shrinkage=share, total=TOTAL_SHARE),
             f"plda {share}": functools.partial(adaptation.plda, shrinkage=share),
             f"plda {share} dim {dim}": functools.partial(adaptation.plda, shrinkage=share, dim=dim),
             f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
