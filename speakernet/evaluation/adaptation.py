@@ -1,6 +1,7 @@
 """Back ends fitted on recordings of the target domain: mean, whitening, CORAL, LDA, WCCN and two-covariance PLDA.
 
-Functions of arrays: embeddings and labels in, affine maps (with unit length between them) and PLDA's variances out.
+Functions of arrays: embeddings and labels in, affine maps (with unit length between them) and PLDA's variances out. All
+take labels, also those that need none, so that a choice among them is one call.
 Nothing here reads files; `speakernet.inference.adapt` chooses among them and puts the choice into a model file.
 
 Source: Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, 2016 (CORAL); Hatch, Kajarekar and
@@ -129,17 +130,17 @@ def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
     return (1 - share) * matrix + share * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
 
 
-def centring(rows: np.ndarray) -> Transform:
+def centring(rows: np.ndarray, labels: np.ndarray | None = None) -> Transform:
     """Subtract the mean of the domain's embeddings, (utterances, dim)."""
     return Transform(((np.eye(rows.shape[1]), -rows.mean(axis=0)),))
 
 
-def whitening(rows: np.ndarray, shrinkage: float) -> Transform:
+def whitening(rows: np.ndarray, labels: np.ndarray | None = None, *, shrinkage: float) -> Transform:
     """Mean zero and, but for the shrinkage of the covariance, variance one in all directions."""
     return _mapped(rows, _power(shrunk(covariance(rows), shrinkage), -0.5))
 
 
-def coral(rows: np.ndarray, others: np.ndarray, shrinkage: float) -> Transform:
+def coral(rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float) -> Transform:
     """Give the domain's embeddings the covariance of the others, for which the network was trained.
 
     Source: Sun et al. 2016, algorithm 1, with the domains exchanged: what is scored is the target.
@@ -148,7 +149,7 @@ def coral(rows: np.ndarray, others: np.ndarray, shrinkage: float) -> Transform:
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
-def wccn(rows: np.ndarray, labels: np.ndarray, shrinkage: float, total: float = 0.0) -> Transform:
+def wccn(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float = 0.0) -> Transform:
     """Mean zero, unit length, and the covariance within speakers made the identity, but for its shrinkage.
 
     With few speakers that covariance is uncertain: `total` is the share of the covariance of all embeddings, whatever
@@ -161,7 +162,7 @@ def wccn(rows: np.ndarray, labels: np.ndarray, shrinkage: float, total: float = 
     return Transform((first, *_mapped(lengths, _power(shrunk(scale * mixed, shrinkage), -0.5)).maps))
 
 
-def lda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int) -> Transform:
+def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> Transform:
     """Mean zero, unit length, and the `dim` directions that tell speakers apart best."""
     first, lengths = _centred_units(rows)
     found = two_covariances(lengths, labels)
@@ -169,7 +170,7 @@ def lda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int) -> Tra
     return Transform((first, *_mapped(lengths, matrix).maps))
 
 
-def plda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int | None = None) -> Transform:
+def plda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int | None = None) -> Transform:
     """Mean zero, unit length, and two-covariance PLDA."""
     first, lengths = _centred_units(rows)
     return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage), dim)
@@ -177,9 +178,10 @@ def plda(rows: np.ndarray, labels: np.ndarray, shrinkage: float, dim: int | None
 
 def adapted_plda(
     rows: np.ndarray,
+    labels: np.ndarray | None,
+    *,
     others: np.ndarray,
     other_labels: np.ndarray,
-    labels: np.ndarray | None,
     shrinkage: float,
     share: float = 0.5,
 ) -> Transform:

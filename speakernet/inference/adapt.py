@@ -58,7 +58,8 @@ TOTAL_SHARE = 0.4
 FOLD_STREAM = 9301
 NARROW = "band-limited"
 AS_IT_IS = "the model as it is"
-Fitter = Callable[[np.ndarray, np.ndarray], Transform]
+Fitter = Callable[..., Transform]
+"""Embeddings and labels (None without any) to a back end."""
 
 
 class Labels(NamedTuple):
@@ -175,7 +176,7 @@ def adapt(
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
     notes: list[str] = []
-    domain = _embedded(verifier, [str(one) for one in recordings], labels, notes, needs_floor=foreign is None)
+    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, needs_floor=foreign is None)
     if foreign is None:
         chosen = _chosen(verifier, domain, method, out_of_domain)
     else:
@@ -203,7 +204,7 @@ def _chosen(verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domai
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
     if who is None:
         name, fitter = _unlabelled(method, own, others)
-        return Chosen(name, fitter(own, np.empty(0)), own)
+        return Chosen(name, fitter(own, None), own)
     known = np.flatnonzero(who.speakers >= 0)
     own, who = own[known], who.take(known)
     fitters = _labelled(method, own, who, others)
@@ -296,11 +297,10 @@ def _unlabelled(method: str, own: np.ndarray, others: tuple[np.ndarray, np.ndarr
     if method == "auto":
         # With fewer recordings the covariance is a guess.
         method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
-    if method == "plda":
-        assert others is not None, "checked above"
-        return "plda adapted", lambda rows, _: adaptation.adapted_plda(rows, *others, None, SHRINKAGES[-1])
     found = _fitters(0, others, (SHRINKAGES[-1],))
-    return next((name, fitter) for name, fitter in found.items() if name.split()[0] == method)
+    # Without labels every share means the same: PLDA of the others, given the excess of the domain.
+    wanted = f"plda {SHRINKAGES[-1]} interpolated" if method == "plda" else method
+    return next((name, fitter) for name, fitter in found.items() if name.startswith(wanted))
 
 
 def _labelled(
@@ -321,10 +321,10 @@ def _labelled(
 
 def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages: Sequence[float]) -> dict[str, Fitter]:
     """The methods with the settings that are tried, by their names; `dim` is the most that an LDA can give."""
-    found: dict[str, Fitter] = {"mean": lambda rows, _: adaptation.centring(rows)}
+    found: dict[str, Fitter] = {"mean": adaptation.centring}
     for share in shrinkages:
         found |= {
-            f"whitening {share}": functools.partial(_whitened, share),
+            f"whitening {share}": functools.partial(adaptation.whitening, shrinkage=share),
             f"wccn {share}": functools.partial(adaptation.wccn, shrinkage=share),
             f"wccn {share} total {TOTAL_SHARE}": functools.partial(adaptation.wccn, shrinkage=share, total=TOTAL_SHARE),
             f"plda {share}": functools.partial(adaptation.plda, shrinkage=share),
@@ -332,28 +332,17 @@ def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages:
             f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
         }
         if others is not None:
-            found[f"coral {share}"] = functools.partial(_coral, others[0], share)
-            for mixed in INTERPOLATIONS:
-                name = f"plda {share} interpolated {mixed}"
-                found[name] = functools.partial(_interpolated, others, share, mixed)
+            found[f"coral {share}"] = functools.partial(adaptation.coral, others=others[0], shrinkage=share)
+            theirs = functools.partial(
+                adaptation.adapted_plda, others=others[0], other_labels=others[1], shrinkage=share
+            )
+            found |= {
+                f"plda {share} interpolated {one}": functools.partial(theirs, share=one) for one in INTERPOLATIONS
+            }
     return found
 
 
-def _whitened(shrinkage: float, rows: np.ndarray, _: np.ndarray) -> Transform:
-    return adaptation.whitening(rows, shrinkage)
-
-
-def _coral(others: np.ndarray, shrinkage: float, rows: np.ndarray, _: np.ndarray) -> Transform:
-    return adaptation.coral(rows, others, shrinkage)
-
-
-def _interpolated(
-    others: tuple[np.ndarray, np.ndarray], shrinkage: float, share: float, rows: np.ndarray, labels: np.ndarray
-) -> Transform:
-    return adaptation.adapted_plda(rows, *others, labels, shrinkage, share)
-
-
-def _embedded(
+def embedded(
     verifier: SpeakerVerifier, recordings: list[str], labels: str | Path | None, notes: list[str], *, needs_floor: bool
 ) -> Domain:
     """Embed the recordings that can be used, with an energy floor if their upper band is empty."""
@@ -364,6 +353,7 @@ def _embedded(
                 f"{recordings[0]}: embeddings of another model than {verifier.name}; embed them again with it"
             )
         names, rows = [str(one) for one in kept["names"]], kept["embeddings"].astype(np.float64)
+        _check_enough(len(rows), recordings)
         who = None if labels is None else _labels_of(names, recordings, labels, notes)
         return Domain(verifier.net, rows, rows, who, names)
     source, table = audio_inputs(recordings, verifier.sample_rate)
@@ -377,12 +367,7 @@ def _embedded(
             except AudioError as error:
                 refused.append(str(error).replace("the array", name))
             bar.update(1)
-    if len(usable) < FEWEST_RECORDINGS:
-        why = f" ({len(refused)} cannot be used: {refused[0]})" if refused else ""
-        raise ValueError(
-            f"{len(usable)} usable recordings in {', '.join(recordings)[:200]}{why}; expected {FEWEST_RECORDINGS} or "
-            "more, of many people"
-        )
+    _check_enough(len(usable), recordings, f" ({len(refused)} cannot be used: {refused[0]})" if refused else "")
     if refused:
         more = " …" if len(refused) > MAX_NAMED else ""
         notes.append(f"left out {len(refused)} recordings: {'; '.join(refused[:MAX_NAMED])}{more}")
@@ -401,6 +386,14 @@ def _embedded(
     # What the adapted model is compared with in the cross-validation.
     plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "as it is")
     return Domain(net, rows, plain, who, names)
+
+
+def _check_enough(number: int, recordings: list[str], why: str = "") -> None:
+    if number < FEWEST_RECORDINGS:
+        raise ValueError(
+            f"{number} usable recordings in {', '.join(recordings)[:200]}{why}; expected {FEWEST_RECORDINGS} or more, "
+            "of many people"
+        )
 
 
 def _embed(

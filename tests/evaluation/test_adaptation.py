@@ -41,22 +41,22 @@ def test_statistics_by_hand() -> None:
 
 
 def test_linear_maps_do_what_their_names_say() -> None:
-    white = mapped(adaptation.whitening(ROWS, 0.0), ROWS)
+    white = mapped(adaptation.whitening(ROWS, shrinkage=0.0), ROWS)
     np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(DIM), atol=1e-9)
     np.testing.assert_allclose(mapped(adaptation.centring(ROWS), ROWS).mean(axis=0), 0, atol=1e-9)
-    coloured = mapped(adaptation.coral(ROWS, OTHERS, 0.0), ROWS)
+    coloured = mapped(adaptation.coral(ROWS, others=OTHERS, shrinkage=0.0), ROWS)
     np.testing.assert_allclose(
         np.cov(coloured.T), np.cov(OTHERS.T) * len(ROWS) / (len(ROWS) - 1) * 299 / 300, rtol=1e-6
     )
-    within = two_covariances(mapped(adaptation.wccn(ROWS, LABELS, 0.0), ROWS), LABELS).within
+    within = two_covariances(mapped(adaptation.wccn(ROWS, LABELS, shrinkage=0.0), ROWS), LABELS).within
     np.testing.assert_allclose(within, np.eye(DIM), atol=1e-9)
     # A direction without any variance is no division by zero.
     flat = ROWS * np.array([1, 1, 1, 1, 1, 0])
-    assert np.isfinite(mapped(adaptation.whitening(flat, 0.0), flat)).all()
+    assert np.isfinite(mapped(adaptation.whitening(flat, shrinkage=0.0), flat)).all()
 
 
 def test_lda_is_that_of_scikit_learn() -> None:
-    ours = adaptation.lda(ROWS, LABELS, 0.0, 2).maps[1][0]
+    ours = adaptation.lda(ROWS, LABELS, shrinkage=0.0, dim=2).maps[1][0]
     units = ROWS - ROWS.mean(axis=0)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
     theirs = LinearDiscriminantAnalysis(solver="eigen").fit(units, LABELS).scalings_[:, :2].T
