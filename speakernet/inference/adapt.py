@@ -176,7 +176,7 @@ def adapt(
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
     notes: list[str] = []
-    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, needs_floor=foreign is None)
+    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, foreign is None)
     if foreign is None:
         chosen = _chosen(verifier, domain, method, out_of_domain)
     else:
@@ -343,7 +343,11 @@ def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages:
 
 
 def embedded(
-    verifier: SpeakerVerifier, recordings: list[str], labels: str | Path | None, notes: list[str], *, needs_floor: bool
+    verifier: SpeakerVerifier,
+    recordings: list[str],
+    labels: str | Path | None,
+    notes: list[str],
+    needs_floor: bool = True,
 ) -> Domain:
     """Embed the recordings that can be used, with an energy floor if their upper band is empty."""
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
