@@ -33,7 +33,6 @@ from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.files import check_writable, read_arrays
 from speakernet.inference.recordings import audio_inputs, inspect_recording
 from speakernet.inference.verifier import SpeakerVerifier, load
-from speakernet.models.adaptation import Adaptation
 from speakernet.models.importers.plda import read_array, read_plda
 from speakernet.models.model_file import model_file_contents, model_of
 from speakernet.models.speaker_net import SpeakerNet, folded
@@ -486,8 +485,7 @@ def _contents(verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, fact
     if found.plda is not None:
         tensors |= {name: torch.from_numpy(value.astype(np.float32)) for name, value in vars(found.plda).items()}
     twin.adaptation.load_state_dict(tensors)
-    assert isinstance(twin.adaptation, Adaptation)
-    twin.adaptation.spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
+    twin.adaptation_spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
     summary = {**(verifier.contents.get("training_summary") or {}), "adaptation": dict(facts)}
     return model_file_contents(
         twin, loss_normalizes=bool(verifier.contents.get("loss_normalizes", True)), training_summary=summary

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ADAPTATION_PREFIX = "adaptation."
-"""Of its tensors in a model file."""
 EPSILON = 1e-12
 
 
@@ -33,14 +31,11 @@ class Adaptation(nn.Module):
         sizes = spec["maps"]
         if any(first[1] != second[0] for first, second in itertools.pairwise(sizes)):
             raise ValueError(f"an adaptation of maps {sizes}; expected each to take what the one before gives")
-        self.spec = dict(spec)
         self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
-        self.dim = int(sizes[-1][1])
-        """Numbers in an adapted embedding."""
         if spec["score"] == "plda":
             # Variances between speakers, where those within are 1, and the weights of the length that PLDA sets to 1.
-            self.register_buffer("between", torch.ones(self.dim))
-            self.register_buffer("weights", torch.ones(self.dim))
+            self.register_buffer("between", torch.ones(sizes[-1][1]))
+            self.register_buffer("weights", torch.ones(sizes[-1][1]))
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """(batch, dim) of the network to (batch, dim) adapted, not of unit length."""

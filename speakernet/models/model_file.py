@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
-from speakernet.models.adaptation import ADAPTATION_PREFIX
 from speakernet.models.speaker_net import (
     SPEC_AUGMENT_PREFIX,
     SpeakerNet,
@@ -196,7 +195,7 @@ def load_initial_weights(
             _check_same_architecture(net, contents, path)
             weights, head = network_weights(contents), _saved_head(contents, speakers)
             # It fits the embeddings of the old weights only.
-            left = [name for name in weights if name.startswith(ADAPTATION_PREFIX)]
+            left = [name for name in weights if name.startswith("adaptation.")]
             report.not_loaded = [f"{name} (run `speakernet adapt` again after training)" for name in left]
             weights = {name: value for name, value in weights.items() if name not in left}
         else:

@@ -18,7 +18,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from speakernet.checkpoint import CheckpointError
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
-from speakernet.models.adaptation import Adaptation
 from speakernet.models.layers import ChannelFloor, is_safe_in_channels_last, make_embedding, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import SAMPLE_RATE, create, lookup, options_of
@@ -93,6 +92,7 @@ class SpeakerNet(nn.Module):
         self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
         self.embedding = make_embedding(trunk.embedding_layer, self.pooling.dim, model.embedding_dim)
         self.adaptation: nn.Module = nn.Identity()
+        self.adaptation_spec: dict[str, Any] = {}
 
     @classmethod
     def named(
@@ -216,13 +216,16 @@ class SpeakerNet(nn.Module):
             "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
             "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
-            **({"adaptation": self.adaptation.spec} if isinstance(self.adaptation, Adaptation) else {}),
+            **({"adaptation": self.adaptation_spec} if self.adaptation_spec else {}),
         }
 
     def adapt(self, spec: Mapping[str, Any]) -> None:
         """Put an adaptation of this description, with fresh weights, behind the embedding layer."""
-        self.adaptation = Adaptation(spec)
-        self.embedding_dim = self.adaptation.dim
+        # Late: most networks are as they were trained.
+        from speakernet.models.adaptation import Adaptation
+
+        self.adaptation, self.adaptation_spec = Adaptation(spec), dict(spec)
+        self.embedding_dim = spec["maps"][-1][1]
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> "SpeakerNet":
