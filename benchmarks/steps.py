@@ -146,7 +146,7 @@ def trainer_and_step(config: Config, folder: Path, batch_size: int) -> tuple[Tra
     device = find_device(config.runtime)
     refuse_impossible(config, net, device)
     loader = OneBatchLoader(RandomBatch.of(batch_size, device))
-    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder, device)
+    trainer = build_trainer(config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, device)
     net.train()
     loss.train()
     batches = iter(loader)

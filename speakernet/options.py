@@ -85,12 +85,16 @@ class OptionError(ValueError):
         first = error.errors()[0]
         self.field = str(*first["loc"][:1])
         field = owner.model_fields.get(self.field)
-        if first["type"] == "extra_forbidden":
+        self.found: str
+        inner = first.get("ctx", {}).get("error")
+        if isinstance(inner, OptionError):
+            self.found = f"of {first['loc'][1]}: {inner.field} {inner.found}"
+        elif first["type"] == "extra_forbidden":
             self.found = f"does not exist; {suggestion(self.field, owner.model_fields)}"
         elif field is None:
             self.found = str(first["ctx"]["error"])
         else:
-            value = values[self.field]
+            value = values.get(self.field)
             found = "empty" if value is None else repr(value)
             self.found = f"is {found[:100]}; expected {in_words(field.rebuild_annotation())}"
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
@@ -209,6 +213,9 @@ def in_words(declared: Any) -> str:
         return f"{in_words(arguments[0])} {between}"
     if origin is list:
         return f"a list in brackets of {in_words(arguments[0])}"
+    if origin is dict:
+        fields = ", ".join(typing.get_args(arguments[1])[0].model_fields)
+        return f"names (letters, digits, _ + -) in braces, each with a path or with {{{fields}}}"
     if origin in (typing.Union, types.UnionType, Literal):
         return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
     return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__

@@ -81,7 +81,7 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     net = build_model(config)
     loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder, setup.device)
+    trainer = build_trainer(config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, setup.device)
     net.train()
     loss.train()
     try:

@@ -138,7 +138,7 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
     refuse_impossible(config, net, device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(config, net, loss, loader, dict, Path(folder), device)
+        trainer = build_trainer(config, net, loss, loader, lambda epoch: {}, Path(folder), device)
         net.train()
         loss.train()
         batches = _endless(loader)

@@ -26,14 +26,23 @@ from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import TrialList
-from speakernet.data.sources import AudioCache, AudioSource
+from speakernet.data.sources import AudioCache
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
     SCORE_ONLY,
     AffineCalibration,
     fit_scores,
 )
-from speakernet.evaluation.embedding import Embedder, EmbeddingNet, modes_of, reader_threads, way_of, weights_digest
+from speakernet.evaluation.embedding import (
+    Embedder,
+    EmbeddingNet,
+    Unions,
+    modes_of,
+    one_pass,
+    reader_threads,
+    way_of,
+    weights_digest,
+)
 from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.results import Results
@@ -68,33 +77,47 @@ MAX_DRAWS = 200
 
 def build_validation(
     config: Config, inputs: Inputs, net: EmbeddingNet, is_stopped: Callable[[], bool] = lambda: False
-) -> Callable[[], dict[str, Any]]:
-    """A callable that evaluates the network in its present state on the validation list or a fixed subset of it.
+) -> Callable[[int], dict[str, Any]]:
+    """A callable that evaluates the network, after so many epochs, on the validation list or a fixed subset of it.
 
-    It raises `Stopped` soon after `is_stopped` is true on any rank.
+    The lists of data.test_lists that are due are evaluated with it. It raises `Stopped` soon after `is_stopped` is true
+    on any rank.
     """
-    trials = subset(inputs.validation.trials, config.evaluation.max_trials, config.runtime.seed)
-    if trials.labels is not None and len(np.unique(trials.labels)) < 2:
-        raise ValueError(
-            f"{trials.source}: the {len(trials)} trials that select the best checkpoint need targets and non-targets; "
-            "raise evaluation.max_trials (0: all) or correct the list"
-        )
+    section, intervals = config.evaluation, {name: one.test_interval for name, one in config.data.test_lists.items()}
+    others = inputs.beside(inputs.validation) if intervals else {}
+    embedder = _embedder(config, net, inputs.device, section.validation_precision)
+    embedder = dataclasses.replace(embedder, is_stopped=is_stopped)
     # The mean and the cohort change with the network: training is watched by the plain score, with rough intervals,
     # since many draws take longer than all other figures.
-    affordable = min(VALIDATION_DRAWS, config.evaluation.bootstrap_samples)
-    num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
-    options = config.evaluation.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
-    precision = config.evaluation.validation_precision
-    embedder = dataclasses.replace(_embedder(config, net, inputs.device, precision), is_stopped=is_stopped)
-    backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
-    speakers = speakers_of(trials, config.evaluation.speaker_table)
-    given = embedder, backend, trials, inputs.validation.source, speakers, options
-    checksum = trials.checksum
+    affordable = min(VALIDATION_DRAWS, section.bootstrap_samples)
+    given: dict[str, Any] = {}
+    for name, one in {"": inputs.validation, **others}.items():
+        trials = subset(one.trials, section.max_trials, config.runtime.seed)
+        if trials.labels is not None and len(np.unique(trials.labels)) < 2:
+            raise ValueError(
+                f"{trials.source}: the {len(trials)} trials that are evaluated during training need targets and "
+                "non-targets; raise evaluation.max_trials (0: all) or correct the list"
+            )
+        num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
+        options = section.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
+        backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
+        speakers = speakers_of(trials, section.speaker_table)
+        given[name] = backend, trials, one.source, speakers, options, config.runtime.seed
+    checksum, unions = given[""][1].checksum, Unions()
 
-    def validate() -> dict[str, Any]:
-        results = evaluate(*given, config.runtime.seed).results
+    def validate(epoch: int) -> dict[str, Any]:
+        # An epoch of a list may lie between two evaluations of the run: the list is due at the second.
+        before, steps = epoch - config.training.test_interval, {name: intervals[name] or 1 for name in others}
+        due = {"": given[""], **{name: given[name] for name, step in steps.items() if epoch // step > before // step}}
+        used = embedder
+        if others:
+            lists = [(one[1].names, one[2]) for one in due.values()]
+            used = dataclasses.replace(embedder, embed_with=one_pass(lists, unions))
+        found = {name: evaluate(used, *one).results for name, one in due.items()}
         # Nobody draws the DET band of a validation, and it would make each record ten times as long.
-        return {**dataclasses.replace(results, det_band=None).to_dict(), "trials_checksum": checksum}
+        results = dataclasses.replace(found.pop(""), det_band=None)
+        rows = {name: one.as_row(name) for name, one in found.items()}
+        return {**dataclasses.replace(results, test_lists=rows or None).to_dict(), "trials_checksum": checksum}
 
     return validate
 
@@ -102,50 +125,66 @@ def build_validation(
 def run_evaluation(
     config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
 ) -> Evaluation:
-    """Score the test list with a model file; training data is needed only for what the file lacks."""
+    """Score the test lists with a model file; training data is needed only for what the file lacks."""
     section, seed = config.evaluation, config.runtime.seed
     if section.metadata:
         # What cannot be read is refused before anything slow starts; so is an unknown sweep.
         read_metadata(section.metadata, ())
     sweep = _build_sweep(config) if section.sweep else None
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
-    trials, source = inputs.test.trials, inputs.test.source
-    speakers = speakers_of(trials, config.evaluation.speaker_table)
-    backend = scoring.backend(trials)
-    calibration = scoring.calibration(backend)
-    evaluation = evaluate(scoring.embedder, backend, trials, source, speakers, section, seed, calibration)
-    found: dict[str, Any] = {}
-    if not evaluation.results.why_no_eer:
-        # Every process takes part: embedding is shared.
-        given, draws = (trials, evaluation.scores, speakers), min(MAX_DRAWS, section.bootstrap_samples)
-        found["slices"] = all_slices(
-            *given, source, section, num_threads=reader_threads(section), num_draws=draws, seed=seed
-        )
-        if sweep:
-            unkept = dataclasses.replace(scoring.embedder, stores=())
-
-            def score(degraded: AudioSource) -> np.ndarray:
-                return score_trials(unkept, backend, trials, degraded).scores
-
-            found["sweep"] = sweep(source, score, *given, num_draws=draws, seed=seed)
-    if after_training:
-        if scoring.measured and distributed.is_main():
-            update_model_file(model_path, scoring.measured, backs_up=False)
-            logger.info("written into %s: %s", model_path, ", ".join(scoring.measured))
-        training, table = inputs.training.rows, inputs.training.table
-        hours = float(np.maximum(table.num_samples, 0).sum()) / config.data.sample_rate / 3600
-        named = (("training", training), ("validation", inputs.validation.trials))
-        lists = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
-        found["lists"] = [*(evaluation.results.lists or []), *lists]
-        found["training"] = {
-            "speakers": len(training.speakers),
-            "utterances": len(training),
-            "hours": round(hours, 2),
-        }
-    results = scoring.with_facts(dataclasses.replace(evaluation.results, **found))
-    for warning in results.warnings or []:
-        logger.warning("%s", warning)
-    return dataclasses.replace(evaluation, results=results)
+    lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
+    together = scoring.embedder
+    if len(lists) > 1:
+        shared = one_pass([(one.trials.names, one.source) for one in lists.values()], {})
+        together = dataclasses.replace(together, embed_with=shared)
+    calibration, evaluations = None, {}
+    for name, one in lists.items():
+        trials, source, embedder = one.trials, one.source, together
+        if name and embedder.stores:
+            own = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
+            embedder = dataclasses.replace(embedder, stores=(own, *embedder.stores))
+        scoring.warnings = []
+        speakers = speakers_of(trials, section.speaker_table)
+        backend = scoring.backend(trials)
+        calibration = calibration if name else scoring.calibration(backend)
+        evaluation = evaluate(embedder, backend, trials, source, speakers, section, seed, calibration)
+        found: dict[str, Any] = {}
+        if not evaluation.results.why_no_eer:
+            # Every process takes part: embedding is shared.
+            given, draws = (trials, evaluation.scores, speakers), min(MAX_DRAWS, section.bootstrap_samples)
+            found["slices"] = all_slices(
+                *given, source, section, num_threads=reader_threads(section), num_draws=draws, seed=seed
+            )
+            # Each step embeds the list once more: the reported one is enough.
+            if sweep and not name:
+                unkept = dataclasses.replace(scoring.embedder, stores=())
+                score = functools.partial(score_trials, unkept, backend, trials)
+                found["sweep"] = sweep(
+                    source, lambda audio, score=score: score(audio).scores, *given, num_draws=draws, seed=seed
+                )
+        if after_training:
+            if scoring.measured and not name and distributed.is_main():
+                update_model_file(model_path, scoring.measured, backs_up=False)
+                logger.info("written into %s: %s", model_path, ", ".join(scoring.measured))
+            training, table = inputs.training.rows, inputs.training.table
+            hours = float(np.maximum(table.num_samples, 0).sum()) / config.data.sample_rate / 3600
+            named = (("training", training), ("validation", inputs.validation.trials))
+            read = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
+            found["lists"] = [*(evaluation.results.lists or []), *read]
+            found["training"] = {
+                "speakers": len(training.speakers),
+                "utterances": len(training),
+                "hours": round(hours, 2),
+            }
+        results = scoring.with_facts(dataclasses.replace(evaluation.results, **found), trials)
+        for warning in results.warnings or []:
+            logger.warning("%s%s", f"{name}: " if name else "", warning)
+        evaluations[name] = dataclasses.replace(evaluation, results=results)
+    reported = evaluations.pop("")
+    rows = {name: one.results.as_row(name) for name, one in evaluations.items()}
+    return dataclasses.replace(
+        reported, results=dataclasses.replace(reported.results, test_lists=rows or None), others=evaluations
+    )
 
 
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
@@ -182,6 +221,9 @@ class _Scoring:
         self.measured: dict[str, Any] = {}
         self.contents = ChainMap(self.measured, self.model.contents)
         self.warnings: list[str] = []
+        """Of the list that is being scored."""
+        self.fitted_on = ""
+        """SHA-256 of the list of the calibration."""
         embedder = _embedder(config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision)
         # In 16 bits merged weights would be rounded once more.
         embedder = dataclasses.replace(embedder, net=folded(self.model.net)) if embedder.precision == "no" else embedder
@@ -198,15 +240,13 @@ class _Scoring:
         """How embeddings are scored, with the mean and the cohort that the options ask for."""
         section = self.config.evaluation
         adapted = verifying_backend(self.contents)
-        # An adaptation has its own mean.
-        mean = self._mean() if section.subtract_mean and not adapted.adaptation else None
         is_normalised = bool(self.contents["loss_normalizes"])
         backend = dataclasses.replace(
-            adapted, options=section, is_normalised=is_normalised, mean=mean, device=self.embedder.device
+            adapted, options=section, is_normalised=is_normalised, mean=self._mean, device=self.embedder.device
         )
         if section.score_norm == "none":
             return backend
-        cohort, name, speakers = self._cohort(mean)
+        cohort, name, speakers = self._cohort
         if section.score_norm == "as" and len(cohort) <= section.cohort_size:
             self.warnings.append(
                 f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is {section.cohort_size}: "
@@ -221,8 +261,14 @@ class _Scoring:
             )
         return dataclasses.replace(backend, cohort=cohort, cohort_name=name)
 
-    def _mean(self) -> np.ndarray:
-        """The mean embedding of the training set: from the model file if it was measured in this way, else measured."""
+    @functools.cached_property
+    def _mean(self) -> np.ndarray | None:
+        """The mean embedding of the training set: from the model file if it was measured in this way, else measured.
+
+        None if it is not subtracted; an adaptation has a mean of its own.
+        """
+        if not self.config.evaluation.subtract_mean or self.contents.get("adaptation"):
+            return None
         config, mode = self.config, modes_of(self.embedder.options)[0]
         described = way_of(self.embedder.options.model_copy(update={"embedding": mode}))
         kept, kept_of = self.contents.get("embedding_mean"), self.contents.get("embedding_mean_of")
@@ -242,7 +288,8 @@ class _Scoring:
         self.measured |= {"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described}
         return mean
 
-    def _cohort(self, mean: np.ndarray | None) -> tuple[np.ndarray, str, list[str]]:
+    @functools.cached_property
+    def _cohort(self) -> tuple[np.ndarray, str, list[str]]:
         """The cohort, a member for each speaker; its name and its speakers."""
         section, data = self.config.evaluation, self.config.data
         path = section.cohort_list or data.train_list
@@ -262,13 +309,13 @@ class _Scoring:
             rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
         mode = modes_of(self.embedder.options)[0]
         embeddings, _ = self.embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
-        means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
+        means = speaker_means(mean_embeddings(embeddings, self._mean), members.labels[rows])
         return means, f"{Path(path).name} {members.sha256[:12]}", list(members.speakers)
 
     def calibration(self, backend: Backend) -> AffineCalibration | None:
         """The calibration for this scoring: fitted on calibration_list if one is named, else the model file's."""
         section, data, embedder = self.config.evaluation, self.config.data, self.embedder
-        described, reported = backend.describe(embedder.options), self.inputs.test.trials.sha256
+        described = backend.describe(embedder.options)
         # Reported trials that select no model select no threshold either.
         validates = chosen_by_validation(self.config) or data.validation_list != data.test_list
         if section.calibration_list:
@@ -281,7 +328,7 @@ class _Scoring:
             # The newest first: there may be one of the score alone, and one of quality measures too.
             for kept in reversed((self.contents.get("calibration") or {}).get("fits", [])):
                 if kept["backend"] == described:
-                    self.warnings += [FITTED_ON_REPORTED] if kept.get("list_sha256") == reported else []
+                    self.fitted_on = kept.get("list_sha256") or ""
                     return AffineCalibration.from_dict(kept)
             return None
         trials, source = given.trials, given.source
@@ -292,7 +339,7 @@ class _Scoring:
         measures = (*SCORE_ONLY, *section.quality_measures)
         columns = calibration_inputs(measures, scored, trials, source)
         fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
-        self.warnings += [FITTED_ON_REPORTED] if trials.sha256 == reported else []
+        self.fitted_on = trials.sha256
         for sentence in fit.refused:
             logger.info("%s: %s", trials.source, sentence)
         self.measured |= fit.changes(self.contents)
@@ -303,11 +350,12 @@ class _Scoring:
             self.measured |= found.changes(self.contents)
         return fit.calibration
 
-    def with_facts(self, results: Results) -> Results:
+    def with_facts(self, results: Results, trials: TrialList) -> Results:
         """What is needed to repeat a figure: model, checkpoint, versions, machine, configuration, command."""
         chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
-        sha256 = self.inputs.test.trials.sha256
+        sha256 = trials.sha256
         chosen = [CHOSEN_ON_REPORTED] if sha256 and chosen_by.get("list_sha256") == sha256 else []
+        fitted = [FITTED_ON_REPORTED] if sha256 and self.fitted_on == sha256 else []
         net = self.model.net
         thresholds = self.contents.get("thresholds") or []
         return dataclasses.replace(
@@ -322,7 +370,7 @@ class _Scoring:
             config=self.config.evaluation.model_dump(),
             command=" ".join(sys.argv),
             date=time.strftime("%Y-%m-%d %H:%M"),
-            warnings=[*chosen, *self.warnings, *cautions(results)],
+            warnings=[*chosen, *self.warnings, *fitted, *cautions(results)],
         )
 
 

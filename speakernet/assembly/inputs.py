@@ -80,12 +80,21 @@ class Inputs:
         """The trials that are reported."""
         return self.trial_input(self._data.test_list, self._data.test_path)
 
+    def beside(self, given: TrialInput) -> dict[str, TrialInput]:
+        """The lists of data.test_lists by name, without the given one; optional ones only if they are here."""
+        own = id(given.trials), id(given.source)
+        return {name: one for name, one in self._named.items() if (id(one.trials), id(one.source)) != own}
+
     def checksums(self, *, of_training: bool = True) -> dict[str, str]:
         """Checksums of the test list and its audio, and of the other lists of a training run, by option."""
         found = {
             "data.test_list (SHA-256)": self.test.trials.sha256,
             "the audio of data.test_path": self.test.source.identity,
         }
+        if self._data.test_lists:
+            for name, one in self._named.items():
+                found[f"data.test_lists.{name} (SHA-256)"] = one.trials.sha256
+                found[f"the audio of data.test_lists.{name}"] = one.source.identity
         if not of_training:
             return found
         training, validation = self.training, self.validation
@@ -111,6 +120,22 @@ class Inputs:
         if not path:
             raise ConfigError("no trial list: set data.test_list (--test_list FILE), or data.validation_list")
         return TrialInput(self._once(read_trials, path), self._once(self._open, root or audio_folder_of(path)))
+
+    @functools.cached_property
+    def _named(self) -> dict[str, TrialInput]:
+        """The lists of data.test_lists by name."""
+        found = {}
+        for name, one in self._data.test_lists.items():
+            is_here = not one.optional or (Path(one.list).is_file() and Path(one.path).exists())
+            given = self.trial_input(one.list, one.path) if is_here else None
+            if given is None or (one.optional and len(given.source.missing(given.trials.names))):
+                missing = f"{one.list}, or some of its recordings in {one.path}"
+                logger.warning("data.test_lists: %s is left out, since it is optional and misses %s", name, missing)
+            elif given.trials.labels is None:
+                raise ConfigError(f"data.test_lists: {name} ({one.list}) has no labels; expected targets and others")
+            else:
+                found[name] = given
+        return found
 
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
@@ -171,6 +196,10 @@ def with_default_paths(config: Config) -> Config:
         data.test_list, data.test_path = data.validation_list, data.validation_path
     if not data.validation_list and not data.validation_speakers:
         data.validation_list, data.validation_path = data.test_list, data.test_path
+    data.test_lists = {
+        name: one.model_copy(update={"path": one.path or data.test_path or str(audio_folder_of(one.list))})
+        for name, one in data.test_lists.items()
+    }
     for kind in ("train", "validation", "test"):
         if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
             setattr(data, f"{kind}_path", str(audio_folder_of(path)))

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             "best_epoch": best["epoch"],
             "best_stage": best.get("stage", ""),
         }
-        if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
+        others = inputs.beside(inputs.test) if config.data.test_lists else ()
+        if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder, others)):
             return TrainingOutcome(summary, None, run_folder)
         # Held as while training: a start removes half-written files of a killed run, and none of a running one.
         with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
@@ -130,6 +132,9 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             results = dataclasses.replace(evaluation.results, performance=performance)
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
+                # The run's own come last: when they are there, it is finished.
+                for name, one in evaluation.others.items():
+                    write_evaluation(evaluation_folder(run_folder, name), one)
                 write_evaluation(run_folder, evaluation)
                 # Late: tensorboard takes a second, and scoring does not need it.
                 from speakernet.training.tensorboard import add_test_results
@@ -169,11 +174,12 @@ def _train_first_stage(
         return loss, trainer.train()
 
 
-def _is_reported(run_folder: Path) -> bool:
-    """Whether there are results, scores and a report that are newer than the last checkpoint and the best model."""
+def _is_reported(run_folder: Path, others: Iterable[str]) -> bool:
+    """Whether there are results, scores and reports that are newer than the last checkpoint and the best model."""
     trained = [run_folder / BEST, run_folder / LAST, run_folder / SECOND_STAGE / LAST]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
-    written = [run_folder / name for name in EVALUATION_FILES]
+    folders = [run_folder, *(evaluation_folder(run_folder, name) for name in others)]
+    written = [folder / name for folder in folders for name in EVALUATION_FILES]
     return all(file.exists() and file.stat().st_mtime_ns >= latest for file in written)
 
 
@@ -196,6 +202,9 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
+    if distributed.is_main():
+        for name, one in evaluation.others.items():
+            write_evaluation(evaluation_folder(run_folder, name), one)
     written = write_evaluation(folder, evaluation) if distributed.is_main() else []
     return evaluation, [folder / name for name in written]
 
@@ -203,7 +212,8 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
 def _comparable(config: Config) -> dict[str, Any]:
     """What must be the same on all ranks: every option except paths, which may differ between machines."""
     # Lists are compared by their content, once they are read.
-    places = ("_path", "_list", "_corpus", "speaker_table", "initial_model")
+    places = ("_path", "_list", "test_lists", "_corpus", "speaker_table", "initial_model")
+    lists = [(name, one.test_interval) for name, one in config.data.test_lists.items()]
     options = {
         f"{section}.{name}": value
         for section, fields in config.model_dump().items()
@@ -211,7 +221,7 @@ def _comparable(config: Config) -> dict[str, Any]:
         if not name.endswith(places)
     }
     versions = {"the version of speakernet": speakernet.__version__, "the version of torch": str(torch.__version__)}
-    return options | versions
+    return options | versions | {"data.test_lists": lists}
 
 
 def check_options(config: Config) -> list[Finding]:
@@ -255,7 +265,9 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
     if inputs.validation.trials.labels is None:
         raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint")
     # Often both are the same list.
-    trial_lists = {(id(one.trials), id(one.source)): one for one in (inputs.validation, inputs.test)}.values()
+    both = inputs.validation, inputs.test
+    others = inputs.beside(inputs.test).values() if data.test_lists else ()
+    trial_lists = {(id(one.trials), id(one.source)): one for one in (*both, *others)}.values()
     findings = quick_check(
         train_list=inputs.training.rows,
         train_source=inputs.training.source,

@@ -45,7 +45,8 @@ from speakernet.training.step import TrainingStep
 
 logger = logging.getLogger(__name__)
 
-Validate = Callable[[], Mapping[str, Any]]
+Validate = Callable[[int], Mapping[str, Any]]
+"""Figures of the network as it is after so many epochs."""
 
 FEWEST_SPEAKERS = 20_000
 """From which `loss.sharded: auto` shards: below, a head takes little memory, and its gradients travel with the rest."""

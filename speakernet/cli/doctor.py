@@ -80,6 +80,9 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         for path, root in ((data.validation_list, data.validation_path), (data.test_list, data.test_path))
         if path
     }
+    # Optional ones are looked at when training starts.
+    required = [one for one in data.test_lists.values() if not one.optional]
+    lists |= {(Path(one.list), Path(one.path or data.test_path or audio_folder_of(one.list))) for one in required}
     return CheckRequest(
         train_list=Path(data.train_list) if data.train_list else None,
         train_root=Path(data.train_path or audio_folder_of(data.train_list)) if data.train_list else None,

@@ -41,7 +41,7 @@ from speakernet.config.schema import (
     problems,
     split_key,
 )
-from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, yaml_nodes, yaml_value
+from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, yaml_nodes, yaml_value
 from speakernet.options import OptionError, Options, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
@@ -179,6 +179,8 @@ def save_config(config: Config, path: Path) -> None:
         owner = type(getattr(config, section))
         paths = [name for name, value in fields.items() if value and is_input(owner, name)]
         fields |= {name: str(Path(fields[name]).absolute()) for name in paths}
+    for one in values["data"]["test_lists"].values():
+        one |= {name: str(Path(one[name]).absolute()) for name in ("list", "path") if one[name]}
     with atomic_write(path) as file:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 
@@ -243,7 +245,10 @@ def _read_text(setting: Setting) -> Any:
     if not isinstance(setting.value, str) or not setting.value.startswith(("[", "{")):
         return None if setting.value in ("null", "~") else setting.value
     try:
-        return read_yaml(setting.value, setting.where)
+        node = yaml_nodes(setting.value, setting.where)
+        if isinstance(node, yaml.MappingNode):
+            _pairs(node, setting.where)
+        return yaml_value(node, setting.where)
     except FileError as error:
         raise ConfigError(str(error)) from error
 
@@ -304,6 +309,10 @@ def _read_file(path: Path) -> list[Setting]:
         for key, node, where in _pairs(root, path) if root else ():
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
             pairs = [(f"{key}.{child}", below, at) for child, below, at in children] or [(key, node, where)]
+            for _, value, _ in pairs:
+                # A key that is given twice is refused below too.
+                if isinstance(value, yaml.MappingNode):
+                    _pairs(value, path)
             settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
     except (OSError, UnicodeDecodeError, FileError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
@@ -314,7 +323,7 @@ def _read_file(path: Path) -> list[Setting]:
     return settings
 
 
-def _pairs(mapping: yaml.MappingNode, path: Path) -> list[tuple[str, yaml.Node, str]]:
+def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.Node, str]]:
     pairs: dict[str, tuple[str, yaml.Node, str]] = {}
     for key_node, value_node in mapping.value:
         key, where = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
@@ -341,6 +350,14 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
     """An input that does not exist in the working directory, but does beside the file that names it."""
     section, option = split_key(setting.key)
     owner = SECTIONS.get(section, Options)
+    if setting.key == "data.test_lists" and isinstance(setting.value, dict):
+        # A path alone, or with options of its own: each of them is an input like test_list and test_path.
+        found: dict[Any, Any] = {}
+        for name, given in setting.value.items():
+            inputs = given if isinstance(given, dict) else {"list": given}
+            settings = {key: setting._replace(key=f"data.test_{key}", value=one) for key, one in inputs.items()}
+            found[name] = {key: _found_beside(one, file).value for key, one in settings.items()}
+        return setting._replace(value=found)
     if setting.value and option in owner.model_fields and is_input(owner, option):
         beside = file.parent / str(setting.value)
         # A name that is too long is refused with the other values.

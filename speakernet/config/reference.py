@@ -156,7 +156,7 @@ def rows(holder: str) -> list[Row]:
 def _default(key: str, value: Any) -> str:
     if key in CHOICES:
         return f"those of the {CHOICES[key].kind}"
-    return "empty" if value in ("", None, []) else str(value).lower() if isinstance(value, bool) else str(value)
+    return "empty" if value in ("", None, [], {}) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def reference() -> str:

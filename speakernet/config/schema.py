@@ -130,6 +130,10 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
             except OptionError as error:
                 error.field = f"{holder}.{error.field}"
                 raise
+    data = made["data"]
+    if data.test_lists and not data.test_list:
+        first = next(iter(data.test_lists.values()))
+        data.test_list, data.test_path = first.list, first.path or data.test_path
     return Config(**made)
 
 

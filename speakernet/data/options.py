@@ -1,13 +1,16 @@
 """The options of lists, samplers and loaders, and of where audio is kept. No torch is imported here."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from speakernet.options import (
     SAMPLE_RATE,
     Count,
+    CountOrZero,
     Frames,
     FramesOrZero,
     Gigabytes,
@@ -19,6 +22,25 @@ from speakernet.options import (
 )
 
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
+ListName = Annotated[str, StringConstraints(pattern=r"^\w[\w+-]{0,99}$")]
+"""Of letters, digits and `_ + -`: it is a folder, and a part of the names of columns."""
+
+
+class NamedListOptions(Options):
+    """One of several trial lists."""
+
+    list: Annotated[InputPath, MinLen(1)]
+    """The trials, labelled."""
+    path: InputPath = ""
+    """As test_path; empty: test_path, else the folder of the list."""
+    test_interval: CountOrZero = 0
+    """Epochs between its evaluations, which are some of the run's (training.test_interval); 0: all of them."""
+    optional: bool = False
+    """Leave the list out, with a warning, while its file or any of its recordings is missing."""
+
+
+def _as_options(value: Any) -> Any:
+    return {"list": value} if isinstance(value, str) else value
 
 
 class DataOptions(Options):
@@ -39,6 +61,9 @@ class DataOptions(Options):
     """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
     test_path: InputPath = ""
     """As train_path, of test_list."""
+    test_lists: dict[ListName, Annotated[NamedListOptions, BeforeValidator(_as_options)]] = Field(default={})
+    """More lists that are evaluated during training and reported, each with a column of its own and under eval/<name>.
+    Without test_list the first one is it."""
     synthetic_corpus: InputPath = ""
     """Folder of the synthetic corpus, which is made on first use."""
     sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
@@ -87,12 +112,17 @@ class DataOptions(Options):
     """Limit of GPU memory for corpus, noise and RIRs together; 0: half of what training leaves free."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Bounds that leave nothing, and two kinds of validation."""
+        """Bounds that leave nothing, two kinds of validation, and lists with one folder."""
         if self.validation_speakers and self.validation_list:
             found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
             yield "validation_speakers", f"{found}; give one of the two"
         if self.validation_speakers == 1:
             yield "validation_speakers", "1; expected 0, or two speakers or more"
+        stem = Path(self.test_list).stem.casefold()
+        own = {name.casefold() for name, one in self.test_lists.items() if one.list != self.test_list}
+        if stem in own or len({name.casefold() for name in self.test_lists}) < len(self.test_lists):
+            found = f"{', '.join(self.test_lists)} beside test_list: {self.test_list}"
+            yield "test_lists", f"{found}; expected names of their own, whatever the case, and other than the list's"
         if self.max_seconds and self.max_seconds < self.min_seconds:
             yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
         if 0 < self.crop_frames_max < self.crop_frames:

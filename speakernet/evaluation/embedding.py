@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import StringTable, numbers
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.options import EvaluationOptions, Mode
@@ -42,6 +42,8 @@ from speakernet.terminal import MAX_NAMED, Bar
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Unions = dict[tuple[int, ...], tuple[StringTable, dict[int, np.ndarray]]]
+"""Identities of lists of names -> all their names once, and the rows of each list's names among them."""
 
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
@@ -385,6 +387,8 @@ class Embedder:
     model_digest: str = ""
     """Identifies the network's weights."""
     is_stopped: Callable[[], bool] = lambda: False
+    embed_with: Callable[..., np.ndarray] | None = None
+    """In place of `embed_utterances`, such as `one_pass` of several lists."""
 
     def embed(self, names: StringTable, source: AudioSource, mode: Mode, list_name: str) -> tuple[np.ndarray, bool]:
         """Embeddings (utterances, crops, dim) in one mode, and whether they were read from a store."""
@@ -403,10 +407,43 @@ class Embedder:
         description = f"embedding {list_name.replace('_', ' ')}"
         # Whole utterances have as many lengths as there are utterances.
         with many_shapes() if mode == "whole" else contextlib.nullcontext():
-            embeddings = embed_utterances(self.net, source, names, options, description=description, **how)
+            embed = self.embed_with or embed_utterances
+            embeddings = embed(self.net, source, names, options, description=description, **how)
         if self.stores and distributed.is_main():
             save_embeddings(self.stores[0] / path, key, names, embeddings)
         return embeddings, False
+
+
+def one_pass(lists: Iterable[tuple[StringTable, AudioSource]], unions: Unions) -> Callable[..., np.ndarray]:
+    """`embed_utterances` for several lists: the first that asks is embedded with the utterances of those after it.
+
+    So each utterance of lists over the same audio is embedded once. Names of no list are embedded as ever. Keep
+    `unions`, empty at first, for the next pass: the headers of a union's audio are then read once.
+    """
+    given = list(lists)
+    made: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
+
+    def embed(
+        net: EmbeddingNet, source: AudioSource, names: StringTable, options: EvaluationOptions, **how: Any
+    ) -> np.ndarray:
+        key = id(source), options.embedding
+        if key not in made or id(names) not in made[key][0]:
+            same = [one for one, its in given if its is source]
+            place = next((place for place, one in enumerate(same) if one is names), len(same))
+            wanted = same[place:]
+            if len(wanted) < 2:
+                return embed_utterances(net, source, names, options, **how)
+            union = tuple(map(id, wanted))
+            if union not in unions:
+                known = numbers()
+                rows = {id(one): np.array([known[name] for name in one.raws()]) for one in wanted}
+                unions[union] = StringTable.from_bytes(known), rows
+            table, rows = unions[union]
+            made[key] = rows, embed_utterances(net, source, table, options, **how)
+        rows, embeddings = made[key]
+        return embeddings[rows[id(names)]]
+
+    return embed
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:

@@ -74,7 +74,11 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
         f"{path}: no {SCORES} of {Path(trials.source).stem}; {path}/{EVALUATIONS} holds {names}; score the list with "
         "--eval, or name the folder of one of them"
     )
-    for candidate in (own, named, *(found if len(found) == 1 else ())):
+    # Of a list with a name of its own, the results know which it was.
+    known = ((one, read_results(one.with_name(RESULTS))) for one in found if len(found) > 1)
+    digests = ((one, {row.get("sha256") for row in (read.lists if read else None) or []}) for one, read in known)
+    others = (one for one, sha256 in digests if trials.sha256 and trials.sha256 in sha256)
+    for candidate in itertools.chain((own, named), found if len(found) == 1 else others):
         if candidate.is_file():
             try:
                 return candidate, scores_for(trials, candidate)
@@ -284,6 +288,8 @@ class Evaluation:
     speakers: Speakers | None = None
     durations: np.ndarray | None = None
     """Seconds of each utterance, (utterances,), if there was audio."""
+    others: Mapping[str, "Evaluation"] = field(default_factory=dict)
+    """Of the other test lists, by name."""
 
     @property
     def decisions(self) -> Decisions | None:
@@ -294,7 +300,8 @@ class Evaluation:
 
     def lines(self, digits: int = 2) -> list[str]:
         """The headline and, without error rates, the decisions; for a terminal."""
-        return [headline_sentence(self.results, digits), *(self.decisions.lines() if self.decisions else ())]
+        others = [f"{name}: {headline_sentence(one.results, digits)}" for name, one in self.others.items()]
+        return [headline_sentence(self.results, digits), *others, *(self.decisions.lines() if self.decisions else ())]
 
 
 @dataclass(frozen=True)
@@ -486,6 +493,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
             if isinstance(record, dict):
                 # What is drawn; the kind and the interval are no numbers.
                 kinds: dict[str, Any] = {"kind": str, "eer_interval_percent": list, "second_stage_from": ()}
+                kinds |= {"test_lists": dict}
                 usable = (key for key, one in record.items() if isinstance(one, kinds.get(key, int | float)))
                 records.append({key: record[key] for key in usable if key in kinds or is_number(record[key])})
     return records

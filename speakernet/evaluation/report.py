@@ -49,11 +49,11 @@ from speakernet.evaluation.metrics import (
     pooled_llrs,
 )
 from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
-from speakernet.evaluation.results import FEW_TARGETS, Results, SweepResult, headline, threshold_text
+from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, SweepResult, headline, threshold_text
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
 from speakernet.options import default_of
-from speakernet.run_folder import DECISIONS, EVALUATION_FILES, METRICS, PLOTS, REPORT, RESULTS, SCORES
+from speakernet.run_folder import DECISIONS, EVALUATION_FILES, EVALUATIONS, METRICS, PLOTS, REPORT, RESULTS, SCORES
 from speakernet.terminal import counted, duration
 
 logger = logging.getLogger(__name__)
@@ -267,7 +267,23 @@ def _result(run: RunData) -> Section:
     more = [(name, getattr(results, key), form) for name, key, form in MORE_FIGURES]
     rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
     table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
-    return {"is_in_halves": True, "tiles": tiles, "cards": [{"heading": "All figures", "table": table}, of_list]}
+    cards = [{"heading": "All figures", "table": table}, of_list]
+    if results.test_lists:
+        cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
+    return {"is_in_halves": True, "tiles": tiles, "cards": cards}
+
+
+def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
+    """A column for each test list: the reported one, then those whose own pages are under eval/."""
+    columns, cells = {name: reported.as_row(name), **others}, []
+    for one in columns.values():
+        figures = headline(Results(0, None, one.eer_percent, one.eer_interval_percent, one.min_dcf or {}))
+        column = {one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "") for one in figures}
+        cells.append({**column, "trials": f"{one.num_trials or 0:,}", "targets": f"{one.num_targets or 0:,}"})
+    rows = [[key, *(column.get(key, MISSING) for column in cells)] for key in dict.fromkeys(itertools.chain(*cells))]
+    table = {"header": ["", *columns], "rows": rows}
+    note = f"In brackets: the 95 % interval. The pages of {', '.join(others)} are in {EVALUATIONS}/ of the run folder."
+    return {"heading": "Test lists", "note": note, "table": table, "is_wide": True}
 
 
 def _list_sentence(run: RunData) -> str:
@@ -422,6 +438,13 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
                 series[run.name] = (x, scale * np.array([one[key] for one in records]))
                 begin, after = records[-1].get("second_stage_from"), f" of {run.name}" if len(runs) > 1 else ""
                 note += f" After {where} {begin[where]}{after}: the large-margin stage." if begin else ""
+                # Each test list has a curve of its own, of the evaluations that it had a part in.
+                listed = [(one.get(where, 0), one.get("test_lists", {})) for one in records if key == "eer_percent"]
+                for name in dict.fromkeys(itertools.chain(*(lists for _, lists in listed))):
+                    found = ((at, lists.get(name)) for at, lists in listed)
+                    points = [(at, one[key]) for at, one in found if isinstance(one, dict) and is_number(one.get(key))]
+                    if points:
+                        series[f"{run.name}, {name}"] = tuple(np.array(points, float).T)
             rows = [(one.get("epoch", 0), *one.get("eer_interval_percent", ())) for one in records]
             rows = [one for one in rows if key == "eer_percent" and len(one) == 3 and all(map(is_number, one))]
             if rows:

@@ -141,6 +141,8 @@ class Results:
     seconds: float | None = None
     slices: list[SliceResult] | None = None
     sweep: list[SweepResult] | None = None
+    test_lists: dict[str, GroupResult] | None = None
+    """Figures of the other test lists, by name; each has results of its own under eval/<name>."""
     calibration: AffineFit | None = None
     """Of fused or calibrated score files."""
     model: dict[str, Any] | None = None
@@ -174,7 +176,14 @@ class Results:
             values["min_dcf_interval"] = {name: list(one or NO_INTERVAL) for name, one in self.min_dcf_interval.items()}
         for name in {"slices", "sweep"} & values.keys():
             values[name] = [{**vars(one), "rows": [_plain(row) for row in one.rows]} for one in values[name]]
+        if self.test_lists:
+            values["test_lists"] = {name: _plain(one) for name, one in self.test_lists.items()}
         return values
+
+    def as_row(self, label: str) -> GroupResult:
+        """The figures of the list in a row of a table."""
+        figures = self.eer_percent, self.eer_interval_percent, self.why_no_eer, self.num_trials, self.num_targets
+        return GroupResult(label, *figures, self.min_dcf)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Results":

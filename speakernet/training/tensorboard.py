@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # Beside these, results hold counts, checksums and times, which are not curves of quality.
 TEST_FIGURES = (
     *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf"),
-    "performance",
+    *("test_lists", "performance"),
 )
 FLUSH_SECONDS = 5
 """A killed run loses no more than this."""

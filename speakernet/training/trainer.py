@@ -94,7 +94,7 @@ class Trainer:
         self,
         step: TrainingStep,
         loader: Loader,
-        validate: Callable[[], Mapping[str, Any]],
+        validate: Callable[[int], Mapping[str, Any]],
         learning_rate: LearningRateSchedule,
         margin: MarginSchedule | None,
         options: TrainingOptions,
@@ -302,7 +302,7 @@ class Trainer:
         with self._training_paused(of_average):
             begin = time.perf_counter()
             # What follows from the figures is decided by those of one rank.
-            metrics = distributed.broadcast_object(dict(self.validate()))
+            metrics = distributed.broadcast_object(dict(self.validate(state.epoch)))
             seconds = time.perf_counter() - begin
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
             checksum = int(metrics.get("trials_checksum", 0))
@@ -327,9 +327,11 @@ class Trainer:
         best, self._evaluation_seconds = state.best_eer_percent, seconds
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
+        lists = metrics.get("test_lists", {}).items()
+        others = "".join(f", {name} {one['eer_percent']:.2f} %" for name, one in lists)
         logger.info(
-            "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%), %.1f s",
-            *(state.epoch, self._of_stage, note and f" ({note})", eer, best, seconds),
+            "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%)%s, %.1f s",
+            *(state.epoch, self._of_stage, note and f" ({note})", eer, best, others, seconds),
         )
         return eer
 

@@ -43,6 +43,7 @@ class Evaluated:
 
     results: Results = dataclasses.field(default_factory=Results)
     speakers: Any = None
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @pytest.fixture(autouse=True)

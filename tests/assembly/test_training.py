@@ -38,7 +38,8 @@ def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options)
     loader = build_training_loader(config, Inputs(config, CPU))
     net, loss = training.build_model(config), training.build_loss(config, loader.num_classes)
     training.refuse_impossible(config, net, CPU)
-    return training.build_trainer(config, net, loss, loader, lambda: validate(net), folder, CPU, **options), net, loss
+    given = config, net, loss, loader, lambda epoch: validate(net)
+    return training.build_trainer(*given, folder, CPU, **options), net, loss
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,11 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
     parts = (config, net, loss, Inputs(config, CPU))
-    train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
+    train_large_margin_stage(*parts, lambda epoch: {"eer_percent": 5.0}, tmp_path, 3)
     assert "epoch 1 of the large-margin stage: loss" in caplog.text and "best.pt before 10.00 %: kept" in caplog.text
     better = (tmp_path / "best.pt").read_bytes()
 
-    train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
+    train_large_margin_stage(*parts, lambda epoch: {"eer_percent": 5.0}, tmp_path, 3)
     assert "EER 5.00 %; best.pt is its model already" in caplog.text
     assert "--training.large_margin_epochs 11" in caplog.text
     longer = tiny_config(tiny_corpus, training={"max_epochs": 2, **more})
@@ -153,7 +154,7 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_
     assert (tmp_path / "best.pt").read_bytes() != better
     # The first stage has continued: its margin stage starts over, and the old one is kept.
     old = (tmp_path / "large_margin" / "best.pt").read_bytes()
-    anew = train_large_margin_stage(*parts, lambda: {"eer_percent": 9.0}, tmp_path, 9)
+    anew = train_large_margin_stage(*parts, lambda epoch: {"eer_percent": 9.0}, tmp_path, 9)
     assert anew["performance"]["steps"] > 0 and loss.margin == longest.training.large_margin
     assert (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == old
 

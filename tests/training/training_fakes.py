@@ -193,7 +193,7 @@ def make_trainer(
     return Trainer(
         make_step(net, loss, moves, compiler=Compiler(net, compiles), max_grad_norm=settings.max_grad_norm),
         loader,
-        validate or eer_in_turn,
+        lambda epoch: (validate or eer_in_turn)(),
         LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=epochs),
         MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
         settings,

@@ -1,0 +1,164 @@
+"""Several test lists in one run: a column and a folder for each, every utterance embedded once, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.cli import main
+from speakernet.config import load_config
+from speakernet.data.lists import read_trials
+from speakernet.data.opening import open_source
+from speakernet.evaluation.embedding import Embedder, one_pass
+from speakernet.evaluation.files import find_scores
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.training.tensorboard import scalars
+from tests.tiny_recipe import write_recipe
+
+SHORT = {"training": {"max_epochs": 2, "test_interval": 1}, "evaluation": {"eval_frames": 60, "bootstrap_samples": 20}}
+
+
+@pytest.fixture(scope="module")
+def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with parts of the trial list: without a speaker each, without labels, with targets alone."""
+    folder = tmp_path_factory.mktemp("lists")
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
+    (folder / "easy.txt").write_text("".join(line for line in lines if "spk13" not in line))
+    (folder / "hard.txt").write_text("".join(line for line in lines if "spk08" not in line))
+    (folder / "pairs.txt").write_text("".join(line[2:] for line in lines))
+    (folder / "targets.txt").write_text("".join(line for line in lines if line[0] == "1"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two epochs; its first list is the reported one, the last two are not there."""
+    named = {
+        "O": str(tiny_corpus / "trials.txt"),
+        "E": {"list": str(lists / "easy.txt"), "test_interval": 2},
+        "H": str(lists / "hard.txt"),
+        "gone": {"list": "nowhere.txt", "optional": True},
+        "silent": {"list": str(lists / "easy.txt"), "path": str(lists), "optional": True},
+    }
+    folder = tmp_path_factory.mktemp("finished")
+    data = {"data": {"test_list": "", "test_lists": named}}
+    recipe = write_recipe(folder / "run.yaml", tiny_corpus, folder / "run", SHORT, data)
+    assert main(["train", "--config", str(recipe)]) == 0
+    return folder / "run"
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def scores_of(folder: Path) -> list[float]:
+    return [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
+
+
+def columns_of(run: Path) -> dict[int, dict[str, Any]]:
+    """Epoch -> list -> figures."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {one["epoch"]: one["test_lists"] for one in records if one["kind"] == "evaluation"}
+
+
+class Counting:
+    """A network that counts what it embeds."""
+
+    sample_rate, min_samples, count = 16000, 400, 0
+
+    def embed(self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int) -> torch.Tensor:
+        self.count += len(waveforms)
+        return waveforms[:, 1000:1004].clone()
+
+
+def test_an_utterance_of_several_lists_is_embedded_once(tiny_corpus: Path, lists: Path) -> None:
+    source, options, net, unions = open_source(tiny_corpus), EvaluationOptions(eval_frames=0), Counting(), {}
+    one, two, other = (read_trials(lists / f"{name}.txt").names for name in ("easy", "hard", "targets"))
+    for _ in range(2):
+        net.count = 0
+        embedder = Embedder(net, options, embed_with=one_pass([(one, source), (two, source)], unions))
+        found = [embedder.embed(names, source, "whole", "")[0] for names in (one, two)]
+        assert net.count == len({*one, *two}) == 18 < len(one) + len(two) and len(unions) == 1
+    for names, embeddings in ((one, found[0]), (two, found[1])):
+        assert np.array_equal(embeddings, Embedder(net, options).embed(names, source, "whole", "")[0])
+    net.count = 0
+    embedder.embed(other, source, "whole", "")
+    assert net.count == len(other), "what is none of the lists is embedded by itself"
+
+
+def test_a_column_and_a_folder_for_each_list(run: Path, lists: Path) -> None:
+    columns, results, log = columns_of(run), results_of(run), (run / "log.txt").read_text()
+    # O chooses the checkpoint: the run's own column is its.
+    assert [[*columns[epoch]] for epoch in (1, 2)] == [["H"], ["E", "H"]]
+    eer = columns[1]["H"]["eer_percent"]
+    assert dict(scalars("evaluation", {"test_lists": columns[1]}))["evaluation/test_lists/H/eer_percent"] == eer
+    assert f", H {eer:.2f} %," in log and "gone is left out" in log and "silent is left out" in log
+    assert {*results["test_lists"]} == {one.name for one in (run / "eval").iterdir()} == {"E", "H"}
+    assert len(scores_of(run)) == results["num_trials"] == 153 and "Test lists" in (run / "report.html").read_text()
+    for name, row in results["test_lists"].items():
+        own = results_of(run / "eval" / name)
+        assert (own["eer_percent"], own["num_trials"]) == (row["eer_percent"], 105) and "test_lists" not in own
+    assert find_scores(run, read_trials(lists / "hard.txt"))[0] == run / "eval" / "H" / "scores.txt"
+
+
+@pytest.mark.parametrize(("name", "file"), [("E", "easy"), ("H", "hard")])
+def test_scores_are_those_of_the_list_alone(run: Path, lists: Path, tmp_path: Path, name: str, file: str) -> None:
+    options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path)]
+    options += ["--test_list", str(lists / f"{file}.txt"), "--data.test_lists", "{}"]
+    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
+    assert main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
+    alone, together = tmp_path / "eval" / file, run / "eval" / name
+    assert scores_of(together) == pytest.approx(scores_of(alone), abs=2e-6)
+    assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
+
+
+def test_a_run_continues_and_is_scored_with_its_lists(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "eval" / "E" / "report.html").unlink()
+    command = ["train", "--config", str(copy / "config.yaml")]
+    assert main(command) == 0 and (copy / "eval" / "E" / "report.html").is_file()
+    assert main([*command, "--max_epoch", "3"]) == 0
+    assert [*columns_of(copy)[3]] == ["H"] and columns_of(copy)[2] == columns_of(run)[2]
+    before = {path: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+    assert main([*command, "--eval"]) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert {*results_of(copy / "eval" / "trials")["test_lists"]} == {"E", "H"}
+
+
+MISTAKES = {
+    "{a/b: easy.txt}": "letters, digits",
+    "{'': easy.txt}": "letters, digits",
+    "easy.txt": "in braces",
+    "{trials: easy.txt}": "trials beside test_list",
+    "{E: easy.txt, e: easy.txt}": "whatever the case",
+    "{E: easy.txt, E: easy.txt}": "E is given twice",
+    "{E: {list: easy.txt, paths: x}}": "of E: paths does not exist; did you mean 'path'",
+    "{E: {test_interval: 5}}": "of E: list is empty",
+    "{E: nowhere.txt}": "nowhere.txt",
+    "{E: pairs.txt}": "E (pairs.txt) has no labels",
+    "{E: targets.txt}": "targets.txt",
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_mistakes(
+    given: str, tiny_corpus: Path, lists: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(lists)
+    recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", SHORT)
+    (tmp_path / "file.yaml").write_text(recipe.read_text().replace("data:\n", f"data:\n  test_lists: {given}\n"))
+    for options in ([str(recipe), "--data.test_lists", given], [str(tmp_path / "file.yaml")]):
+        assert main(["train", "--config", *options]) == 1
+        assert MISTAKES[given] in capsys.readouterr().err and not (tmp_path / "run" / "last.pt").exists()
+
+
+def test_lists_lie_beside_the_file_that_names_them(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("1 a b\n")
+    (tmp_path / "my.yaml").write_text("data: {test_lists: {A: mine.txt, B: {list: mine.txt, path: mine.txt}}}\n")
+    data = load_config(["--config", str(tmp_path / "my.yaml")]).config.data
+    assert data.test_list == data.test_lists["A"].list == data.test_lists["B"].path == str(mine)
