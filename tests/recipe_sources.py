@@ -88,8 +88,10 @@ SCHEDULES: dict[str, list[Moment]] = {
     "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 8), 0.2) for e in (0, 1, 4, 7, 8)],
     "exp01.yaml": _EXP01,
     "preset_balanced.yaml": _EXP01,
+    "preset_far_field.yaml": _EXP01,
     "preset_fast.yaml": _EXP01,
     "preset_reproducible.yaml": _EXP01,
+    "preset_telephone.yaml": _EXP01,
     "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }
 """Recipe -> moments: the first, around the ramp, the last."""

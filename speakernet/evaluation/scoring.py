@@ -148,7 +148,7 @@ class Plda:
 
     >>> plda = Plda(np.array([3.0]), np.array([1.0]))
     >>> plda.scores(np.array([[1.0]]), np.array([[1.0], [-2.0]])).round(4).tolist()
-    [[0.7382, -0.119]]
+    [[0.5205, -0.3367]]
     """
 
     between: np.ndarray
