@@ -46,6 +46,7 @@ EXTRAS = {
         *SERVE,
         *ENCRYPTION,
         "httpx>=0.27",
+        "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",
         "pytest-cov>=5",
         "pytest-timeout>=2.2",

@@ -116,6 +116,7 @@ def test_scores_are_those_of_the_list_alone(run: Path, lists: Path, tmp_path: Pa
     assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
 
 
+@pytest.mark.slow
 def test_a_run_continues_and_is_scored_with_its_lists(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / "eval" / "E" / "report.html").unlink()

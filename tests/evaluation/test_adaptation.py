@@ -135,7 +135,7 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
     mean, transform, psi = RANDOM.standard_normal(DIM), RANDOM.standard_normal((DIM, DIM)), RANDOM.uniform(0, 5, DIM)
     path, offset = tmp_path / "plda", -transform @ mean
     if kind == "hdf5":
-        h5py = pytest.importorskip("h5py")
+        h5py = pytest.importorskip("h5py", reason="wespeaker's files need h5py")
         with h5py.File(path, "w") as file:
             for name, value in {"mu": mean, "transform": transform, "psi": psi, "offset": offset}.items():
                 file.create_dataset(name, data=value, compression="gzip", fletcher32=True)
