@@ -26,7 +26,7 @@ from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import TrialList
-from speakernet.data.sources import AudioCache
+from speakernet.data.sources import AudioCache, AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
     SCORE_ONLY,
@@ -157,11 +157,8 @@ def run_evaluation(
             )
             # Each step embeds the list once more: the reported one is enough.
             if sweep and not name:
-                unkept = dataclasses.replace(scoring.embedder, stores=())
-                score = functools.partial(score_trials, unkept, backend, trials)
-                found["sweep"] = sweep(
-                    source, lambda audio, score=score: score(audio).scores, *given, num_draws=draws, seed=seed
-                )
+                score = functools.partial(_scores, dataclasses.replace(scoring.embedder, stores=()), backend, trials)
+                found["sweep"] = sweep(source, score, *given, num_draws=draws, seed=seed)
         if after_training:
             if scoring.measured and not name and distributed.is_main():
                 update_model_file(model_path, scoring.measured, backs_up=False)
@@ -187,12 +184,16 @@ def run_evaluation(
     )
 
 
+def _scores(embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource) -> np.ndarray:
+    return score_trials(embedder, backend, trials, source).scores
+
+
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
     """Scores of the test list, (trials,), as `run_evaluation` computes them."""
     config = replaced(config, evaluation={"keep_embeddings": False})
     scoring = _Scoring(config, inputs, Path(model_path), after_training=False)
     trials = inputs.test.trials
-    return score_trials(scoring.embedder, scoring.backend(trials), trials, inputs.test.source).scores
+    return _scores(scoring.embedder, scoring.backend(trials), trials, inputs.test.source)
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
