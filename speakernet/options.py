@@ -131,6 +131,16 @@ class Component(NamedTuple):
         return getattr(importlib.import_module(module), name)
 
 
+OUTSIDE: dict[str, tuple[bytes, str]] = {}
+"""Module from outside that added components to the tables -> its source and the SHA-256 of it."""
+
+
+def needs_outside(components: Iterable[Component]) -> dict[str, str]:
+    """The modules from outside that these components are in, each with its SHA-256."""
+    modules = {one.path.partition(":")[0] for one in components}
+    return {name: digest for name, (_, digest) in OUTSIDE.items() if name in modules}
+
+
 def create(component: Component, options: Any, **context: Any) -> Any:
     """Build a component from its options and from those facts of the run that its signature asks for."""
     target = component.load()
@@ -214,8 +224,8 @@ def in_words(declared: Any) -> str:
     if origin is list:
         return f"a list in brackets of {in_words(arguments[0])}"
     if origin is dict:
-        fields = ", ".join(typing.get_args(arguments[1])[0].model_fields)
-        return f"names (letters, digits, _ + -) in braces, each with a path or with {{{fields}}}"
+        fields = getattr(typing.get_args(arguments[1])[0], "model_fields", {}) if typing.get_args(arguments[1]) else {}
+        return f"names in braces, each with {{{', '.join(fields) or 'option: value'}}}"
     if origin in (typing.Union, types.UnionType, Literal):
         return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
     return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__

@@ -25,7 +25,7 @@ from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import Choice, create, lookup
+from speakernet.options import OUTSIDE, Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.random import derive_seed
@@ -348,7 +348,7 @@ def build_trainer(
         model_contents=functools.partial(model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings),
         # What a resumed run is compared with.
         origin={
-            "config": values,
+            "config": {**values, "components": {name: digest for name, (_, digest) in OUTSIDE.items()}},
             "versions": {"torch": str(torch.__version__)},
             **getattr(loader, "identity", {}),
             **first_stage,

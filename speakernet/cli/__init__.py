@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import importlib.metadata
 import io
 import logging
 import os
@@ -58,6 +59,15 @@ COMMANDS = {
     "people": "list, remove, purge, re-embed and export the people of a store",
 }
 """Command -> what it does; its module has the same name with underscores (`list` is `list_components`)."""
+
+COMPONENTS = "speakernet.components"
+"""Group of entry points by which installed packages bring components."""
+PLUGIN: dict[str, Any] = {
+    "action": "append",
+    "default": [],
+    "metavar": "FILE",
+    "help": "Python file with components of your own (docs/components.md)",
+}
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -190,6 +200,7 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--plugin", **PLUGIN)
     if getattr(module, "TAKES_CONFIG", False):
         parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
     for names, how in getattr(module, "ARGUMENTS", {}).items():
@@ -202,6 +213,7 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
 def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:
     takes_config = getattr(module, "TAKES_CONFIG", False)
     parser = build_parser(module, program)
+    _add_components(rest)
     asked = next((number for number, one in enumerate(rest) if one in ("-h", "--help")), None)
     if takes_config and asked is not None:
         # Late: only a page of help needs the options of every part.
@@ -217,6 +229,20 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parser.error(f"{what} {first!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
+
+
+def _add_components(rest: Sequence[str]) -> None:
+    """Add the components of installed packages and of `--plugin`, before the options of any component are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", **PLUGIN)
+    plugins, installed = parser.parse_known_args(rest)[0].plugin, importlib.metadata.entry_points(group=COMPONENTS)
+    if plugins or installed:
+        # Late: without components from outside a command reads the options of those alone that it uses.
+        from speakernet.config import components
+
+        components.add_installed(installed)
+        for path in plugins:
+            components.add_file(path)
 
 
 def _message(error: Exception) -> str | None:

@@ -32,12 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Train or score, then log the results and the next commands."""
     loaded = load_configuration(arguments.config_arguments)
     config = loaded.config
+    plugins = [word for one in arguments.plugin for word in ("--plugin", one)]
     is_alone = find_place(os.environ, config.runtime.port) is None
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.parallel import group
 
     if config.runtime.distributed and is_alone and (count := group.num_gpus(config.runtime)) > 1:
-        return group.launch(count, config.runtime.port, ["train", *arguments.config_arguments])
+        return group.launch(count, config.runtime.port, ["train", *plugins, *arguments.config_arguments])
     with group.joined(config.runtime):
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
         # Late: on every rank, once they have met.
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
             else:
-                lines = _training_lines(train_experiment(loaded))
+                lines = _training_lines(train_experiment(loaded), plugins)
             if distributed.is_main():
                 # To the terminal and log.txt.
                 logger.info("%s", "\n".join(lines))
@@ -72,11 +73,13 @@ def written_line(files: Sequence[Path]) -> str:
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
 
 
-def _training_lines(outcome: "TrainingOutcome") -> list[str]:
+def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str]) -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's own copy also holds the options of the command line.
-    command = f"{own_command('train')} --config {shlex.quote(str(folder / CONFIG))}"
+    command = " ".join(
+        [own_command("train"), *map(shlex.quote, plugins), "--config", shlex.quote(str(folder / CONFIG))]
+    )
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     best = f"best checkpoint: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:

@@ -42,7 +42,7 @@ from speakernet.config.schema import (
     split_key,
 )
 from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, yaml_nodes, yaml_value
-from speakernet.options import OptionError, Options, alternatives, is_input, nearest, suggestion
+from speakernet.options import OUTSIDE, OptionError, Options, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,8 @@ def find_config(name: str) -> Path:
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration as YAML, atomically.
 
-    It means the same from any folder: inputs are absolute, and the run folder is that of the file.
+    It means the same from any folder: inputs are absolute, and the run folder is that of the file. Modules with
+    components from outside are copied beside it.
     """
     values = config.model_dump()
     del values["training"]["save_path"]
@@ -181,6 +182,9 @@ def save_config(config: Config, path: Path) -> None:
         fields |= {name: str(Path(fields[name]).absolute()) for name in paths}
     for one in values["data"]["test_lists"].values():
         one |= {name: str(Path(one[name]).absolute()) for name in ("list", "path") if one[name]}
+    for name, (text, _) in OUTSIDE.items():
+        with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
+            copy.write(text)
     with atomic_write(path) as file:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 

@@ -29,6 +29,7 @@ from speakernet.models.speaker_net import (
     check_fits,
     strip_wrappers,
 )
+from speakernet.options import OUTSIDE
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,11 @@ def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | 
     """The network of a model file that was read, in evaluation mode, on `device`."""
     with reading(path, "a model file of this program", CheckpointError):
         check_entries(contents, path)
+        for module, digest in contents.get("components", {}).items():
+            if module not in OUTSIDE:
+                raise CheckpointError(f"{path} needs {module}.py, which is not loaded: give --plugin {module}.py")
+            if OUTSIDE[module][1] != digest:
+                logger.warning("%s was made with another %s.py than the one that is loaded", path, module)
         weights = network_weights(contents)
         check_finite(weights, path)
         # Before building: whatever the file claims, memory is taken for what fits its weights.
@@ -363,5 +369,6 @@ Entries = create_model(
     thresholds=(list[Threshold] | None, None),
     training_summary=(Summary | None, None),
     adaptation=(AdaptationEntry | None, None),
+    components=(dict[str, str], {}),
 )
 """What a model file holds; a file of 0.2.0 may leave out what has a default."""

@@ -20,7 +20,7 @@ from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOp
 from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.layers import ChannelFloor, is_safe_in_channels_last, make_embedding, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import SAMPLE_RATE, create, lookup, options_of
+from speakernet.options import OUTSIDE, SAMPLE_RATE, create, lookup, needs_outside, options_of
 from speakernet.random import derive_seed
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -203,7 +203,10 @@ class SpeakerNet(nn.Module):
             self.train(was_training)
 
     def spec(self) -> dict[str, Any]:
-        """The network in plain values: `model` and `front_end` (name, options), `sample_rate`, `adaptation` if any."""
+        """The network in plain values: `model` and `front_end` (name, options), `sample_rate`.
+
+        And, if there are any, `adaptation` and `components`, the modules from outside that it needs.
+        """
         model = self._model
         sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
         pooling_options = model.pooling_options.model_dump()
@@ -212,11 +215,14 @@ class SpeakerNet(nn.Module):
         features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
         # Without a floor a network keeps the fingerprint that it has in stores of people.
         features = {name: value for name, value in features.items() if name != "energy_floor_db" or value}
+        pooling = POOLINGS[pooling_of(model.name, model.pooling)]
+        outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name])) if OUTSIDE else {}
         return {
             "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
             "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
             **({"adaptation": self.adaptation_spec} if self.adaptation_spec else {}),
+            **({"components": outside} if outside else {}),
         }
 
     def adapt(self, spec: Mapping[str, Any]) -> None:

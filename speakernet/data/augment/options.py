@@ -1,12 +1,15 @@
 """The options of augmentation. No torch is imported here."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share
+from speakernet.options import Component, CountOrZero, Decibels, InputPath, Options, Share, options_of
+
+AUGMENTATIONS: dict[str, Component] = {}
+"""Augmentations from outside (`--plugin`), called as `augmentation(waveforms, random)` after all others."""
 
 
 class AugmentOptions(Options):
@@ -56,11 +59,18 @@ class AugmentOptions(Options):
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
     codec_probability: Share = 0.0
     """Share of utterances passed through mu-law quantisation at 8 kHz."""
+    components: dict[str, dict[str, Any]] = Field(default={})
+    """Augmentations from outside (`--plugin`) with their options, applied after all others: {Name: {option: value}}."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and RIRs are."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Pairs of bounds; no voice at all, or an option for the recorded voice if it is missing or the only one."""
+        for name, given in self.components.items():
+            try:
+                options_of(AUGMENTATIONS, name, given, "augmentation")
+            except ValueError as error:
+                yield "components", f"{name}: {error}"
         for name in ("noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers"):
             bounds = getattr(self, name)
             if len(bounds) != 2 or bounds[0] > bounds[1]:

@@ -1,0 +1,107 @@
+"""Components from outside: the page's example trains and is used, and mistakes are named."""
+
+import re
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import yaml
+
+from speakernet.cli import main
+from speakernet.config import components
+from speakernet.losses.options import LOSSES
+from speakernet.options import OUTSIDE
+from tests.tiny_recipe import write_recipe
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "components.md").read_text(encoding="utf-8")
+CODE, CHANGES = (re.search(rf"```{kind}\n(.+?)```", PAGE, re.DOTALL)[1] for kind in ("python", "yaml"))
+
+
+@pytest.fixture(autouse=True)
+def tables_as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {kind: dict(table) for kind, table in components.TABLES.items()}
+    yield
+    for kind, table in components.TABLES.items():
+        table.clear()
+        table.update(before[kind])
+    for name in OUTSIDE:
+        del sys.modules[name]
+    OUTSIDE.clear()
+
+
+@pytest.fixture
+def parts(tmp_path):
+    path = tmp_path / "parts" / "my_parts.py"
+    path.parent.mkdir()
+    path.write_text(CODE)
+    return path
+
+
+def test_the_example_trains_and_its_model_is_used(tiny_corpus, tmp_path, parts, capsys):
+    run = tmp_path / "run"
+    recipe = write_recipe(
+        tmp_path / "my.yaml", tiny_corpus, run, yaml.safe_load(CHANGES), {"augment": {"enabled": True}}
+    )
+    assert main(["train", f"--plugin={parts}", "--config", str(recipe)]) == 0
+    assert (run / "my_parts.py").read_bytes() == parts.read_bytes()
+    assert yaml.safe_load((run / "config.yaml").read_text())["augment"]["components"]["Clipping"]["level"] == 0.2
+    one, other = (str(tiny_corpus / row.split()[1]) for row in (tiny_corpus / "train_list.txt").open().readlines()[:2])
+    verify = ["verify", one, other, "--model", str(run / "best.pt"), "--threshold", "0"]
+    assert main([*verify, "--plugin", str(parts)]) in (0, 1)
+    known = dict(OUTSIDE)
+    OUTSIDE.clear()
+    assert main(verify) == 2
+    assert "--plugin my_parts.py" in capsys.readouterr().err
+    OUTSIDE.update({name: (text, "0" * 64) for name, (text, _) in known.items()})
+    assert main(verify) in (0, 1)
+
+
+def test_rows_of_a_file_and_of_a_package(parts, capsys, monkeypatch):
+    assert main(["list", "--plugin", str(parts), "poolings"]) == 0
+    assert "Power" in capsys.readouterr().out
+    components.add_file(parts)
+    assert LOSSES["focal"] is components.TABLES["classification loss"]["focal"]
+    (parts.parent / "package_of_parts.py").write_text("from my_parts import *\nCOMPONENTS = {'pooling': {}}\n")
+    components.add_installed([EntryPoint("one", "package_of_parts", "speakernet.components")])
+    assert set(OUTSIDE) == {"my_parts", "package_of_parts"}
+    assert main(
+        ["show-config", "--plugin", str(parts), "--model.pooling_options.powr", "4", "--model.pooling", "Power"]
+    )
+    assert "powr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = ", "SyntaxError"),
+        ("raise RuntimeError('no')", "no"),
+        ("", "COMPONENTS"),
+        ("COMPONENTS = {'poolings': {}}", "pooling"),
+        (
+            "from speakernet.options import *\nCOMPONENTS = {'pooling': {'A': Component(Options, 'p:A')}}",
+            "PoolingOptions",
+        ),
+        ("from speakernet.models.options import POOLINGS\nCOMPONENTS = {'pooling': POOLINGS}", "already"),
+        (
+            "from speakernet.models.options import *\nfrom speakernet.options import Component\n"
+            "COMPONENTS = {'pooling': {'A': Component(PoolingOptions, 'broken_parts:A')}}",
+            "'A'",
+        ),
+    ],
+)
+def test_mistakes(tmp_path, capsys, text, words):
+    path = tmp_path / "broken_parts.py"
+    path.write_text(text)
+    sys.modules.pop("broken_parts", None)
+    assert main(["list", "--plugin", str(path)]) != 0
+    assert words in capsys.readouterr().err and not OUTSIDE
+
+
+@pytest.mark.parametrize("name", ["absent.py", "my-parts.py", "yaml.py"])
+def test_files_that_cannot_be_imported(tmp_path, capsys, name):
+    if name != "absent.py":
+        (tmp_path / name).write_text("COMPONENTS = {}")
+    assert main(["list", "--plugin", str(tmp_path / name)]) != 0
+    assert name in capsys.readouterr().err
