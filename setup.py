@@ -30,12 +30,14 @@ CORE = [
 # onnxscript: torch's exporter writes through it.
 EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
 SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
+S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
     # Of a mirror's address: gcsfs, paramiko … for the others.
-    "remote": ["s3fs>=2023.6"],
+    "s3": S3,
+    "remote": S3,
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ENCRYPTION,
     "notebook": ["jupyterlab>=4"],
@@ -45,6 +47,8 @@ EXTRAS = {
         *EXPORT,
         *SERVE,
         *ENCRYPTION,
+        *S3,
+        "moto[server]>=5",
         "httpx>=0.27",
         "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",

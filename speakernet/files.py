@@ -315,6 +315,11 @@ def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Pat
         taken.append(output)
 
 
+def is_address(path: object) -> bool:
+    """Whether a path is an address of fsspec, such as s3://bucket/vox2."""
+    return "://" in str(path)
+
+
 def human_bytes(num_bytes: float) -> str:
     """A size for people, in powers of 1024.
 

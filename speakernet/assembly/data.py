@@ -3,6 +3,7 @@
 Every automatic choice made here is logged with its reason; those that change nothing as details, for log.txt.
 """
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,7 +59,7 @@ def build_training_loader(
     eligible = _checked_rows(config, given)
     voices = voices_of(config)
     # The voice is the sampler's to draw: it sets the label, and how many samples are read.
-    sampler = _sampler(config, given.rows.labels, eligible, voices)
+    sampler = _sampler(config, given, eligible, voices)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
@@ -129,12 +130,14 @@ def _where_it_runs(
     elif options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
         running = workers.Workers(maker, options, start_method, pins=pins)
-    if not placement.corpus and isinstance(maker.reader, packed.PackedRows) and not maker.reader.is_mapped:
+    in_flight = int(options.num_workers) * int(options.prefetch_factor)
+    if maker.reader.is_remote and not placement.corpus:
+        running = maker.reader.ahead(running, in_flight)  # type: ignore[attr-defined]
+    elif not placement.corpus and isinstance(maker.reader, packed.PackedRows) and not maker.reader.is_mapped:
         logger.info(
             "the packed corpus (%s) is larger than the memory that is free (%s): %d threads read its crops ahead",
             *(human_bytes(2 * len(maker.reader.samples)), human_bytes(usable_memory_bytes()), workers.NUM_THREADS),
         )
-        in_flight = int(options.num_workers) * int(options.prefetch_factor)
         running = workers.ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks and augmenter.resident is None:
         # Babble of a corpus that is there is the corpus's own.
@@ -204,7 +207,7 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
     return np.flatnonzero(is_kept)
 
 
-def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: sampling.Voices) -> sampling.Sampler:
+def _sampler(config: Config, given: TrainingInput, eligible: np.ndarray, voices: sampling.Voices) -> sampling.Sampler:
     data = config.data
     # Metric losses learn from pairs: without others of the same speaker in the batch there are none.
     wants_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
@@ -212,7 +215,9 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: s
     if not is_balanced and data.utterances_per_speaker > 1:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = sampling.BalancedSampler if is_balanced else sampling.ShuffledSampler
-    sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
+    sampler = kind(given.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
+    if given.source.is_remote:
+        _stream(sampler, given)
     world_size, smallest, usual = distributed.world_size(), sampler.smallest_batch, sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
@@ -226,6 +231,21 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: s
             *(usual, what, world_size, usual // world_size, usual // world_size + 1),
         )
     return sampler
+
+
+def _stream(sampler: sampling.Sampler, given: TrainingInput) -> None:
+    """Have the shards of a corpus at an address come one after the other."""
+    # Late: for corpora that are not shuffled as a whole.
+    from speakernet.data.mixing import streamed
+
+    shards = given.source.shards_of(given.table)  # type: ignore[attr-defined]
+    # Of groups dealt by several processes apart, two of one speaker could meet in a batch: they share one stream.
+    num_streams = distributed.world_size() if sampler.unit == 1 else 1
+    sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
+    logger.info(
+        "%s: %d shards, shuffled in blocks of %d utterances",
+        *(given.source.root, int(shards.max()) + 1, sampler.options.shuffle_buffer),
+    )
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
@@ -356,7 +376,7 @@ def build_augmenter(
         return None
     cache = sources.AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
-    if banks and "babble" not in banks and "babble" in section.categories:
+    if banks and "babble" not in banks and "babble" in section.categories and not reader.is_remote:
         # Read like the training crops themselves.
         banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
         logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")

@@ -57,7 +57,10 @@ class Inputs:
         self.device = device
         self._data, self._seed = with_default_paths(config).data, config.runtime.seed
         self._open = functools.partial(
-            open_source, sample_rate=self._data.sample_rate, show_progress=distributed.is_main()
+            open_source,
+            sample_rate=self._data.sample_rate,
+            shard_cache_gigabytes=self._data.shard_cache_gigabytes,
+            show_progress=distributed.is_main(),
         )
         self._kept: dict[tuple[Any, Path], Any] = {}
 

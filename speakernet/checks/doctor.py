@@ -68,9 +68,9 @@ class CheckRequest:
     """What to check, and how thoroughly."""
 
     train_list: Path | None = None
-    train_root: Path | None = None
+    train_root: str | Path | None = None
     """Its folder or packed corpus; None leaves the files unchecked."""
-    trials: tuple[tuple[Path, Path | None], ...] = ()
+    trials: tuple[tuple[Path, str | Path | None], ...] = ()
     """(trial list, root) pairs."""
     save_path: Path = Path("exps")
     min_utterances: int = 1
@@ -148,7 +148,7 @@ def _read(
     return found
 
 
-def _open(root: Path | None, sample_rate: int, check: str, findings: list[Finding]) -> AudioSource | None:
+def _open(root: str | Path | None, sample_rate: int, check: str, findings: list[Finding]) -> AudioSource | None:
     try:
         return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:

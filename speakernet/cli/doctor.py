@@ -19,6 +19,7 @@ from speakernet.checks.doctor import CheckRequest, duration_histogram, full_chec
 from speakernet.cli import load_configuration
 from speakernet.config import Config
 from speakernet.data.lists import audio_folder_of
+from speakernet.files import is_address
 from speakernet.machine.facts import system_info, usable_cores
 
 TAKES_CONFIG = True
@@ -76,16 +77,16 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     if _corpus_to_come(config):
         return CheckRequest(save_path=save_path, **thoroughness)
     lists = {
-        (Path(path), Path(root or audio_folder_of(path)))
+        (Path(path), _audio_of(root or audio_folder_of(path)))
         for path, root in ((data.validation_list, data.validation_path), (data.test_list, data.test_path))
         if path
     }
     # Optional ones are looked at when training starts.
     required = [one for one in data.test_lists.values() if not one.optional]
-    lists |= {(Path(one.list), Path(one.path or data.test_path or audio_folder_of(one.list))) for one in required}
+    lists |= {(Path(one.list), _audio_of(one.path or data.test_path or audio_folder_of(one.list))) for one in required}
     return CheckRequest(
         train_list=Path(data.train_list) if data.train_list else None,
-        train_root=Path(data.train_path or audio_folder_of(data.train_list)) if data.train_list else None,
+        train_root=_audio_of(data.train_path or audio_folder_of(data.train_list)) if data.train_list else None,
         trials=tuple(sorted(lists, key=str)) + given,
         save_path=save_path,
         min_utterances=data.utterances_per_speaker,
@@ -94,6 +95,10 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         sample_rate=data.sample_rate,
         **thoroughness,
     )
+
+
+def _audio_of(root: str | Path) -> str | Path:
+    return root if is_address(root) else Path(root)
 
 
 def _corpus_to_come(config: Config) -> list[Finding]:

@@ -5,9 +5,11 @@
     speakernet pack CORPUS --source part_aa part_ab --list LIST   straight from zip and tar archives, not unpacked
     speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's list, its shard.list, a Kaldi folder
     speakernet pack CORPUS --source … --part 2/4                  one of four parts; the last to be done joins them
+    speakernet pack s3://bucket/CORPUS --source …                 in shards to object storage (also gs://, file:// …)
     speakernet pack CORPUS --verify                               read it all and compare every checksum
 
-Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). The same command again resumes.
+Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). The same command again resumes. To an
+address, `--part 2/4` is one of four writers, each of which writes a quarter of the shards.
 """
 
 import argparse
@@ -17,7 +19,16 @@ from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
-from speakernet.files import PART_HELP, WorkPart, human_bytes, list_parts, parse_part, refuse_overwriting
+from speakernet.files import (
+    PART_HELP,
+    WHOLE,
+    WorkPart,
+    human_bytes,
+    is_address,
+    list_parts,
+    parse_part,
+    refuse_overwriting,
+)
 from speakernet.machine.facts import usable_cores
 from speakernet.terminal import counted
 
@@ -28,7 +39,7 @@ PROBLEMS_SHOWN = 10
 
 
 ARGUMENTS = {
-    "corpus": {"help": "the packed corpus: a folder to be made, or to be verified"},
+    "corpus": {"help": "the packed corpus: a folder or an address (s3://…) to be made, or to be verified"},
     "--source": {
         "nargs": "+",
         "metavar": "PATH",
@@ -52,6 +63,7 @@ ARGUMENTS = {
         "metavar": "I/N",
         "help": f"{PART_HELP}; give all the same sources and lists; whichever part finishes last joins them all",
     },
+    "--shards": {"type": int, "default": 0, "help": "at an address, how many (default: one for each 4,096 utterances)"},
     "--merge": {"action": "store_true", "help": "join the parts in CORPUS that other machines made"},
     "--verify": {"action": "store_true", "help": "compare every utterance with its checksum"},
 }
@@ -63,15 +75,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
         raise ValueError("--part goes with --source; --merge joins parts that are there, and takes neither")
-    if arguments.num_threads < 1 or arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
-        raise ValueError("--num-threads and --sample-rate are at least 1, --strip is at least 0")
+    if arguments.num_threads < 1 or arguments.sample_rate < 1 or min(arguments.strip or 0, arguments.shards) < 0:
+        raise ValueError("--num-threads and --sample-rate are at least 1, --strip and --shards are at least 0")
+    if is_address(arguments.corpus) and arguments.merge:
+        raise ValueError("--merge joins parts in a folder; at an address the last writer joins them")
+    if arguments.shards and not is_address(arguments.corpus):
+        raise ValueError("--shards is for a corpus at an address (s3://…); on a disk, --part makes shards")
     if arguments.write_list:
         refuse_overwriting([arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())])
     if arguments.source:
         _pack(arguments)
     if arguments.merge:
         join_parts(arguments.corpus)
-    return _verify(arguments.corpus, arguments.num_threads) if arguments.verify else 0
+    return _verify(arguments.corpus, arguments.num_threads, arguments.sample_rate) if arguments.verify else 0
 
 
 def _pack(arguments: argparse.Namespace) -> None:
@@ -89,7 +105,13 @@ def _pack(arguments: argparse.Namespace) -> None:
         "show_progress": True,
     }
     missing: list[WorkPart] = []
-    if part is None:
+    num_missing = 0
+    if is_address(arguments.corpus):
+        # Late, like all that a command runs: it loads fsspec.
+        from speakernet.data.stores import pack_to_address
+
+        summary, num_missing = pack_to_address(source, arguments.corpus, part or WHOLE, arguments.shards, **options)
+    elif part is None:
         summary = pack(source, arguments.corpus, **options)
     else:
         summary, missing = pack_part(source, arguments.corpus, part, **options)
@@ -104,22 +126,36 @@ def _pack(arguments: argparse.Namespace) -> None:
     )
     if summary.num_skipped:
         folder = f"{arguments.corpus}/{part.name}" if part else arguments.corpus
+        folder = f"{arguments.corpus}/part-…" if is_address(arguments.corpus) else folder
         unreadable = counted(summary.num_skipped, "file")
         logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)
-    if missing:
+    if num_missing:
+        logger.info("%s: %s of other writers still missing", arguments.corpus, counted(num_missing, "shard"))
+    elif missing:
         logger.info("%s: the parts %s are still missing", arguments.corpus, list_parts(missing))
     elif arguments.write_list and source.speakers is not None:
-        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
+        _write_list(
+            arguments.write_list, source.names, source.speakers, _names_of(arguments.corpus, arguments.sample_rate)
+        )
 
 
-def _write_list(path: str, names: StringTable, speakers: StringTable, corpus: str) -> None:
+def _write_list(path: str, names: StringTable, speakers: StringTable, packed: StringTable) -> None:
     """A training list of the utterances that the corpus holds and whose speaker is known."""
-    is_packed = (NameIndex(read_index(corpus).names).find(names) >= 0).tolist()
+    is_packed = (NameIndex(packed).find(names) >= 0).tolist()
     rows = [row for row, speaker in enumerate(speakers) if speaker and is_packed[row]]
     write_training_list(path, ((speakers[row], names[row]) for row in rows))
     logger.info("%s: %s", path, counted(len(rows), "utterance"))
     if len(rows) < sum(is_packed):
         logger.warning("%s without a speaker left out of %s", counted(sum(is_packed) - len(rows), "utterance"), path)
+
+
+def _names_of(corpus: str, sample_rate: int) -> StringTable:
+    if not is_address(corpus):
+        return read_index(corpus).names
+    # Late, like all that a command runs: it loads fsspec.
+    from speakernet.data.shards import RemoteSource
+
+    return RemoteSource(corpus, sample_rate).index.names
 
 
 def _wanted(arguments: argparse.Namespace) -> StringTable | None:
@@ -132,7 +168,18 @@ def _wanted(arguments: argparse.Namespace) -> StringTable | None:
     return StringTable.from_strings(dict.fromkeys(name for table in tables for name in table))
 
 
-def _verify(corpus: str, num_threads: int) -> int:
+def _verify(corpus: str, num_threads: int, sample_rate: int) -> int:
+    if is_address(corpus):
+        # Late, like all that a command runs: it loads fsspec.
+        from speakernet.data.shards import RemoteSource
+
+        cache = RemoteSource(corpus, sample_rate).shards
+        for shard in range(len(cache.names)):
+            # What is fetched is compared with its checksums.
+            cache.path(shard).unlink(missing_ok=True)
+            cache.hold(shard)
+        logger.info("%s: every checksum is right", corpus)
+        return 0
     problems = verify(corpus, num_threads, show_progress=True)
     for problem in problems[:PROBLEMS_SHOWN]:
         logger.error("%s", problem)

@@ -41,7 +41,7 @@ from speakernet.config.schema import (
     problems,
     split_key,
 )
-from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, yaml_nodes, yaml_value
+from speakernet.files import MOST_YAML, FileError, atomic_write, is_address, open_text, yaml_nodes, yaml_value
 from speakernet.options import OUTSIDE, OptionError, Options, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
@@ -179,14 +179,18 @@ def save_config(config: Config, path: Path) -> None:
     for section, fields in values.items():
         owner = type(getattr(config, section))
         paths = [name for name, value in fields.items() if value and is_input(owner, name)]
-        fields |= {name: str(Path(fields[name]).absolute()) for name in paths}
+        fields |= {name: _absolute(fields[name]) for name in paths}
     for one in values["data"]["test_lists"].values():
-        one |= {name: str(Path(one[name]).absolute()) for name in ("list", "path") if one[name]}
+        one |= {name: _absolute(one[name]) for name in ("list", "path") if one[name]}
     for name, (text, _) in OUTSIDE.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
             copy.write(text)
     with atomic_write(path) as file:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
+
+
+def _absolute(path: str) -> str:
+    return path if is_address(path) else str(Path(path).absolute())
 
 
 def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()) -> Config:

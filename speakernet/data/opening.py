@@ -9,6 +9,7 @@ from speakernet.data.lists import SEGMENTS, WAV_SCP, ListError, NameIndex, Strin
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedSource, is_packed, partial_of
 from speakernet.data.sources import AudioCache, AudioSource, FolderRows, FolderSource
+from speakernet.files import is_address
 
 
 def is_kaldi(folder: str | Path) -> bool:
@@ -64,8 +65,15 @@ class KaldiSource(FolderSource):
         return f"{self._wav_scp} names no utterance {name!r}"
 
 
-def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> AudioSource:
-    """The source at `root`: a packed corpus, a folder whose `wav.scp` names utterances, else a folder of files."""
+def open_source(
+    root: str | Path, sample_rate: int = SAMPLE_RATE, *, shard_cache_gigabytes: float | None = None, **options: bool
+) -> AudioSource:
+    """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a folder of files."""
+    if is_address(root):
+        # Late: it loads fsspec, which no corpus on a disk needs.
+        from speakernet.data.shards import RemoteSource
+
+        return RemoteSource(str(root), sample_rate, shard_cache_gigabytes)
     # Neither is a half-written corpus a folder of files: opening it raises the error.
     if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from speakernet.options import (
@@ -50,7 +50,7 @@ class DataOptions(Options):
     """Training list: `speaker path` a line; or a Kaldi folder, whose utt2spk names speakers and utterances."""
     train_path: InputPath = ""
     """Folder that the paths in train_list are relative to, or a packed corpus, or a Kaldi folder with a wav.scp; empty:
-    the folder of the list."""
+    the folder of the list. Or the address of a packed corpus, such as s3://bucket/vox2."""
     validation_list: InputPath = ""
     """Trials that choose the best checkpoint during training; empty: test_list is used, and the report says so."""
     validation_path: InputPath = ""
@@ -106,6 +106,11 @@ class DataOptions(Options):
     """Decode the training corpus once into shared memory as int16; auto: when it is compressed and fits."""
     ram_corpus_gigabytes: Gigabytes = 0.0
     """Memory limit of the RAM corpus; 0: half of the free memory."""
+    shard_cache_gigabytes: Annotated[float, Gt(0.0), Le(1e6)] = 50.0
+    """Most disk space of a machine that shards of a corpus at an address take (below ~/.cache/speakernet)."""
+    shuffle_buffer: Annotated[int, Ge(1), Le(10**9)] = 65_536
+    """Of a corpus at an address, the utterances that are shuffled among each other: shards come in random order, and
+    batches are drawn from so many utterances at a time."""
     device_resident: Switch = "auto"
     """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory and cut crops there; auto: what fits."""
     device_gigabytes: Gigabytes = 0.0

@@ -97,17 +97,22 @@ class FileSamples:
     def __getitem__(self, some: slice) -> np.ndarray:
         """Raises AudioError if the disk does not give them."""
         first, stop, _ = some.indices(len(self))
-        samples, done = np.empty(max(0, stop - first), dtype=np.int16), 0
-        while done < len(samples):
-            try:
-                num_bytes = os.preadv(self._file, [samples[done:].data], self._begin + 2 * (first + done))
-            except OSError as error:
-                raise AudioError(f"{self._path}: cannot be read ({error.strerror or error})") from error
-            if num_bytes < 2:
-                raise AudioError(f"{self._path}: became shorter while it was being read; copy it again")
-            # Half a sample is read again.
-            done += num_bytes // 2
-        return samples
+        return read_samples(self._file, self._path, self._begin + 2 * first, stop - first)
+
+
+def read_samples(file: int, path: Path, begin: int, num_samples: int) -> np.ndarray:
+    """Int16 (samples,) from byte `begin` of an open file; AudioError if the disk does not give them."""
+    samples, done = np.empty(max(0, num_samples), dtype=np.int16), 0
+    while done < len(samples):
+        try:
+            num_bytes = os.preadv(file, [samples[done:].data], begin + 2 * done)
+        except OSError as error:
+            raise AudioError(f"{path}: cannot be read ({error.strerror or error})") from error
+        if num_bytes < 2:
+            raise AudioError(f"{path}: became shorter while it was being read; copy it again")
+        # Half a sample is read again.
+        done += num_bytes // 2
+    return samples
 
 
 class JoinedSamples:
@@ -118,22 +123,22 @@ class JoinedSamples:
     (8, array([3, 4], dtype=int16), array([2, 3], dtype=int16))
     """
 
-    def __init__(self, shards: Sequence[np.ndarray | FileSamples]) -> None:
+    def __init__(self, shards: Sequence[Any]) -> None:
         self.shards = list(shards)
-        self._begins = np.cumsum([0, *map(len, self.shards)]).tolist()
+        self.begins = np.cumsum([0, *map(len, self.shards)]).tolist()
 
     def __len__(self) -> int:
-        return int(self._begins[-1])
+        return int(self.begins[-1])
 
     def __getitem__(self, some: slice) -> np.ndarray:
         first, stop, _ = some.indices(len(self))
-        shard = bisect.bisect_right(self._begins, first) - 1
-        if shard < len(self.shards) and stop <= self._begins[shard + 1]:
+        shard = bisect.bisect_right(self.begins, first) - 1
+        if shard < len(self.shards) and stop <= self.begins[shard + 1]:
             # What lies within a shard, as every utterance does, is a view of it.
-            return self.shards[shard][first - self._begins[shard] : stop - self._begins[shard]]
+            return self.shards[shard][first - self.begins[shard] : stop - self.begins[shard]]
         pieces = [
             samples[max(first - begin, 0) : max(stop - begin, 0)]
-            for samples, begin in zip(self.shards, self._begins, strict=False)
+            for samples, begin in zip(self.shards, self.begins, strict=False)
             if begin < stop
         ]
         return np.concatenate(pieces) if pieces else self.shards[0][:0]
@@ -263,20 +268,26 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
     """
     index = read_index(root)
     samples = open_samples(root, index.num_samples)
-
-    def check(first_row: int) -> list[str]:
-        problems = []
-        for row in range(first_row, min(first_row + ROWS_PER_TASK, len(index.names))):
-            first, last = index.sample_offsets[row : row + 2]
-            # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
-            if zlib.crc32(samples[first:last].data) != index.checksums[row]:
-                problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
-        return problems
-
     first_rows = range(0, len(index.names), ROWS_PER_TASK)
     description = f"verify {Path(root).name}" if show_progress else ""
-    found = parallel_map(check, first_rows, num_threads, description, total=len(first_rows), unit="block")
+    found = parallel_map(
+        lambda first: damaged(index, samples, range(first, min(first + ROWS_PER_TASK, len(index.names)))),
+        *(first_rows, num_threads, description),
+        total=len(first_rows),
+        unit="block",
+    )
     return [problem for some in found for problem in some]
+
+
+def damaged(index: PackedIndex, samples: Samples, rows: range) -> list[str]:
+    """One sentence for each of the rows whose samples do not match their checksum."""
+    problems = []
+    for row in rows:
+        first, last = index.sample_offsets[row : row + 2].tolist()
+        # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
+        if zlib.crc32(samples[first:last].data) != index.checksums[row]:
+            problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
+    return problems
 
 
 class PackedSource(AudioSource):
@@ -285,7 +296,7 @@ class PackedSource(AudioSource):
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         """Open and check a corpus."""
         super().__init__(root, sample_rate)
-        self.index = read_index(root)
+        self.index = self._read_index()
         if self.index.sample_rate != sample_rate:
             raise PackedError(
                 f"{root}: packed at {self.index.sample_rate} Hz, but {sample_rate} Hz were asked for; "
@@ -293,8 +304,14 @@ class PackedSource(AudioSource):
             )
         # Mapped if the system's page cache holds all of it, and on systems where a read at a place takes two steps.
         self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes() or not CAN_READ_AT
-        self.samples = open_samples(root, self.index.num_samples, is_mapped=self.is_mapped)
+        self.samples = self._open_samples()
         self._name_index = NameIndex(self.index.names)
+
+    def _read_index(self) -> PackedIndex:
+        return read_index(self.root)
+
+    def _open_samples(self) -> Samples:
+        return open_samples(self.root, self.index.num_samples, is_mapped=self.is_mapped)
 
     def __len__(self) -> int:
         return len(self.index.names)

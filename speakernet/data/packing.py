@@ -89,25 +89,21 @@ class PackInput(ABC):
         """One utterance as mono int16 (samples,); called from several threads."""
 
 
-class _Shard(PackInput):
-    """A shard's share of the utterances of another input."""
+class Shard(PackInput):
+    """Some rows of another input."""
 
-    def __init__(self, whole: PackInput, shard: WorkPart) -> None:
-        rows = share(range(len(whole.names)), shard.number, shard.count)
-        if not rows:
-            raise PackedError(
-                f"--part {shard}: {whole.description} has {len(whole.names)} utterances, too few for {shard.count} "
-                "parts; take fewer"
-            )
-        super().__init__(whole.names.take(np.asarray(rows)), f"part {shard} of {whole.description}")
-        self._whole, self._first = whole, rows.start
+    def __init__(self, whole: PackInput, rows: range, description: str) -> None:
+        super().__init__(whole.names.take(np.asarray(rows)), description)
+        self._whole, self._rows = whole, rows
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        for row, content in self._whole.items([row + self._first for row in rows]):
-            yield row - self._first, content
+        """See `PackInput.items`."""
+        for row, content in self._whole.items([self._rows[row] for row in rows]):
+            yield self._rows.index(row), content
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        return self._whole.decode(row + self._first, content, sample_rate)
+        """See `PackInput.decode`."""
+        return self._whole.decode(self._rows[row], content, sample_rate)
 
 
 @dataclass(frozen=True)
@@ -324,8 +320,14 @@ def pack_part(
     corpus = Path(corpus)
     if (corpus / DESCRIPTION).exists() or (corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())):
         return _already_there(source, corpus, sample_rate), []
-    own = _Shard(source, part)
-    plan = {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": part.count}
+    rows = share(range(len(source.names)), part.number, part.count)
+    if not rows:
+        raise PackedError(
+            f"--part {part}: {source.description} has {len(source.names)} utterances, too few for {part.count} "
+            "parts; take fewer"
+        )
+    own = Shard(source, rows, f"part {part} of {source.description}")
+    plan = plan_of_parts(source, sample_rate, part.count)
     _check_plan(corpus / PLAN_OF_PARTS, plan)
     own.part_of = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
     summary = pack(own, corpus / part.name, sample_rate=sample_rate, **options)
@@ -333,6 +335,11 @@ def pack_part(
     if not missing:
         join_parts(corpus)
     return summary, missing
+
+
+def plan_of_parts(source: PackInput, sample_rate: int, count: int) -> dict[str, Any]:
+    """What `count` shards have to be of to make one corpus."""
+    return {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": count}
 
 
 def join_parts(corpus: str | Path) -> PackSummary:

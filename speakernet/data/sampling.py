@@ -9,6 +9,7 @@ import logging
 import sys
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -21,7 +22,7 @@ from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-_ORDER, _LENGTH = range(2)  # Keys of the samplers' own random streams.
+_ORDER, _LENGTH, SHARDS, BLOCK, CORPUS, IN_BATCH = range(6)  # Keys of the samplers' own random streams.
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
 MAX_ROUNDS = 30
 
@@ -102,6 +103,47 @@ class EpochPlan:
         return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.tobytes()))
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Units of several parts in their orders, each (units, utterances of a unit), and each part's share of a batch."""
+
+    units: Sequence[np.ndarray]
+    ends: np.ndarray
+    """Where each part of a batch ends, as a share of the batch; the last one is 1."""
+    shuffled_by: np.random.Generator | None = None
+    """Shuffles the units of each batch; None: part comes after part, so that each is a rank's."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.units))
+
+    def counts(self, sizes: np.ndarray) -> np.ndarray:
+        """Units of each part in batches of those sizes, int64 (batches, parts)."""
+        if self.shuffled_by is None:
+            # As `rank_share` cuts a batch.
+            return np.diff(np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0)
+        # Rounded over the whole epoch, not batch by batch: a small share is one in every third batch or so.
+        ends = np.floor(np.cumsum(sizes)[:, None] * self.ends + 1e-9).astype(np.int64)
+        return np.diff(np.diff(ends, axis=0, prepend=0), axis=1, prepend=0)
+
+    def num_batches(self, sizes: np.ndarray) -> int:
+        """How many batches of those sizes every part can give its share of."""
+        needed = np.cumsum(self.counts(sizes), axis=0)
+        return min(
+            int(np.searchsorted(needed[:, part], len(units), side="right")) for part, units in enumerate(self.units)
+        )
+
+    def take(self, sizes: np.ndarray) -> np.ndarray:
+        """The units of batches of those sizes, one batch after the other, (units, utterances of a unit)."""
+        owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), self.counts(sizes).ravel())
+        taken = np.empty((len(owners), self.units[0].shape[1]), dtype=self.units[0].dtype)
+        for part, units in enumerate(self.units):
+            places = np.flatnonzero(owners == part)
+            taken[places] = units[: len(places)]
+        if self.shuffled_by is None:
+            return taken
+        return taken[np.lexsort((self.shuffled_by.random(len(taken)), np.repeat(np.arange(len(sizes)), sizes)))]
+
+
 class Sampler(ABC):
     """Plans epochs; subclasses say in which order the utterances come."""
 
@@ -131,29 +173,38 @@ class Sampler(ABC):
     unit = 1
     """Utterances of one speaker that stay together."""
 
+    in_parts: Callable[[int], Parts] | None = None
+    """The parts of an epoch, for a corpus that is streamed or several corpora (`mixing.py`); None: all is shuffled."""
+
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
-        units = self._units(epoch)
+        parts = None if self.in_parts is None else self.in_parts(epoch)
+        units = self.units_of(numpy_generator(self.seed, _ORDER, epoch), self.eligible) if parts is None else parts
         most = len(units) if self.longest_frames > self.shortest_frames else len(units) // self.batch_size
         # Longer crops in smaller batches, so that memory and time of a step stay what they are.
         frames = numpy_generator(self.seed, _LENGTH, epoch).integers(
             self.shortest_frames, self.longest_frames + 1, most
         )
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
-        count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
+        if isinstance(units, Parts):
+            count = units.num_batches(sizes)
+            used = units.take(sizes[:count])
+        else:
+            count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
+            used = units[: sizes[:count].sum()]
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
-        used = units[: bounds[-1]]
         # One voice for the utterances of a unit: in another one they would be another speaker.
         voices = np.repeat(self.voices.draw(self.seed, epoch, used[:, 0], bounds), self.unit)
         rows = used.reshape(-1).astype(np.int64)
-        return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - len(rows))
+        num_used = len(rows) if parts is None else len(np.unique(rows))
+        return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used)
 
     @abstractmethod
     def _check(self) -> None:
         """Raise if the utterances cannot fill one batch."""
 
     @abstractmethod
-    def _units(self, epoch: int) -> np.ndarray:
+    def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
         """Rows in the order in which they are used, (units, utterances of a unit)."""
 
 
@@ -169,9 +220,12 @@ class ShuffledSampler(Sampler):
                 f"({self.batch_size}); lower the batch size"
             )
 
-    def _units(self, epoch: int) -> np.ndarray:
-        shuffled = numpy_generator(self.seed, _ORDER, epoch).permutation(self.eligible)
-        by_speaker, place, _ = _by_speaker(self.labels[shuffled])
+    def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
+        """See `Sampler.units_of`."""
+        shuffled = random.permutation(rows)
+        if self.max_utterances >= len(shuffled):
+            return shuffled[:, None]
+        by_speaker, place, _ = by_speaker_of(self.labels[shuffled])
         kept = np.empty(len(shuffled), dtype=bool)
         kept[by_speaker] = place < self.max_utterances
         return shuffled[kept][:, None]
@@ -205,10 +259,10 @@ class BalancedSampler(Sampler):
                 "many; lower data.batch_size or data.utterances_per_speaker"
             )
 
-    def _units(self, epoch: int) -> np.ndarray:
-        random = numpy_generator(self.seed, _ORDER, epoch)
-        shuffled = random.permutation(self.eligible)
-        by_speaker, place, counts = _by_speaker(self.labels[shuffled])
+    def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
+        """See `Sampler.units_of`."""
+        shuffled = random.permutation(rows)
+        by_speaker, place, counts = by_speaker_of(self.labels[shuffled])
         groups = np.minimum(counts, self.max_utterances) // self.unit
         # Utterance j of a speaker is used when j < groups * K; the survivors lie in runs of K of one speaker.
         kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
@@ -233,7 +287,7 @@ class BalancedSampler(Sampler):
         return _deal_exactly(groups, size, random)
 
 
-def _by_speaker(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows ordered by speaker, (rows,); the place of each among its speaker's, (rows,); rows of each speaker."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -86,6 +86,8 @@ class AudioSource(ABC):
 
     identity = "files of their own"
     """What two machines compare to find that they hold the same audio, as far as it is known without reading."""
+    is_remote = False
+    """Whether it is read shard by shard from an address (`shards.py`)."""
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
@@ -141,6 +143,7 @@ class RowReader(Shareable, ABC):
 
     counts: Mapping[str, int] = MappingProxyType({})
     """What a reader of files counts: those that changed, and finds in its cache."""
+    is_remote: ClassVar[bool] = False
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:

@@ -46,7 +46,7 @@ ONE_DOOR = {
     "requests": {"corpora"},
     "jinja2": {"evaluation"},
     "tqdm": {"terminal.py"},
-    "fsspec": {"training/mirror.py"},
+    "fsspec": {"training/mirror.py", "data/stores.py"},
     "onnx": {"inference"},
     "onnxruntime": {"inference"},
     "fastapi": {"inference"},

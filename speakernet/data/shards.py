@@ -1,0 +1,304 @@
+"""A packed corpus at an address (`s3://…`, `gs://…`, `https://…`, `file://…`), read through a bounded cache of shards.
+
+What lies where (`corpus.json`, each shard's `index.npz`) is copied once and read as that of a corpus on disk. Samples
+are fetched a shard at a time: by whoever reads a row of it, and ahead of that by threads that know the epoch's order.
+When the cache is full, the shards that were not used for longest go. All processes of a machine share the cache; a
+shard that one of them fetches the others wait for. Rows, batches and resuming are those of `packed.py`.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.audio import SAMPLE_RATE
+from speakernet.data.batches import BatchRequest, CropMaker, Made
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import LookupTable, default_cache_folder
+from speakernet.data.options import DataOptions
+from speakernet.data.packed import (
+    DESCRIPTION,
+    INDEX,
+    SAMPLES,
+    JoinedSamples,
+    PackedIndex,
+    PackedRows,
+    PackedSource,
+    damaged,
+    describe_samples,
+    read_description,
+    read_index,
+    read_samples,
+)
+from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
+from speakernet.data.stores import PARTIAL, ShardError, Store
+from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
+from speakernet.parallel import distributed
+from speakernet.terminal import counted
+
+NUM_THREADS = 8
+HEADER_BYTES = len(describe_samples(0))
+HELD = "samples"
+SPACE_LOCK = "space.lock"
+FEWEST_SHARDS = 2
+"""For each process: one that is read, one that is fetched."""
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """The samples of a corpus's shards on this disk, at most `budget_bytes` of them, by the shard's number."""
+
+    address: str
+    folder: Path
+    """Holds the corpus's description and indices, and the samples that are here."""
+    names: tuple[str, ...]
+    num_samples: np.ndarray
+    budget_bytes: int
+
+    def bytes_of(self, shard: int) -> int:
+        """Size of a shard's file of samples."""
+        return HEADER_BYTES + 2 * int(self.num_samples[shard])
+
+    def path(self, shard: int) -> Path:
+        """Where its samples are, if they are here."""
+        return self.folder / HELD / f"{shard}.npy"
+
+    def touch(self, shard: int) -> bool:
+        """Mark a shard as used; False if it is not here."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path(shard))
+            return True
+        return False
+
+    def hold(self, shard: int) -> None:
+        """Fetch a shard if it is not here; of several processes and threads one does, and the others wait."""
+        path = self.path(shard)
+        if self.touch(shard):
+            return
+        with hold_lock(path.with_suffix(".lock"), "", waits=True):
+            if not self.touch(shard):
+                self._make_space(shard)
+                place = "/".join(filter(None, (self.names[shard], SAMPLES)))
+                Store(self.address).fetch(place, path, lambda partial: self._problem(shard, partial))
+
+    def open(self, shard: int) -> int:
+        """The open file of a shard's samples; whoever reads closes it."""
+        while True:
+            # Another process may need the space at any moment, but not what is open.
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self.path(shard), OPEN_FLAGS)
+            self.hold(shard)
+
+    def _make_space(self, shard: int) -> None:
+        """Remove what was not used for longest until a shard fits; its place is taken from now on."""
+        folder = self.folder / HELD
+        with hold_lock(self.folder / SPACE_LOCK, "", waits=True):
+            self.path(shard).with_name(f"{shard}.npy{PARTIAL}").touch()
+            found = []
+            for path in folder.glob("*.npy*"):
+                # A file that another process renames or removes now is not in the way.
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime_ns, path, self.bytes_of(int(path.name.partition(".")[0]))))
+            total = sum(size for _, _, size in found)
+            for _, path, size in sorted(found):
+                if total <= self.budget_bytes:
+                    return
+                if path.suffix != PARTIAL:
+                    path.unlink(missing_ok=True)
+                    total -= size
+
+    def _problem(self, shard: int, partial: Path) -> str:
+        """What is wrong with a file that was fetched as a shard's samples; empty if nothing is."""
+        found, wanted = partial.stat().st_size, self.bytes_of(shard)
+        if found != wanted:
+            return f"{found} bytes arrived, expected {wanted}"
+        index = read_index(self.folder / self.names[shard])
+        samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
+        problems = damaged(index, samples.view(np.ndarray), range(len(index.names)))
+        return f"altered since it was packed: {problems[0]}" if problems else ""
+
+
+@dataclass(frozen=True)
+class CachedShard:
+    """A shard's int16 samples (samples,), sliced like an array; every slice is a copy, from the cache."""
+
+    cache: ShardCache
+    shard: int
+
+    def __len__(self) -> int:
+        return int(self.cache.num_samples[self.shard])
+
+    def __getitem__(self, some: slice) -> np.ndarray:
+        """Raises ShardError if the shard cannot be fetched."""
+        first, stop, _ = some.indices(len(self))
+        file = self.cache.open(self.shard)
+        try:
+            return read_samples(file, self.cache.path(self.shard), HEADER_BYTES + 2 * first, stop - first)
+        finally:
+            os.close(file)
+
+
+class RemoteSource(PackedSource):
+    """The utterances of a packed corpus at an address."""
+
+    is_remote = True
+
+    def __init__(self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None) -> None:
+        """Copy and check what lies where at an address; no samples are fetched.
+
+        Args:
+            root: the address.
+            sample_rate: Hz.
+            cache_gigabytes: most that samples take on this disk, by all processes; None: the option's default.
+        """
+        if cache_gigabytes is None:
+            cache_gigabytes = DataOptions().shard_cache_gigabytes
+        self._folder = default_cache_folder() / "shards" / hashlib.sha256(root.encode()).hexdigest()[:24]
+        self._budget_bytes = int(cache_gigabytes * (1 << 30))
+        super().__init__(root, sample_rate)
+        self.is_mapped = False
+
+    @property
+    def shards(self) -> ShardCache:
+        """The cache."""
+        return self.samples.shards[0].cache  # type: ignore[union-attr]
+
+    def _read_index(self) -> PackedIndex:
+        """Copy the description and the shards' indices, if this disk does not hold those that are at the address."""
+        folder, store = self._folder, Store(self.root)
+        with exclusive(folder, waits=True):
+            store.fetch(DESCRIPTION, folder / "newest", lambda partial: "")
+            newest = (folder / "newest").read_bytes()
+            if not (folder / DESCRIPTION).is_file() or (folder / DESCRIPTION).read_bytes() != newest:
+                for path in folder.glob("*"):
+                    # Of what was packed there before.
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                (folder / INDEX).unlink(missing_ok=True)
+            (folder / "newest").replace(folder / DESCRIPTION)
+            description = read_description(folder)
+            digests = description["parts"] or {"": description["index_sha256"]}
+            missing = [name for name in digests if not (folder / name / INDEX).is_file()]
+
+            def copy(name: str) -> None:
+                (folder / name).mkdir(exist_ok=True)
+                if name:
+                    store.fetch(f"{name}/{DESCRIPTION}", folder / name / DESCRIPTION, lambda partial: "")
+                place = f"{name}/{INDEX}" if name else INDEX
+                store.fetch(place, folder / place, lambda partial: _digest_problem(partial, digests[name]))
+
+            list(parallel_map(copy, missing, NUM_THREADS))
+            (folder / HELD).mkdir(exist_ok=True)
+        return read_index(folder)
+
+    def _open_samples(self) -> JoinedSamples:
+        names = tuple(read_description(self._folder)["parts"]) or ("",)
+        sizes = [read_description(self._folder / name)["num_samples"] for name in names]
+        cache = ShardCache(self.root, self._folder, names, np.array(sizes), self._budget_bytes)
+        largest = max(map(cache.bytes_of, range(len(names))))
+        sharers = distributed.local_world_size()
+        needed = min(largest * FEWEST_SHARDS * sharers, sum(map(cache.bytes_of, range(len(names)))))
+        if needed > self._budget_bytes:
+            raise ValueError(
+                f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, but the shards of {self.root} "
+                f"have up to {human_bytes(largest)}, of which {counted(sharers, 'process')} need "
+                f"{human_bytes(needed)}; raise it, or pack smaller shards (speakernet pack --shards)"
+            )
+        return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])
+
+    def shards_of(self, table: LookupTable) -> np.ndarray:
+        """The shard of each row of a table of this source, int32 (rows,)."""
+        ends = np.cumsum(self.shards.num_samples)
+        return np.searchsorted(ends, table.data_offsets // 2, side="right").astype(np.int32)
+
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RemoteRows":
+        """See `AudioSource.rows`."""
+        rows = super().rows(names, table)
+        return RemoteRows(rows.root, rows.samples, rows.starts, rows.lengths, is_mapped=False)
+
+
+def _digest_problem(path: Path, wanted: str) -> str:
+    return "" if sha256_of(path) == wanted else f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
+
+
+@dataclass(eq=False)
+class RemoteRows(PackedRows):
+    """Rows of a list read from a packed corpus at an address."""
+
+    is_remote = True
+
+    def shards_of(self, rows: np.ndarray) -> list[int]:
+        """The shards that some rows lie in, each once."""
+        assert isinstance(self.samples, JoinedSamples)
+        is_here = self.lengths[rows] > 0
+        found = np.searchsorted(self.samples.begins, self.starts[rows[is_here]], side="right") - 1
+        return np.unique(found).tolist()
+
+    @property
+    def cache(self) -> ShardCache:
+        """Where the shards are kept."""
+        return self.samples.shards[0].cache  # type: ignore[union-attr]
+
+    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        """See `RowReader.fill`. A shard that cannot be had is no broken utterance, but an error."""
+        for shard in self.shards_of(rows):
+            self.cache.hold(shard)
+        return super().fill(rows, starts, out)
+
+    def ahead(self, maker: CropMaker, num_asked: int) -> "ShardsAhead":
+        """A maker around `maker`, which is asked for so many batches at once, that has the shards fetched in time."""
+        return ShardsAhead(maker, self, num_asked)
+
+    __getstate__, __setstate__ = RowReader.__getstate__, RowReader.__setstate__
+
+
+class ShardsAhead(CropMaker):
+    """A `CropMaker` around another: threads fetch the shards of the coming batches, as far as the cache reaches."""
+
+    def __init__(self, maker: CropMaker, rows: RemoteRows, num_asked: int) -> None:
+        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
+        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
+        self.maker, self._rows, self._num_asked = maker, rows, num_asked
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+        """See `CropMaker.run`."""
+        cache, budget = self._rows.cache, self._rows.cache.budget_bytes // distributed.local_world_size()
+        last_use: dict[int, int] = {}
+        asked = used_bytes = 0
+        pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shards")
+        try:
+            for number, made in enumerate(self.maker.run(requests)):
+                for shard in [one for one, last in last_use.items() if last < number]:
+                    used_bytes -= cache.bytes_of(shard)
+                    del last_use[shard]
+                for shard in last_use:
+                    cache.touch(shard)
+                while asked < len(requests):
+                    shards = self._rows.shards_of(requests[asked].rows)
+                    new = [shard for shard in shards if shard not in last_use]
+                    more_bytes = sum(map(cache.bytes_of, new))
+                    # What is read at this moment is fetched at once, whatever fits.
+                    if used_bytes + more_bytes > budget and asked > number + self._num_asked:
+                        break
+                    last_use |= dict.fromkeys(shards, asked)
+                    used_bytes, asked = used_bytes + more_bytes, asked + 1
+                    for shard in new:
+                        pool.submit(self._hold, shard)
+                yield made
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """See `CropMaker.close`."""
+        self.maker.close()
+
+    def _hold(self, shard: int) -> None:
+        # Whoever reads the shard tries again, and reports it.
+        with contextlib.suppress(ShardError):
+            self._rows.cache.hold(shard)

@@ -1,0 +1,164 @@
+"""Files at an address of fsspec (`s3://…`, `gs://…`, `https://…`, `file://…`), fetched and written with patience.
+
+Below `shards.py`, which reads packed corpora there. `pack_to_address` writes them: shards first, each of them whole
+once its description is there, and the description of the corpus last.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+from speakernet.data.packed import DESCRIPTION, INDEX, SAMPLES, PackedError, read_description
+from speakernet.data.packing import SKIPPED, PackInput, PackSummary, Shard, join_parts, pack, plan_of_parts
+from speakernet.files import MOST_PARTS, WorkPart, error_line, parallel_map, share
+
+logger = logging.getLogger(__name__)
+
+PARTIAL = ".partial"
+ATTEMPTS, FIRST_PAUSE_SECONDS = 6, 0.5
+"""To fetch or to write a file; each pause is twice the one before it, 16 s in all."""
+UTTERANCES_OF_A_SHARD = 4096
+"""A gigabyte or so: fetched in seconds, and few enough shards for an epoch."""
+NUM_THREADS = 8
+
+
+class ShardError(PackedError):
+    """A file of a corpus at an address that is missing, altered or out of reach; the message names it."""
+
+
+class Store:
+    """The files below an address. Every access is tried several times, with growing pauses."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+
+    def fetch(self, name: str, target: Path, problem_of: Callable[[Path], str]) -> None:
+        """Copy a file to `target`, whole and without a problem, or raise ShardError."""
+        partial = target.with_name(target.name + PARTIAL)
+
+        def get(system: Any, root: str) -> None:
+            system.get_file(f"{root}/{name}", str(partial))
+            if problem := problem_of(partial):
+                raise ShardError(problem)
+            partial.replace(target)
+
+        try:
+            self._try(name, get)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def put(self, source: Path, name: str) -> None:
+        """Write a file; object stores show it whole or not at all."""
+
+        def write(system: Any, root: str) -> None:
+            place = f"{root}/{name}"
+            system.makedirs(place.rpartition("/")[0], exist_ok=True)
+            system.put_file(str(source), place)
+
+        self._try(name, write)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+
+        def is_there(system: Any, root: str) -> bool:
+            system.invalidate_cache()
+            return bool(system.exists(f"{root}/{name}"))
+
+        return bool(self._try(name, is_there))
+
+    def _try(self, name: str, action: Callable[[Any, str], Any]) -> Any:
+        place, pause = f"{self.address}/{name}", FIRST_PAUSE_SECONDS
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                # Asked for each time: the libraries' connections do not survive a fork, and they find a new one then.
+                return action(*url_to_fs(self.address))
+            except FileNotFoundError as error:
+                advice = "the same command resumes when it is there; speakernet pack to the address writes what misses"
+                raise ShardError(f"{place}: missing; {advice}") from error
+            except ImportError as error:
+                raise ShardError(f"{self.address}: {error} (pip install 'speakernet[s3]' for s3://)") from error
+            except Exception as error:
+                # Whatever the library raises: each address has a library of its own.
+                reason = error_line(error)
+                if attempt == ATTEMPTS:
+                    raise ShardError(f"{place}: {ATTEMPTS} attempts failed, the last with {reason}") from error
+                logger.warning("%s: attempt %d of %d failed (%s)", place, attempt, ATTEMPTS, reason)
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+
+def pack_to_address(
+    source: PackInput, address: str, writer: WorkPart, num_shards: int = 0, *, sample_rate: int, **options: Any
+) -> tuple[PackSummary, int]:
+    """Write one writer's shards of a corpus to an address; the last writer describes the whole.
+
+    Shard n of N holds every N-th utterance from the n-th on: a list goes speaker by speaker, but each shard must hold
+    many speakers.
+
+    Returns:
+        The summary of the writer's shards, and how many shards of other writers are missing.
+    """
+    store, num_rows = Store(address), len(source.names)
+    if not num_rows:
+        raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
+    count = min(num_shards or -(-num_rows // UTTERANCES_OF_A_SHARD), num_rows, MOST_PARTS)
+    shards = [WorkPart(number, count) for number in range(1, count + 1)]
+    plan = plan_of_parts(source, sample_rate, count) | {"order": "every n-th"}
+    origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+    summaries = []
+    with tempfile.TemporaryDirectory(prefix="speakernet-") as scratch:
+        described, num_resumed = Path(scratch, "described"), 0
+        missing = _missing(store, shards, described, origin)
+        if missing and store.has(DESCRIPTION):
+            raise PackedError(f"{address}: holds another corpus; remove it, or give an address that is not taken")
+        for shard in share(shards, writer.number, writer.count):
+            if shard not in missing:
+                one = read_description(described / shard.name)
+                summaries.append(PackSummary(one["num_utterances"], one["num_samples"], 0, one["num_skipped"]))
+                num_resumed += one["num_utterances"]
+                continue
+            folder = Path(scratch, shard.name)
+            own = Shard(source, range(shard.number - 1, num_rows, count), f"shard {shard} of {source.description}")
+            own.part_of = origin
+            summaries.append(pack(own, folder, sample_rate=sample_rate, **options))
+            names = [name for name in (SKIPPED, SAMPLES, INDEX, DESCRIPTION) if (folder / name).exists()]
+            for name in names:
+                # The description last: with it the shard is there.
+                store.put(folder / name, f"{shard.name}/{name}")
+            shutil.rmtree(folder)
+        missing = _missing(store, shards, described, origin)
+        if not missing and not store.has(DESCRIPTION):
+            join_parts(described)
+            store.put(described / DESCRIPTION, DESCRIPTION)
+    counts = (sum(getattr(one, name) for one in summaries) for name in ("num_utterances", "num_samples", "num_skipped"))
+    num_utterances, num_samples, num_skipped = counts
+    return PackSummary(num_utterances, num_samples, num_resumed, num_skipped), len(missing)
+
+
+def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) -> list[WorkPart]:
+    """The shards that are not there yet; the descriptions of the others are in `folder` afterwards."""
+
+    def look(shard: WorkPart) -> bool:
+        place = folder / shard.name
+        if not (place / DESCRIPTION).exists():
+            if not store.has(f"{shard.name}/{DESCRIPTION}"):
+                return True
+            place.mkdir(parents=True, exist_ok=True)
+            store.fetch(f"{shard.name}/{DESCRIPTION}", place / DESCRIPTION, lambda partial: "")
+        if read_description(place)["part_of"] != origin:
+            raise PackedError(
+                f"{store.address}/{shard.name}: a shard of another list or rate; remove it, or give another address"
+            )
+        return False
+
+    is_missing = list(parallel_map(look, shards, NUM_THREADS))
+    return [shard for shard, is_so in zip(shards, is_missing, strict=True) if is_so]

@@ -1,0 +1,228 @@
+"""A packed corpus at an address: written by several, streamed through a bounded cache, resumed; also over real S3."""
+
+import itertools
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
+from speakernet.cli import main
+from speakernet.config import Config
+from speakernet.config.schema import replaced
+from speakernet.data import stores
+from speakernet.data.lists import read_training_list
+from speakernet.data.mixing import streamed
+from speakernet.data.opening import open_source
+from speakernet.data.options import DataOptions
+from speakernet.data.packed import PackedError
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
+from speakernet.data.shards import HEADER_BYTES
+from speakernet.data.stores import ShardError
+from tests.data.object_store import object_store
+from tests.tiny_recipe import write_recipe
+
+NUM_SHARDS = 5
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fast_and_private(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
+
+
+def pack_to(address, corpus, *more):
+    lists = ["--list", str(corpus / "train_list.txt"), "--shards", str(NUM_SHARDS)]
+    return main(["pack", address, "--source", str(corpus), *lists, *more])
+
+
+@pytest.fixture(scope="module")
+def packed(tiny_corpus, tmp_path_factory):
+    root = tmp_path_factory.mktemp("store") / "corpus"
+    for writer in ("2/2", "1/2"):
+        # Not a corpus before the last writer has described it.
+        assert not (root / "corpus.json").exists()
+        assert pack_to(f"file://{root}", tiny_corpus, "--part", writer) == 0
+    return root
+
+
+@pytest.fixture
+def store(packed, tmp_path):
+    shutil.copytree(packed, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def held(source):
+    return sorted(path.stem for path in (source._folder / "samples").glob("*.npy"))
+
+
+def test_writers_and_reader(store, tiny_corpus, tmp_path):
+    address, files = f"file://{store}", open_source(tiny_corpus, keep_lookup=False)
+    source = open_source(address)
+    names = read_training_list(tiny_corpus / "train_list.txt").paths
+    assert source.shards_of(source.lookup_table(names)).tolist() == [row % NUM_SHARDS for row in range(len(names))]
+    for name in names:
+        np.testing.assert_array_equal(source.read(name), files.read(name))
+    assert pack_to(address, tiny_corpus) == 0, "it is there"
+    assert main(["pack", address, "--verify"]) == 0
+    (tmp_path / "other.txt").write_text("spk00 spk00/utt0.wav\n")
+    with pytest.raises(PackedError, match="part-0001-of-0005"):
+        stores.pack_to_address(
+            open_inputs_of(tiny_corpus, tmp_path / "other.txt"), address, stores.WorkPart(1, 1), 5, sample_rate=16000
+        )
+
+
+def open_inputs_of(corpus, path):
+    from speakernet.corpora.pack_inputs import open_inputs
+
+    listed = read_training_list(path).paths
+    return open_inputs([corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)]))
+
+
+def test_the_cache_is_bounded_and_the_oldest_go(store):
+    largest = max(path.stat().st_size for path in store.glob("part-*/samples.npy"))
+    with pytest.raises(ValueError, match="shard_cache_gigabytes"):
+        open_source(f"file://{store}", shard_cache_gigabytes=1.9 * largest / 2**30)
+    source = open_source(f"file://{store}", shard_cache_gigabytes=2.1 * largest / 2**30)
+    for shard in (0, 1, 0, 2):
+        source.shards.hold(shard)
+    assert held(source) == ["0", "2"]
+    assert len(source.samples[0 : len(source.samples)]) == source.index.num_samples
+    assert len(held(source)) == 2
+
+
+def test_what_is_missing_or_altered_is_named(store, caplog):
+    samples = sorted(store.glob("part-*/samples.npy"))
+    source = open_source(f"file://{store}")
+    content = bytearray(samples[3].read_bytes())
+    content[HEADER_BYTES + 8] ^= 1
+    samples[3].write_bytes(content)
+    samples[4].unlink()
+    with pytest.raises(ShardError, match=r"part-0004-of-0005/samples.npy: 6 attempts .*altered .*spk"):
+        source.shards.hold(3)
+    with pytest.raises(ShardError, match=r"part-0005-of-0005/samples.npy: missing"):
+        source.shards.hold(4)
+    assert held(source) == [] and caplog.text.count("attempt") == 5
+    index = sorted(store.glob("part-*/index.npz"))[0]
+    shutil.rmtree(source._folder)
+    index.write_bytes(index.read_bytes()[:-1] + b"x")
+    with pytest.raises(ShardError, match=r"part-0001-of-0005/index.npz: 6 attempts .*altered"):
+        open_source(f"file://{store}")
+
+
+def test_a_corpus_that_was_packed_anew_is_read_anew(store, tiny_corpus, tmp_path):
+    first = open_source(f"file://{store}")
+    first.shards.hold(0)
+    shutil.rmtree(store)
+    (tmp_path / "list.txt").write_text("spk00 spk00/utt0.wav\nspk00 spk00/utt1.wav\n")
+    assert main(["pack", f"file://{store}", "--source", str(tiny_corpus), "--list", str(tmp_path / "list.txt")]) == 0
+    second = open_source(f"file://{store}")
+    assert len(second) == 2 and held(second) == []
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_order_of_a_stream(num_streams):
+    labels, shards = np.arange(4000, dtype=np.int32) % 7, np.arange(4000) % 20
+    sampler = ShuffledSampler(labels, DataOptions(batch_size=12, shuffle_buffer=600), seed=1)
+    sampler.in_parts = lambda number: streamed(sampler, shards, num_streams, number)
+    plans = [sampler.epoch(number) for number in (0, 0, 1)]
+    assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(plans[0].rows, plans[2].rows)
+    plan = plans[0]
+    assert len(np.unique(plan.rows)) == len(plan.rows) == 4000 - plan.num_left_out >= 3984
+    theirs = []
+    for rank in range(num_streams):
+        mine = [plan.rows[rank_share(plan, batch, 1, rank, num_streams)] for batch in range(len(plan))]
+        theirs.append(set(shards[np.concatenate(mine)].tolist()))
+        # A shard holds 200 rows: of a block of 600 / streams, so many and the two at its edges.
+        at_once = [len(np.unique(shards[np.concatenate(mine[first : first + 2])])) for first in range(len(plan) - 1)]
+        assert max(at_once) <= 2 * (600 // num_streams // 200 + 2)
+    assert all(len(one & other) <= 1 for one, other in itertools.combinations(theirs, 2))
+    assert set.union(*theirs) == set(range(20))
+
+
+def test_groups_of_a_stream_hold_no_speaker_twice():
+    labels = np.arange(3000, dtype=np.int32) // 30
+    options = DataOptions(batch_size=8, utterances_per_speaker=2, shuffle_buffer=900)
+    sampler = BalancedSampler(labels, options, seed=1)
+    sampler.in_parts = lambda number: streamed(sampler, np.arange(3000) % 10, 1, number)
+    rows = sampler.epoch(0).rows.reshape(-1, 8, 2)
+    assert len(rows) > 150 and (labels[rows][:, :, 0] == labels[rows][:, :, 1]).all()
+    assert all(len(np.unique(batch)) == 8 for batch in labels[rows][:, :, 0])
+
+
+def loader_of(corpus, root, **changes):
+    data = {"train_list": str(corpus / "train_list.txt"), "train_path": str(root), "crop_frames": 50, "batch_size": 4}
+    data |= {"num_workers": 0, "shuffle_buffer": 8, "shard_cache_gigabytes": 600_000 / 2**30} | changes
+    config = replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
+    return build_training_loader(config, Inputs(config, CPU))
+
+
+def test_streamed_batches_resume_where_they_were(packed, tiny_corpus):
+    address = f"file://{packed}"
+    straight = list(loader_of(tiny_corpus, address))
+    first = loader_of(tiny_corpus, address, num_workers=2)
+    begun = list(itertools.islice(first, 3))
+    state = first.state_dict()
+    first.close()
+    resumed = loader_of(tiny_corpus, address)
+    resumed.load_state_dict(state)
+    after = [*begun, *resumed]
+    assert len(after) == len(straight) == 8
+    files = open_source(tiny_corpus, keep_lookup=False)
+    for one, other in zip(straight, after, strict=True):
+        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.indices, other.indices)
+        for row, crop in zip(one.indices.tolist(), one.waveforms.numpy(), strict=True):
+            whole = files.read(first.training.paths[row])
+            assert any(np.array_equal(whole[at : at + 160], crop[:160]) for at in range(len(whole) - 160))
+
+
+def faulty(kinds, source, faults):
+    shutil.rmtree(source._folder / "samples")
+    (source._folder / "samples").mkdir()
+    faults.kinds, faults.fetched = list(kinds), []
+
+
+@pytest.mark.slow
+def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
+    import s3fs
+
+    names = read_training_list(tiny_corpus / "train_list.txt").paths
+    files = open_source(tiny_corpus, keep_lookup=False)
+    address = "s3://bucket/corpus"
+    with object_store(monkeypatch) as faults:
+        assert pack_to(address, tiny_corpus, "--part", "1/2") == pack_to(address, tiny_corpus, "--part", "2/2") == 0
+        source = open_source(address)
+        for kinds in ([], ["503", "503"], ["cut"], ["slow"], ["wrong"], ["503", "cut", "wrong"]):
+            faulty(kinds, source, faults)
+            for name in names:
+                np.testing.assert_array_equal(source.read(name), files.read(name))
+            assert not faults.kinds and len(faults.fetched) >= NUM_SHARDS
+        faulty(["wrong"] * 100, source, faults)
+        with pytest.raises(ShardError, match=r"part-0001-of-0005/samples.npy: 6 attempts"):
+            source.shards.hold(0)
+        faults.kinds = []
+
+        def train(name):
+            changes = {"data": {"train_path": address, "shuffle_buffer": 8, "shard_cache_gigabytes": 600_000 / 2**30}}
+            changes |= {"training": {"max_epochs": 2, "test_interval": 2}, "runtime": {"deterministic": True}}
+            recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, changes)
+            return main(["train", "--config", str(recipe)]), tmp_path / name / "last.pt"
+
+        assert train("straight")[0] == 0
+        system = s3fs.S3FileSystem()
+        system.invalidate_cache()
+        gone = "bucket/corpus/part-0002-of-0005/samples.npy"
+        system.copy(gone, "bucket/kept")
+        system.rm(gone)
+        shutil.rmtree(source._folder / "samples")
+        status, last = train("resumed")
+        assert status == 1 and last.exists() and last.with_name("log.txt").exists()
+        system.copy("bucket/kept", gone)
+        assert train("resumed")[0] == 0
+    weights = [
+        torch.load(tmp_path / name / "last.pt", weights_only=True)["weights"] for name in ("straight", "resumed")
+    ]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
