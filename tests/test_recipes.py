@@ -124,6 +124,7 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
     options += ["--train_list", str(train_list), "--test_list", str(trials)]
     options += ["--train_path", str(tiny_corpus), "--test_path", str(tiny_corpus)]
     unset = ("augment.noise_path", "augment.rir_path", "validation_list", "validation_path", "initial_model")
+    unset += ("evaluation.calibration_list", "evaluation.calibration_path")
     options += [word for name in unset for word in (f"--{name}", "")]
     # No model is given here; what starts from one is tried in tests/assembly/test_initial_model.py.
     options += SHORT.split()

@@ -29,9 +29,7 @@ from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioCache, AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
-    SCORE_ONLY,
     AffineCalibration,
-    fit_scores,
 )
 from speakernet.evaluation.embedding import (
     Embedder,
@@ -43,7 +41,7 @@ from speakernet.evaluation.embedding import (
     way_of,
     weights_digest,
 )
-from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
+from speakernet.evaluation.evaluate import Evaluation, evaluate, fit_for_verifying, fits_of, score_trials
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import WHOLE, Backend, mean_embeddings, speaker_means, verifying_backend
@@ -337,19 +335,18 @@ class _Scoring:
             # Before hours of embedding, not after.
             raise ValueError(f"cannot calibrate: {reason}")
         scored = score_trials(embedder, backend, trials, source)
-        measures = (*SCORE_ONLY, *section.quality_measures)
-        columns = calibration_inputs(measures, scored, trials, source)
-        fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
-        self.fitted_on = trials.sha256
-        for sentence in fit.refused:
+        prior, measures = section.calibration_prior, section.quality_measures
+        fits = fits_of(scored, trials, source, prior, described, measures)
+        calibration, self.fitted_on = fits[-1].calibration, trials.sha256
+        for sentence in fits[0].refused:
             logger.info("%s: %s", trials.source, sentence)
-        self.measured |= fit.changes(self.contents)
         # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
-        verifying = verifying_backend(self.contents).describe(WHOLE)
-        if self.after_training and (described, measures) != (verifying, SCORE_ONLY):
-            found, _ = fit_for_verifying(embedder, self.contents, trials, source, section.calibration_prior)
-            self.measured |= found.changes(self.contents)
-        return fit.calibration
+        if self.after_training and described != verifying_backend(self.contents).describe(WHOLE):
+            own = [one for one in measures if one != "cohort"]
+            fits += fit_for_verifying(embedder, self.contents, trials, source, prior, own)[0]
+        for fit in fits:
+            self.measured |= fit.changes(self.contents)
+        return calibration
 
     def with_facts(self, results: Results, trials: TrialList) -> Results:
         """What is needed to repeat a figure: model, checkpoint, versions, machine, configuration, command."""
@@ -371,7 +368,7 @@ class _Scoring:
             config=self.config.evaluation.model_dump(),
             command=" ".join(sys.argv),
             date=time.strftime("%Y-%m-%d %H:%M"),
-            warnings=[*chosen, *self.warnings, *fitted, *cautions(results)],
+            warnings=[*(results.warnings or []), *chosen, *self.warnings, *fitted, *cautions(results)],
         )
 
 

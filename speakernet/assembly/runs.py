@@ -264,6 +264,9 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
         )
     if inputs.validation.trials.labels is None:
         raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint")
+    if calibration_list := config.evaluation.calibration_list:
+        # Read now, not after the last epoch.
+        inputs.trial_input(calibration_list, config.evaluation.calibration_path or data.test_path)
     # Often both are the same list.
     both = inputs.validation, inputs.test
     others = inputs.beside(inputs.test).values() if data.test_lists else ()

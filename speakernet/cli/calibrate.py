@@ -18,6 +18,9 @@ from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
 from speakernet.options import default_of
 from speakernet.terminal import counted
 
+QUALITIES = ("duration", "magnitude", "snr")
+"""Measures of a recording that need nothing but itself."""
+
 ARGUMENTS = {
     **MODEL,
     "--trials": {"type": Path, "help": "labelled trial list: `1 enrol test` or `0 enrol test` a line"},
@@ -25,6 +28,12 @@ ARGUMENTS = {
     **STORE,
     "--store": {"type": Path, "help": "the file of people, such as people.db"},
     "--cohort": {"nargs": "+", "help": "recordings of strangers for --store: files, folders, lists"},
+    "--quality": {
+        "nargs": "+",
+        "choices": QUALITIES,
+        "default": [],
+        "help": "of --trials: decide by these measures of both recordings too",
+    },
     "--out": {"type": Path, "help": "write another model file instead of changing this one"},
     "--prior": {
         "type": float,
@@ -38,8 +47,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Embed, score, fit, write; the figures."""
     if (arguments.trials is None) == (arguments.store is None):
         raise ValueError("give --trials LIST, or --store people.db for your own people")
-    if (arguments.trials and arguments.cohort) or (arguments.store and arguments.audio):
-        raise ValueError("--audio goes with --trials, --cohort with --store")
+    if (arguments.trials and arguments.cohort) or (arguments.store and (arguments.audio or arguments.quality)):
+        raise ValueError("--audio and --quality go with --trials, --cohort with --store")
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
@@ -49,7 +58,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     verifier = load_verifier(arguments)
     if arguments.store is None:
         fit, results, backup = bulk.calibrate_on_trials(
-            verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out
+            verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out, arguments.quality
         )
     else:
         cohort = (

@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             both = [verifier.open(one) for one in (arguments.first, arguments.second)]
             qualities = [recordings.inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in both]
-            decision = verifier.decide(verifier.compare(*map(verifier.embed, both)), **limits)
+            embeddings = [verifier.embed(one) for one in both]
+            decision = verifier.rule_for(both, embeddings).decide(verifier.compare(*embeddings), **limits)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n")
     sys.stdout.flush()
     for quality in qualities:

@@ -2,6 +2,7 @@
 
     speakernet prepare trials make test_list.txt trials.txt --kind balanced --training train_list.txt
     speakernet prepare trials make calls.csv trials.txt --across call --same_gender
+    speakernet prepare trials make train_list.txt calibration.txt --calibration data/train --like trials.txt data/test
     speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
     speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
@@ -33,12 +34,14 @@ from speakernet.corpora.utterances import (
     Utterances,
     all_pairs,
     balanced_pairs,
+    calibration_pairs,
     hard_pairs,
     hold_out,
     random_pairs,
     read_table,
     row_by_speaker_folder,
 )
+from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
     ListError,
     StringTable,
@@ -94,6 +97,18 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
                 "help": "targets pair utterances that differ in this column of the table (call, day, phone); of a "
                 "training list: folder, the folders between the speaker's and the file",
             },
+            "--calibration": {
+                "type": Path,
+                "metavar": "AUDIO",
+                "help": "balanced trials to calibrate on, from a training list and its audio: a few utterances of each "
+                "speaker, of different sessions where there are any",
+            },
+            "--like": {
+                "nargs": 2,
+                "type": Path,
+                "metavar": ("LIST", "AUDIO"),
+                "help": "calibration: draw durations like those of this trial or training list",
+            },
             "--training": {"type": Path, "help": "training list that the trials must not share speakers with"},
             "--allow_overlap": {"action": "store_true", "help": "make the trials even if speakers are shared"},
             **_FORM,
@@ -148,13 +163,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _make(arguments: argparse.Namespace) -> int:
     inputs = (arguments.list, arguments.training, arguments.embeddings)
     refuse_overwriting([arguments.output], filter(None, inputs))
+    if arguments.calibration is None and arguments.like is not None:
+        raise ValueError("--like goes with --calibration AUDIO")
     is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
     utterances = _read_across(arguments, is_table)
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
         raise ValueError(f"{arguments.list} lacks the gender of some speakers; give a table with a column gender")
-    pairs = _pairs(arguments, utterances)
+    utterances, pairs = _pairs(arguments, utterances)
     if not len(pairs):
         raise ValueError(f"{arguments.list} gives no pairs under these rules; loosen them")
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
@@ -173,15 +190,16 @@ def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
     if is_table:
         return Utterances.from_rows(read_table(arguments.list, across))
     listed = Utterances.from_list(read_training_list(arguments.list))
-    if not across:
+    if not across and arguments.calibration is None:
         return listed
-    if across != "folder":
+    if across not in ("", "folder"):
         raise ValueError(
             f"--across {across}: {arguments.list} is a training list, which has no columns; expected --across folder, "
             "or a table (.csv, .tsv) with that column"
         )
     rows = [row_by_speaker_folder(*pair) for pair in listed.pairs()]
-    if unknown := [row.name for row in rows if not row.session]:
+    unknown = [row.name for row in rows if not row.session]
+    if unknown and across:
         raise ValueError(
             f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's and the file (first: "
             f"{unknown[0]}); give a table with a column for it"
@@ -189,20 +207,37 @@ def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
     return Utterances.from_rows(rows)
 
 
-def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> Pairs:
+def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
+    """Pairs of rows of these utterances, or for calibration of some of them."""
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
     rows, seed = np.arange(len(utterances)), arguments.seed
+    if arguments.calibration is not None:
+        wanted = seconds = _seconds_of(arguments.calibration, utterances.names)
+        if arguments.like is not None:
+            _, listed = read_rows(arguments.like[0], None)
+            wanted = _seconds_of(arguments.like[1], dict.fromkeys(name for row in listed for name in row[1:]))
+        return calibration_pairs(utterances, seconds, wanted, rules, seed, arguments.nontargets_per_target)
     if arguments.kind == "all":
-        return all_pairs(utterances, rows, rules)
+        return utterances, all_pairs(utterances, rows, rules)
     if arguments.kind == "random":
-        return random_pairs(utterances, rows, arguments.num_trials, rules, seed)
+        return utterances, random_pairs(utterances, rows, arguments.num_trials, rules, seed)
     if arguments.kind == "balanced":
         numbers = (arguments.targets_per_speaker, arguments.nontargets_per_target)
-        return balanced_pairs(utterances, rows, rules, seed, *numbers)
+        return utterances, balanced_pairs(utterances, rows, rules, seed, *numbers)
     if arguments.embeddings is None:
         raise ValueError("hard negatives are found by embeddings; give --embeddings FILE.npz")
     embeddings = load_embeddings(arguments.embeddings, utterances.names)
-    return hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
+    return utterances, hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
+
+
+def _seconds_of(audio: Path, names: Iterable[str]) -> np.ndarray:
+    """Durations by headers, (utterances,)."""
+    table = open_source(audio).lookup_table(StringTable.from_strings(names))
+    if table.problems:
+        raise AudioError(
+            f"{len(table.problems)} recordings cannot be used; the first: {min(table.problems.items())[1]}"
+        )
+    return table.seconds
 
 
 def _clean(arguments: argparse.Namespace) -> int:

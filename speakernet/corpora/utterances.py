@@ -51,7 +51,9 @@ DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
 #: A speaker with thousands of utterances has millions of pairs; a sample of them serves as well.
 MOST_PAIRED = 200
-HELD_OUT_STREAM = 7301
+HELD_OUT_STREAM, CALIBRATION_STREAM = 7301, 7302
+CALIBRATION_UTTERANCES = 6
+"""Of a speaker, for calibration trials: more of one person add little to what others give."""
 
 
 class Row(NamedTuple):
@@ -434,6 +436,48 @@ def balanced_pairs(
         enrol += [paired[low[keep]], nontargets[:, 0]]
         test += [paired[high[keep]], nontargets[:, 1]]
     return Pairs.of(utterances, np.concatenate(enrol), np.concatenate(test))
+
+
+def calibration_pairs(
+    utterances: Utterances,
+    seconds: np.ndarray,
+    wanted: np.ndarray,
+    rules: PairRules,
+    seed: int,
+    nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
+) -> tuple[Utterances, Pairs]:
+    """Balanced pairs among a few utterances of each speaker, whose durations are drawn like those wanted.
+
+    A speaker's utterances come from as many sessions as there are; those of a single session are paired within it.
+
+    Args:
+        utterances: such as those of a training list.
+        seconds: (utterances,) their durations.
+        wanted: durations of recordings in use, any number.
+        rules: of the pairs.
+        seed: of every draw.
+        nontargets_per_target: of the pairs.
+
+    Returns:
+        The utterances that were chosen, and pairs of their rows.
+    """
+    chosen, logs = [], np.log(np.maximum(seconds, 1e-3))
+    for speaker in range(len(utterances.speakers)):
+        own, random = np.flatnonzero(utterances.labels == speaker), numpy_generator(seed, CALIBRATION_STREAM, speaker)
+        sessions, times_used = utterances.sessions[own], np.zeros(len(own))
+        for one in np.log(random.choice(wanted, min(CALIBRATION_UTTERANCES, len(own)))):
+            # Of the sessions that were used least, the utterance that is nearest in duration.
+            row = np.lexsort((np.abs(logs[own] - one), times_used))[0]
+            times_used[sessions == sessions[row]] += 1
+            times_used[row] = np.inf
+            chosen.append(own[row])
+    found = utterances.take(np.sort(chosen))
+    for speaker in range(len(found.speakers)):
+        own = np.flatnonzero(found.labels == speaker)
+        if len(np.unique(found.sessions[own])) == 1:
+            found.sessions[own] = UNKNOWN
+    rows = np.arange(len(found))
+    return found, balanced_pairs(found, rows, rules, seed, nontargets_per_target=nontargets_per_target)
 
 
 def hard_pairs(

@@ -31,6 +31,7 @@ from speakernet.corpora.download import RemoteFile, download_all, has_md5, load_
 from speakernet.corpora.listing import (
     COMMON_ARGUMENTS,
     DOWNLOAD_ARGUMENTS,
+    SEED,
     corpus_of,
     download_options,
     listable_rows,
@@ -39,10 +40,10 @@ from speakernet.corpora.listing import (
 )
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish, walk_files
-from speakernet.corpora.utterances import Utterances, row_by_folder
+from speakernet.corpora.utterances import PairRules, Utterances, calibration_pairs, row_by_folder
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
-from speakernet.data.lists import StringTable, read_trials, write_training_list
+from speakernet.data.lists import StringTable, read_trials, write_training_list, write_trials
 from speakernet.data.packed import PackedSource
 from speakernet.data.packing import SKIPPED, pack
 from speakernet.data.sources import FolderSource
@@ -306,8 +307,12 @@ class VoxCelebJob:
         summary = self.step(f"list_{name}", made="listed")
         names = list(walk_files(root, {".wav", ".flac"}))
         rows = listable_rows((row_by_folder(one) for one in names), names, summary)
-        utterances, _ = usable_utterances(rows, root, 0.0, self.num_jobs, summary)
+        utterances, seconds = usable_utterances(rows, root, 0.0, self.num_jobs, summary)
         write_training_list(path, utterances.pairs())
+        if name in TRAINING_SUBSETS:
+            # Interviews of both corpora last alike, so that durations are drawn like the list's own.
+            chosen, pairs = calibration_pairs(utterances, seconds, seconds, PairRules(), SEED)
+            write_trials(folder / f"{name}_calibration.txt", pairs.rows(chosen))
         found, published = (len(utterances.speakers), len(utterances)), (subset.num_speakers, subset.num_utterances)
         # Not refused: part of a corpus trains, but its figures are not the published ones'.
         level = logging.INFO if found == published else logging.WARNING

@@ -4,8 +4,11 @@ One affine function `offset + weights . inputs` does it: a single score is calib
 further inputs are quality measures. It is fitted by prior-weighted logistic regression on one list and applied to
 others. Natural logarithms throughout.
 
+A quality measure gives four inputs, the smaller and the larger of the two sides, their difference and their ratio.
+
 Source: Brümmer and van Leeuwen, On calibration of language recognition scores, 2006; Thienpondt et al., The IDLab
-VoxCeleb speaker recognition challenge 2020 system description (quality measures).
+VoxCeleb speaker recognition challenge 2020 system description (quality measures); wespeaker, score_calibration.py (the
+four inputs of a measure).
 """
 
 import logging
@@ -39,6 +42,10 @@ FEWEST_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
 """Keeps the weights finite if a list is separated perfectly."""
 SCORE_ONLY = ("score",)
+SMALLEST = 1e-9
+FORMS = ("min", "max", "difference", "ratio")
+LOGGED = ("duration", "magnitude")
+"""Measures whose smaller and larger sides are logarithms: twice as long means as much at any length."""
 FITTED_ON_REPORTED = "calibration was fitted on the list that is reported: its actual costs and Cllr are optimistic"
 
 
@@ -68,6 +75,46 @@ class AffineCalibration:
         """What `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
         return cls(weights, float(values["offset"]), tuple(values["inputs"]), float(values["prior"]))
+
+
+def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
+    """The inputs of a calibration with quality measures: the score, and four of each.
+
+    >>> quality_inputs(["snr"])
+    ('score', 'snr min', 'snr max', 'snr difference', 'snr ratio')
+    """
+    return (*SCORE_ONLY, *(f"{measure} {form}" for measure in measures for form in FORMS))
+
+
+def quality_columns(
+    inputs: Sequence[str], scores: np.ndarray, values: Mapping[str, np.ndarray], enrol: np.ndarray, test: np.ndarray
+) -> np.ndarray:
+    """Values of a calibration's inputs, (trials, inputs) float64.
+
+    Args:
+        inputs: names, as `quality_inputs` gives them; a measure alone means its smaller side.
+        scores: (trials,).
+        values: measure -> its value for each utterance, (utterances,).
+        enrol: (trials,) rows of utterances.
+        test: (trials,) rows of utterances.
+
+    >>> one_and_four = {"duration": np.array([1.0, 4.0])}, np.array([0]), np.array([1])
+    >>> quality_columns(quality_inputs(["duration"]), np.array([0.5]), *one_and_four).round(2).tolist()
+    [[0.5, 0.0, 1.39, 3.0, 0.25]]
+    """
+    columns = []
+    for name in inputs:
+        measure, _, form = name.partition(" ")
+        if measure == "score":
+            columns.append(np.asarray(scores, dtype=np.float64))
+            continue
+        low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(np.float64)
+        least = np.maximum([low, high], SMALLEST)
+        small, large = np.log(least) if measure in LOGGED else (low, high)
+        # Within -1 to 1: a cohort's mean score may be near zero, and below it.
+        ratio = np.clip(low / least[1], -1, 1)
+        columns.append({"max": large, "difference": high - low, "ratio": ratio}.get(form, small))
+    return np.stack(columns, axis=1)
 
 
 def fit_calibration(
@@ -213,13 +260,20 @@ class Fit:
 
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of a model file of these contents, with this fit in place of one of the same way."""
-        fits, replaced = (contents.get("calibration") or {}).get("fits", []), self.replaced(contents)
-        # Thresholds of one scoring mean nothing under another: each fit stays with its own.
-        kept = [one for one in contents.get("thresholds") or [] if one["backend"] != self.backend]
+        inputs = list(self.calibration.inputs)
         own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
+
+        def stays(one: Mapping[str, Any]) -> bool:
+            # Thresholds of one scoring mean nothing under another: each fit stays with its own. A fit of the score
+            # alone also replaces those with quality measures, which come from another list.
+            theirs = one.get("inputs", one["backend"].get("inputs", list(SCORE_ONLY)))
+            way = {**one["backend"], "inputs": theirs}
+            return way != {**self.backend, "inputs": theirs if inputs == list(SCORE_ONLY) else inputs}
+
+        fits, thresholds = (contents.get("calibration") or {}).get("fits", []), contents.get("thresholds") or []
         return {
-            "calibration": {"fits": [*(one for one in fits if one is not replaced), own]},
-            "thresholds": [*kept, *({**one, **self.origin} for one in self.thresholds)],
+            "calibration": {"fits": [*filter(stays, fits), own]},
+            "thresholds": [*filter(stays, thresholds), *({**one, **self.origin} for one in self.thresholds)],
         }
 
 
@@ -231,24 +285,34 @@ def fit_scores(
     columns: np.ndarray | None = None,
     names: tuple[str, ...] = SCORE_ONLY,
 ) -> Fit:
-    """Calibration and thresholds from scores of labelled trials."""
+    """Calibration and thresholds from scores of labelled trials.
+
+    With quality measures (`columns`, `names`) the thresholds are log-likelihood ratios, of a way of scoring of its own.
+    """
     reason = why_no_error_rate(trials)
     if reason or trials.labels is None:
         raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
     calibration = fit_calibration(scores if columns is None else columns, trials.labels, prior, names)
-    if columns is None and calibration.weights[0] <= 0:
+    if calibration.weights[0] <= 0:
         logger.warning(
             "%s: the scores do not separate targets from non-targets (a higher one makes one speaker less likely), so "
             "decisions of this calibration are meaningless; train longer, or calibrate on more people",
             trials.source,
         )
-    rates = error_rates(scores, trials.labels)
-    thresholds, refused = named_thresholds(rates, backend)
+    rates, way = error_rates(scores, trials.labels), backend
+    if columns is not None:
+        rates, way = error_rates(calibration.apply(columns), trials.labels), threshold_way(backend, names)
+    thresholds, refused = named_thresholds(rates, way)
     num_targets, num_nontargets = int(rates.num_targets), int(rates.num_nontargets)
     if few := too_few_nontargets(num_nontargets):
         logger.warning("%s: %s; %d pairs or more give a threshold", trials.source, few, FEWEST_NONTARGETS)
     origin = {**known_by(trials), "num_targets": num_targets, "num_nontargets": num_nontargets}
     return Fit(calibration, thresholds, refused, dict(backend), origin)
+
+
+def threshold_way(backend: Mapping[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
+    """The way of scoring that thresholds on log-likelihood ratios with quality measures belong to."""
+    return {**backend, "inputs": list(inputs)}
 
 
 def known_by(trials: TrialList) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +15,21 @@ import numpy as np
 
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.calibration import AffineCalibration, Fit, fit_scores
+from speakernet.evaluation.calibration import (
+    SCORE_ONLY,
+    AffineCalibration,
+    Fit,
+    fit_scores,
+    quality_columns,
+    quality_inputs,
+)
 from speakernet.evaluation.embedding import MAX_READERS, Embedder, modes_of
 from speakernet.evaluation.figures import figures, why_no_error_rate
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.options import EvaluationOptions, Mode
-from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS
+from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_sentence
 from speakernet.evaluation.scoring import Backend, verifying_backend
-from speakernet.evaluation.slices import signal_to_noise_ratios, worse_side
+from speakernet.evaluation.slices import signal_to_noise_ratios
 from speakernet.evaluation.speakers import Speakers
 
 PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
@@ -57,9 +64,12 @@ def evaluate(
     """Embed, score and measure one list."""
     begin = time.perf_counter()
     scored = score_trials(embedder, backend, trials, source)
-    llrs = None
+    llrs, notes = None, []
     if calibration is not None:
         llrs = calibration.apply(calibration_inputs(calibration.inputs, scored, trials, source))
+        if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
+            by_ratio = figures(trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed)
+            notes = [f"by log-likelihood ratio, with quality measures: {headline_sentence(by_ratio)}"]
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
     seconds = {**scored.seconds, "figures": time.perf_counter() - start}
@@ -70,9 +80,10 @@ def evaluate(
         lists=[{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}],
         timings_seconds={name: round(value, 3) for name, value in seconds.items()},
         seconds=time.perf_counter() - begin,
+        warnings=notes,
     )
     # From headers.
-    durations = np.asarray(source.lookup_table(trials.names).num_samples) / source.sample_rate
+    durations = source.lookup_table(trials.names).num_samples / source.sample_rate
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
 
@@ -92,33 +103,51 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
     return Scored(scores, embeddings, found[0][1], found[0][2], seconds)
 
 
-def calibration_inputs(inputs: tuple[str, ...], scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
-    """Inputs of a calibration, (trials, inputs): the score, and quality measures of the worse side of each trial."""
-    columns = {"score": np.asarray(scored.scores, dtype=np.float64)}
-    for name in inputs:
-        if name == "duration":
-            values = np.log(np.maximum(source.lookup_table(trials.names).num_samples, 1) / source.sample_rate)
-        elif name == "magnitude":
-            first = next(iter(scored.embeddings.values()))
-            values = np.log(np.maximum(np.linalg.norm(first, axis=2).mean(axis=1), 1e-12))
-        elif name == "snr":
-            values = signal_to_noise_ratios(source, trials.names, MAX_READERS)
-        elif name == "cohort":
-            assert scored.cohort_mean is not None, "the options ask for a cohort"
-            values = scored.cohort_mean.astype(np.float64)
-        else:
-            continue
-        columns[name] = worse_side(values, trials)
-    return np.stack([columns[name] for name in inputs], axis=1)
+def calibration_inputs(inputs: Sequence[str], scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
+    """Inputs of a calibration, (trials, inputs): the score, and quality measures of both sides."""
+    wanted, values = {name.partition(" ")[0] for name in inputs}, {}
+    if "duration" in wanted:
+        values["duration"] = source.lookup_table(trials.names).seconds
+    if "magnitude" in wanted:
+        first = next(iter(scored.embeddings.values()))
+        values["magnitude"] = np.linalg.norm(first, axis=2).mean(axis=1)
+    if "snr" in wanted:
+        values["snr"] = signal_to_noise_ratios(source, trials.names, MAX_READERS)
+    if "cohort" in wanted:
+        assert scored.cohort_mean is not None, "the options ask for a cohort"
+        values["cohort"] = scored.cohort_mean
+    return quality_columns(inputs, scored.scores, values, trials.enrol, trials.test)
+
+
+def fits_of(
+    scored: Scored,
+    trials: TrialList,
+    source: AudioSource,
+    prior: float,
+    backend: Mapping[str, Any],
+    measures: Sequence[str],
+) -> list[Fit]:
+    """The fit of the score alone, and one with quality measures if there are any, in the order of writing."""
+    fits = [fit_scores(trials, scored.scores, prior, backend)]
+    if measures:
+        names = quality_inputs(measures)
+        columns = calibration_inputs(names, scored, trials, source)
+        fits.append(fit_scores(trials, scored.scores, prior, backend, columns, names))
+    return fits
 
 
 def fit_for_verifying(
-    embedder: Embedder, contents: Mapping[str, Any], trials: TrialList, source: AudioSource, prior: float
-) -> tuple[Fit, np.ndarray]:
+    embedder: Embedder,
+    contents: Mapping[str, Any],
+    trials: TrialList,
+    source: AudioSource,
+    prior: float,
+    measures: Sequence[str] = (),
+) -> tuple[list[Fit], np.ndarray]:
     """Fit calibration and thresholds on a list that is embedded as recordings are verified: whole and in float32.
 
     Returns:
-        The fit, and the scores (trials,).
+        The fits (`fits_of`), and the scores (trials,).
     """
     whole = replace(
         embedder,
@@ -130,5 +159,5 @@ def fit_for_verifying(
         # Before hours of embedding, not after.
         raise ValueError(f"cannot calibrate: {reason}")
     backend = verifying_backend(contents)
-    scores = score_trials(whole, backend, trials, source).scores
-    return fit_scores(trials, scores, prior, backend.describe(whole.options)), scores
+    scored = score_trials(whole, backend, trials, source)
+    return fits_of(scored, trials, source, prior, backend.describe(whole.options), measures), scored.scores

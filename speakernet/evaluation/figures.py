@@ -94,7 +94,9 @@ def figures(
     if llrs is not None:
         llr_rates, cllr = metrics.error_rates(llrs, labels), metrics.cllr(llrs, labels)
         actual = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
-        found = replace(found, cllr=cllr, act_dcf=actual, calibration_loss=cllr - (found.min_cllr or 0.0))
+        # Of the ratios: by quality measures they order the trials otherwise than the scores.
+        least = metrics.min_cllr(llr_rates)
+        found = replace(found, min_cllr=least, cllr=cllr, act_dcf=actual, calibration_loss=cllr - least)
     if options.bootstrap_samples == 0:
         return found
     # With fewer false accepts than one in all the list gives no rate.

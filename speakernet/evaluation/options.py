@@ -74,7 +74,7 @@ class EvaluationOptions(Options):
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = Field(default=[])
-    """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
+    """Further inputs of the calibration: duration, magnitude, snr, cohort (mean score against it), four of each."""
     sweep: list[Sweep] = Field(default=[])
     """Degrade the trial audio step by step and report the EER: by noise, reverb, a microphone, and so on."""
     keep_embeddings: bool = True

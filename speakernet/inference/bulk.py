@@ -6,7 +6,9 @@ rest. A cohort adds strangers.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,15 +126,23 @@ def _embed_block(
 
 
 def calibrate_on_trials(
-    verifier: SpeakerVerifier, trials_path: Path, audio: Path | None, prior: float, out: Path | None = None
+    verifier: SpeakerVerifier,
+    trials_path: Path,
+    audio: Path | None,
+    prior: float,
+    out: Path | None = None,
+    measures: Sequence[str] = (),
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on a labelled list and write into the model file, or `out`; the fit, its figures, and a backup if made."""
+    """Fit on a labelled list and write into the model file, or `out`; the fit, its figures, and a backup if made.
+
+    With quality measures a second fit is written, by which `verify` decides.
+    """
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
     embedder = Embedder(verifier.embedding_net, EvaluationOptions(embedding="whole"), verifier.device)
-    fit, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior)
-    return _write(verifier, fit, figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED), out)
+    fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
+    return _write(verifier, fits, figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED), out)
 
 
 def calibrate_on_people(
@@ -151,7 +161,7 @@ def calibrate_on_people(
         strangers = embed_utterances(net, *cohort, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES))
-    return _write(verifier, fit, figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)
+    return _write(verifier, [fit], figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)
 
 
 def _own_trials(
@@ -198,18 +208,23 @@ def _own_trials(
     return trials, scores[is_kept], Speakers(ids, len(np.unique(ids)), rule)
 
 
-def _write(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> tuple[Fit, Results, Path | None]:
-    """Write the fit, unless the labels look swapped or it would replace one on more pairs."""
+def _write(
+    verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
+) -> tuple[Fit, Results, Path | None]:
+    """Write the fits, unless the labels look swapped or they would replace one on more pairs; the last one."""
+    fit, changes = fits[-1], dict[str, Any]()
     # A model at the start of its training has an EER of 50 %, not this much.
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
             f"{fit.origin['list']}: EER {results.eer_percent:.2f} %; are its labels swapped? Nothing was written"
         )
-    old = fit.replaced(verifier.contents) if out is None else None
+    old = fits[0].replaced(verifier.contents) if out is None else None
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
             f"{verifier.name} holds a calibration on {num_old:,} pairs of one speaker, and this one has {num_pairs}; "
             "name another file with --out. Nothing was written"
         )
-    return fit, results, update_model_file(verifier.name, fit.changes(verifier.contents), out=out)
+    for one in fits:
+        changes |= one.changes({**verifier.contents, **changes})
+    return fit, results, update_model_file(verifier.name, changes, out=out)

@@ -6,7 +6,7 @@ utterances and the cosine are used, which is how `SpeakerVerifier` scores; nothi
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -15,10 +15,13 @@ import numpy as np
 from speakernet.evaluation.calibration import (
     EER_NAME,
     FEWEST_NONTARGETS,
+    SCORE_ONLY,
     AffineCalibration,
     false_accept_rate_of,
+    quality_columns,
     threshold_label,
     threshold_name,
+    threshold_way,
     too_few_nontargets,
 )
 from speakernet.evaluation.scoring import WHOLE, WHOLE_COSINE, verifying_backend
@@ -98,6 +101,8 @@ class DecisionRule:
     thresholds: Sequence[Mapping[str, Any]]
     advice: str
     caution: str = ""
+    quality: tuple[AffineCalibration, Sequence[Mapping[str, Any]]] | None = None
+    """A calibration with quality measures, and thresholds on its log-likelihood ratios."""
 
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
@@ -111,8 +116,24 @@ class DecisionRule:
         if not fitted:
             return cls(None, thresholds, advice)
         # Older files do not contain how many pairs they rest on.
-        caution = too_few_nontargets(fitted[-1].get("num_nontargets", FEWEST_NONTARGETS))
-        return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution)
+        caution, quality = too_few_nontargets(fitted[-1].get("num_nontargets", FEWEST_NONTARGETS)), None
+        for one in fits:
+            of_pairs = threshold_way(way, one["inputs"])
+            limits = [limit for limit in contents.get("thresholds") or () if limit["backend"] == of_pairs]
+            if one["backend"] == way and limits:
+                quality = AffineCalibration.from_dict(one), limits
+        return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality)
+
+    def for_pair(self, values: Mapping[str, np.ndarray]) -> "DecisionRule":
+        """The rule for two recordings of these quality measures, (2,) each."""
+        assert self.quality is not None, "the model file has such a calibration"
+        calibration, limits = self.quality
+        row = quality_columns(calibration.inputs, np.zeros(1), values, np.array([0]), np.array([1]))
+        # A threshold on the ratio, as the score that reaches it with these measures.
+        weight, offset = float(calibration.weights[0]), float(calibration.apply(row)[0])
+        thresholds = [{**one, "threshold": (one["threshold"] - offset) / weight} for one in limits]
+        of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
+        return replace(self, calibration=of_score, thresholds=thresholds)
 
     def log_likelihood_ratio(self, score: float) -> float | None:
         """The calibrated score; None without a calibration."""

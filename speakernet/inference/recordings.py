@@ -205,6 +205,8 @@ class Quality:
     name: str
     seconds: float
     speech_seconds: float
+    snr_db: float
+    """Loud against quiet frames, as `signal_to_noise_ratios` of evaluation has it."""
     warnings: tuple[str, ...]
     digest: str
 
@@ -264,7 +266,7 @@ def inspect_recording(
         ),
     }
     warnings = tuple(text for text, is_so in found.items() if is_so)
-    return Quality(name, recording.seconds, speech_seconds, warnings, digest.hexdigest())
+    return Quality(name, recording.seconds, speech_seconds, ratio, warnings, digest.hexdigest())
 
 
 def usable(recording: Recording) -> Recording:

@@ -263,7 +263,19 @@ class SpeakerVerifier:
         # Before anything is embedded, not after.
         self.rule.decide(0.0, **limits)
         recordings = [usable(self.open(audio, sample_rate)) for audio in (first, second)]
-        return self.decide(self.compare(*map(self.embed, recordings)), **limits)
+        embeddings = [self.embed(one) for one in recordings]
+        return self.rule_for(recordings, embeddings).decide(self.compare(*embeddings), **limits)
+
+    def rule_for(self, recordings: Sequence[Recording], embeddings: Sequence[Array]) -> DecisionRule:
+        """The rule for two recordings: by their qualities too, if the model file has such a calibration."""
+        if self.rule.quality is None:
+            return self.rule
+        values = {
+            "duration": np.array([one.seconds for one in recordings]),
+            "magnitude": np.array([np.linalg.norm(np.asarray(one)) for one in embeddings]),
+            "snr": np.array([inspect_recording(one).snr_db for one in recordings]),
+        }
+        return self.rule.for_pair(values)
 
     def compare(self, first: Array, second: Array) -> float:
         """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean, or PLDA's."""

@@ -1,9 +1,11 @@
 """data_prep/trials.py: make, clean, rewrite, hold out."""
 
+import itertools
 import re
 
 import numpy as np
 import pytest
+import soundfile
 from preparation_corpora import run_data_prep
 
 from speakernet.corpora.utterances import hold_out
@@ -43,6 +45,34 @@ def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
     np.savez(listed / "plain.npz", names=np.array(names[1:]), embeddings=embeddings[1:, 0])
     command = ("trials", "make", listed / "list.txt", listed / "new.txt", "--kind", "hard", "--nearest", 1)
     assert run_data_prep(*command, "--embeddings", listed / "plain.npz") == 1
+
+
+def test_calibration_trials_have_the_durations_of_use_and_sessions_apart(tmp_path, capsys):
+    """Speakers s0 to s4 have two sessions of six utterances of 1 to 6 s; s5 has a single session."""
+    rows = []
+    for speaker, session, seconds in itertools.product(range(6), "ab", range(1, 7)):
+        name = f"s{speaker}/{'a' if speaker == 5 else session}/{session}{seconds}.wav"
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(tmp_path / name, np.zeros(16000 * seconds, np.int16), 16000)
+        rows.append((f"s{speaker}", name))
+    write_training_list(tmp_path / "train.txt", rows)
+    (tmp_path / "use.txt").write_text("1 s0/a/a5.wav s1/a/a5.wav\n0 s0/a/a6.wav s1/a/a6.wav\n")
+    command = ("trials", "make", tmp_path / "train.txt", tmp_path / "made.txt")
+    like = ("--like", tmp_path / "use.txt", tmp_path)
+    assert run_data_prep(*command, "--calibration", tmp_path, *like) == 0
+    made = read_trials(tmp_path / "made.txt")
+    targets = [(made.names[a], made.names[b]) for a, b in zip(made.enrol, made.test, strict=True) if a != b]
+    same = [(a, b) for a, b in targets if a[:2] == b[:2]]
+    assert {a[:2] for a, _ in same} == {f"s{number}" for number in range(6)}
+    assert all(a[:4] != b[:4] or a[:2] == "s5" for a, b in same)
+    # Six of a speaker, the longest six or so of twelve: one could take at most two of five and of six seconds each.
+    assert np.mean([int(name[-5]) for name in made.names]) > 4.2
+    assert run_data_prep(*command, *like) == 1
+    assert "--calibration" in capsys.readouterr().err
+    (tmp_path / rows[0][1]).unlink()
+    (tmp_path / "made.txt").unlink()
+    assert run_data_prep(*command, "--calibration", tmp_path) == 1
+    assert rows[0][1] in capsys.readouterr().err and not (tmp_path / "made.txt").exists()
 
 
 def test_overlap_with_training_is_refused_unless_told(listed, capsys):

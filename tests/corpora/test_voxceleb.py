@@ -39,6 +39,8 @@ def test_from_nothing_to_lists_in_one_command(tmp_path, published, monkeypatch):
     both = read_training_list(folder / "lists" / "vox1_vox2_dev_list.txt")
     assert len(both) == 21
     assert all((folder / name).is_file() for name in both.paths)
+    calibration = read_trials(folder / "lists" / "vox2_dev_calibration.txt")
+    assert set(calibration.names) <= set(training.paths) and calibration.labels.any()
     trials = read_trials(folder / "lists" / "veri_test2.txt")
     assert all((folder / "voxceleb1" / "wav" / name).is_file() for name in trials.names)
     assert not list(folder.glob("*part*")), "the parts are gone once the whole is verified"

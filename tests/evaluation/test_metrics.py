@@ -1,6 +1,7 @@
 """Metrics, scoring, normalisation, calibration and intervals: by hand, brute force, plain loops, simulations."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import figures as boot
 from speakernet.evaluation import metrics, scoring
-from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.calibration import (
+    REGULARIZATION,
+    AffineCalibration,
+    fit_calibration,
+    named_thresholds,
+    quality_columns,
+    quality_inputs,
+)
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import EvaluationOptions
@@ -216,6 +224,32 @@ def test_fusion_and_quality_help_where_they_carry_information(random):
     shift = random.normal(size=20_000)
     with_quality = fit_calibration(np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"])
     assert with_quality.weights[1] == pytest.approx(-2 * with_quality.weights[0], rel=0.1)
+
+
+def test_quality_calibration_equals_scikit_learn(random):
+    """On inputs formed by hand, pair by pair, and with weights by the prior: C is 1 / (2 * our regularisation)."""
+    linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is an extra of the tests")
+    seconds, cohort = np.exp(random.uniform(0, 2, 40)), random.normal(0.1, 0.1, 40)
+    enrol, test = random.integers(0, 40, (2, 2000))
+    labels = random.random(2000) < 0.3
+    scores = random.normal(size=2000) + 1.5 * labels + np.log(np.minimum(seconds[enrol], seconds[test]))
+    by_hand = []
+    for score, one, other in zip(scores, enrol, test, strict=True):
+        sides = [sorted([values[one], values[other]]) for values in (seconds, cohort)]
+        (short, long), (low, high) = sides
+        by_hand.append([score, math.log(short), math.log(long), long - short, short / long])
+        by_hand[-1] += [low, high, high - low, min(1, max(-1, low / max(high, 1e-9)))]
+    names, prior = quality_inputs(["duration", "cohort"]), 0.1
+    columns = quality_columns(names, scores, {"duration": seconds, "cohort": cohort}, enrol, test)
+    np.testing.assert_allclose(columns, by_hand, rtol=1e-12, atol=1e-12)
+    found = fit_calibration(columns, labels, prior, names)
+    standard = (columns - columns.mean(axis=0)) / columns.std(axis=0)
+    shares = np.where(labels, prior / labels.sum(), (1 - prior) / (~labels).sum())
+    reference = linear_model.LogisticRegression(C=1 / (2 * REGULARIZATION), tol=1e-10, max_iter=10_000)
+    expected = reference.fit(standard, labels, shares).decision_function(standard) - np.log(prior / (1 - prior))
+    np.testing.assert_allclose(found.apply(columns), expected, atol=5e-3)
+    plain = fit_calibration(scores, labels, prior).apply(scores)
+    assert min_cllr(error_rates(found.apply(columns), labels)) < min_cllr(error_rates(plain, labels)) - 0.01
 
 
 def test_thresholds_only_where_the_list_supports_them(random):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet.data.lists import StringTable, TrialList
+from speakernet.evaluation.calibration import fit_scores, quality_columns, quality_inputs
 from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.verifier import SpeakerVerifier, enroll, identify
@@ -13,6 +15,7 @@ from speakernet.models.model_file import ModelFile
 from speakernet.models.speaker_net import SpeakerNet
 
 WAY = whole_cosine(False)
+NAMES = quality_inputs(["duration"])
 
 
 def rule(*thresholds, calibration=(8.0, -2.0)):
@@ -53,6 +56,40 @@ def test_rates_and_thresholds_that_are_refused():
             rule(*LONG_LIST)[1].threshold_of_many(1, rate)
     with pytest.raises(NotCalibratedError):
         rule()[1].threshold_of_many(1)
+
+
+def test_a_pair_is_decided_by_its_qualities(random_trials):
+    """Short pairs have higher scores here: the same score is enough of a long pair, and not of a short one."""
+    trials, scores, seconds = random_trials
+    columns = quality_columns(NAMES, scores, {"duration": seconds}, trials.enrol, trials.test)
+    plain = fit_scores(trials, scores, 0.5, WAY)
+    fine = fit_scores(trials, scores, 0.5, WAY, columns, NAMES)
+    contents = plain.changes({})
+    contents = fine.changes(contents)
+    found = DecisionRule.of_model_file(contents, subtracts_mean=False, name="m.pt")
+    assert [one["inputs"] for one in contents["calibration"]["fits"]] == [["score"], list(NAMES)]
+    assert found.thresholds == DecisionRule.of_model_file(plain.changes({}), subtracts_mean=False, name="").thresholds
+    limit = next(one["threshold"] for one in fine.thresholds if one["name"] == "far_1%")
+    for pair in ((1.0, 1.0), (1.0, 8.0), (8.0, 8.0)):
+        row = quality_columns(NAMES, np.array([0.5]), {"duration": np.array(pair)}, np.array([0]), np.array([1]))
+        decision = found.for_pair({"duration": np.array(pair)}).decide(0.5)
+        assert decision.log_likelihood_ratio == pytest.approx(fine.calibration.apply(row)[0])
+        assert decision.same_speaker == (decision.log_likelihood_ratio >= limit) == (pair == (8.0, 8.0)), pair
+        assert (decision.score, decision.false_accept_rate) == (0.5, 0.01)
+    # A later calibration by the score alone is of another list: that with quality measures goes with it.
+    assert plain.changes(contents) == plain.changes({})
+    assert fine.changes(contents) == contents
+
+
+@pytest.fixture()
+def random_trials():
+    random = np.random.default_rng(5)
+    seconds, (enrol, test) = np.exp(random.uniform(0, 2, 60)), random.integers(0, 60, (2, 4000)).astype(np.int32)
+    labels = (random.random(4000) < 0.4).astype(np.int8)
+    length = np.log(seconds[enrol]) + np.log(seconds[test])
+    scores = 0.4 * labels + 0.15 * random.normal(size=4000) - 0.1 * length + 0.4
+    names = StringTable.from_strings([f"u{one}" for one in range(60)])
+    return TrialList(names, enrol, test, labels, "trials.txt", "0" * 64), scores, seconds
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

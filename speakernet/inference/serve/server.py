@@ -48,7 +48,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
 from speakernet.files import read_secret, reading
-from speakernet.inference.decision import NotCalibratedError
+from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.people import PeopleStore, checked_name
 from speakernet.inference.recordings import Recording, inspect_recording
 from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
@@ -397,8 +397,9 @@ class Service:
         # First, so that no clip is decoded for an answer that cannot be given.
         self._decide(0.0, false_accept_rate, threshold)
         with self._opened([first, second]) as (recordings, clips):
-            score = self.verifier.compare(*self.verifier.embed(recordings))
-        return {**self._decide(score, false_accept_rate, threshold), "clips": clips}
+            embeddings = self.verifier.embed(recordings)
+            rule = self.verifier.rule_for(recordings, embeddings)
+        return {**self._decide(self.verifier.compare(*embeddings), false_accept_rate, threshold, rule), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:
         """The embedding of a clip."""
@@ -497,10 +498,18 @@ class Service:
         self.streams.pop(identity, None)
         return {"id": identity}
 
-    def _decide(self, score: float, false_accept_rate: float | None = None, threshold: float | None = None) -> Answer:
+    def _decide(
+        self,
+        score: float,
+        false_accept_rate: float | None = None,
+        threshold: float | None = None,
+        rule: DecisionRule | None = None,
+    ) -> Answer:
         """A decision; without a calibration and a threshold, the score and what to do."""
         try:
-            decision = self.verifier.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
+            decision = (rule or self.verifier.rule).decide(
+                score, false_accept_rate=false_accept_rate, threshold=threshold
+            )
             return {**vars(decision), "advice": None}
         except NotCalibratedError as error:
             if false_accept_rate is not None:
