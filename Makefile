@@ -1,7 +1,7 @@
 # Developer shortcuts; `make check` is what a change must pass before it is proposed.
 PYTHON ?= python
 
-.PHONY: check lint types test slow compiled hostile demo coverage dist docs
+.PHONY: check lint types test slow compiled hostile demo coverage dist docs schema
 
 check: lint types test
 
@@ -25,6 +25,10 @@ compiled:
 # Damaged files, kills and failing disks in numbers: takes hours.
 hostile:
 	HOSTILE_CASES=100000 HOSTILE_KILLS=200 HOSTILE_FAULTS=1000 $(PYTHON) -m pytest -n 0 -m slow tests/hostile
+
+# After an option has changed: what editors know of the configuration.
+schema:
+	$(PYTHON) -m speakernet show-config --schema > configs/schema.json
 
 # The site, in site/, with the page of all options; needs the extra `docs`.
 docs:

@@ -32,6 +32,7 @@ EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
 SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
+SHELL = ["shtab>=1.7"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
@@ -41,6 +42,7 @@ EXTRAS = {
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ENCRYPTION,
     "notebook": ["jupyterlab>=4"],
+    "shell": SHELL,
     "docs": ["mkdocs-material>=9.5,<10"],
     "test": [
         # Of the extras, so that their tests run.
@@ -49,6 +51,9 @@ EXTRAS = {
         *ENCRYPTION,
         *S3,
         "moto[server]>=5",
+        *SHELL,
+        "jsonschema>=4.18",
+        "types-jsonschema",
         "httpx>=0.27",
         "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",
@@ -84,7 +89,7 @@ setup(
     packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
     package_dir={"speakernet.recipes": "configs"},
     package_data={
-        "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"],
+        "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml", "schema.json"],
         "speakernet": ["**/*.yaml", "**/*.j2", "**/page/*", "py.typed"],
     },
     install_requires=CORE,

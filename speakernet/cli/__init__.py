@@ -94,7 +94,7 @@ SYSTEM_ADVICE = {
 }
 
 
-EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "multipart": "serve", "python_multipart": "serve"}
+EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "multipart": "serve", "python_multipart": "serve", "shtab": "shell"}
 """Library -> the extra that installs it, if it is another than `export`."""
 
 
@@ -107,9 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] not in COMMANDS:
         return run_command("speakernet.cli.overview", "speakernet", given)
-    # A module called `list` would hide the builtin in this package.
-    module = "list_components" if given[0] == "list" else given[0].replace("-", "_")
-    return run_command(f"speakernet.cli.{module}", f"speakernet {given[0]}", given[1:])
+    return run_command(module_of(given[0]), f"speakernet {given[0]}", given[1:])
+
+
+def module_of(command: str) -> str:
+    """The module of a command; one called `list` would hide the builtin in this package."""
+    return f"speakernet.cli.{'list_components' if command == 'list' else command.replace('-', '_')}"
 
 
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:

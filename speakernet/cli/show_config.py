@@ -4,12 +4,14 @@ The YAML goes to standard output, so that it can be saved and edited; where each
 """
 
 import argparse
+import json
 import logging
+from collections.abc import Sequence
 
 import yaml
 
 from speakernet.cli import load_configuration
-from speakernet.config.reference import reference
+from speakernet.config.reference import json_schema, reference
 
 TAKES_CONFIG = True
 
@@ -22,6 +24,8 @@ ARGUMENTS = {
         "action": "store_true",
         "help": "show learning rate and margin of the first, ramp and last epochs",
     },
+    "--diff": {"nargs": 2, "metavar": "FILE", "help": "show the options in which two configurations differ"},
+    "--schema": {"action": "store_true", "help": "show the JSON schema by which editors check and complete"},
     "--reference": {"action": "store_true", "help": "show every option as a page: docs/configuration.md"},
 }
 
@@ -30,6 +34,10 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """The resolved configuration as YAML, or its schedule as a table; or the page of all options."""
     if arguments.reference:
         return [reference().rstrip("\n")]
+    if arguments.schema:
+        return [json.dumps(json_schema(), indent=1)]
+    if arguments.diff:
+        return _differences(arguments.diff, arguments.config_arguments)
     loaded = load_configuration(arguments.config_arguments)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("defaults: %s", loaded.defaults)
@@ -47,3 +55,16 @@ def run(arguments: argparse.Namespace) -> list[str]:
         }
         values = {section: fields for section, fields in found.items() if fields}
     return [yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n")]
+
+
+def _differences(names: Sequence[str], common: Sequence[str]) -> list[str]:
+    """The options in which two configurations differ, a line each; the rest of the command line holds for both."""
+    before, after = (load_configuration(["--config", name, *common]).config.model_dump() for name in names)
+    lines = []
+    for section in before:
+        for field in dict.fromkeys([*before[section], *after[section]]):
+            # The run folder is named after the file.
+            values = [json.dumps(values[section].get(field, "-"), ensure_ascii=False) for values in (before, after)]
+            if values[0] != values[1] and field != "save_path":
+                lines.append(f"{section}.{field}: {values[0]} -> {values[1]}")
+    return lines or ["no option differs"]

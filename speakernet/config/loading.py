@@ -315,6 +315,8 @@ def _read_file(path: Path) -> list[Setting]:
             raise ConfigError(f"{path}:1: expected `key: value` lines")
         settings = []
         for key, node, where in _pairs(root, path) if root else ():
+            if key == "$schema":
+                continue
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
             pairs = [(f"{key}.{child}", below, at) for child, below, at in children] or [(key, node, where)]
             for _, value, _ in pairs:

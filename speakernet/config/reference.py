@@ -1,7 +1,8 @@
 """Every option in words: the text of `--help`, and the page docs/configuration.md (`show-config --reference`)."""
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -178,6 +179,68 @@ def reference() -> str:
             else:
                 lines += [f"Options of the {CHOICES[holder].kind} that is chosen.", "", *_table(holder)]
     return "\n".join([*lines, ""])
+
+
+def json_schema() -> dict[str, Any]:
+    """The configuration as a JSON schema, by which editors complete and check it."""
+    definitions: dict[str, Any] = {}
+    properties = {"$schema": {"type": "string"}, **{one: _object(one, definitions) for one in SECTIONS}}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A configuration of speakernet",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": {name: one for name, one in definitions.items() if f"#/$defs/{name}" in json.dumps(properties)},
+    }
+
+
+def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The options that a section or field holds: those of every component, and for each name those that it takes."""
+    owners = {name: one.options for name, one in CHOICES[holder].table.items()} if holder in CHOICES else {}
+    fields: dict[str, dict[str, Any]] = {}
+    for owner in [SECTIONS.get(holder, Options), *owners.values()]:
+        made = owner.model_json_schema()
+        definitions |= made.pop("$defs", {})
+        for name, declared in made.get("properties", {}).items():
+            # Defaults and titles differ between components that otherwise take the same.
+            kept = {key: value for key, value in declared.items() if key not in ("default", "title")}
+            fields.setdefault(name, {})[json.dumps(kept, sort_keys=True)] = kept
+    properties = {
+        name: next(iter(one.values())) if len(one) == 1 else {"anyOf": [*one.values()]} for name, one in fields.items()
+    }
+    rules = [
+        _rule("name", one, {"propertyNames": {"enum": taken}}) for taken, one in _by_fields(owners) if "." not in holder
+    ]
+    for held, choice in CHOICES.items():
+        section, _, field = choice.key.rpartition(".")
+        if section == holder:
+            auto = ["auto"] if holder == "frontend" or field == "pooling" else []
+            properties[field] = {**properties[field], "enum": [*auto, *choice.table]}
+        if held.rpartition(".")[0] == holder:
+            properties[held.rpartition(".")[2]] = _object(held, definitions)
+        if held.startswith("model.") and holder == "model":
+            owners = {name: one.options for name, one in choice.table.items()}
+            within = held.rpartition(".")[2]
+            rules += [
+                _rule(field, one, {"properties": {within: {"propertyNames": {"enum": taken}}}})
+                for taken, one in _by_fields(owners)
+            ]
+    described = {"description": summary(SECTIONS[holder])} if holder in SECTIONS else {}
+    made = {**described, "type": "object", "properties": properties, "additionalProperties": False}
+    return {**made, "allOf": rules} if rules else made
+
+
+def _by_fields(owners: Mapping[str, type[Options]]) -> Iterator[tuple[list[str], list[str]]]:
+    """The lists of options that components take, each with the components that take it."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, owner in owners.items():
+        found.setdefault(tuple(owner.model_fields), []).append(name)
+    yield from ((list(fields), names) for fields, names in found.items())
+
+
+def _rule(key: str, names: list[str], then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"properties": {key: {"enum": names}}, "required": [key]}, "then": then}
 
 
 def _table(holder: str) -> Iterator[str]:

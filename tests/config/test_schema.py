@@ -1,0 +1,81 @@
+"""What editors and shells know of the configuration: its JSON schema, differences of two files, completion."""
+
+import json
+import subprocess
+
+import jsonschema
+import pytest
+import yaml
+
+from speakernet.cli import main
+from speakernet.config import load_config
+from speakernet.config.loading import RECIPES
+
+RECIPE_FILES = sorted(RECIPES.rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return json.loads((RECIPES / "schema.json").read_text(encoding="utf-8"))
+
+
+def errors_of(schema, values):
+    return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(values)]
+
+
+def test_the_file_is_what_the_command_prints(schema, capsys):
+    assert main(["show-config", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema, "make schema writes it again"
+
+
+@pytest.mark.parametrize("path", RECIPE_FILES, ids=lambda path: path.name)
+def test_recipes_and_what_they_resolve_to(schema, path):
+    text = path.read_text(encoding="utf-8")
+    address = text.split("$schema=")[1].split("\n")[0]
+    assert (path.parent / address).resolve() == (RECIPES / "schema.json").resolve()
+    assert not errors_of(schema, yaml.safe_load(text))
+    base = ["--config", "exp01.yaml"] if path.name.startswith(("preset", "test")) else []
+    assert not errors_of(schema, load_config([*base, "--config", str(path)]).config.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"model": {"nam": "ResNet34"}}, "nam"),
+        ({"model": {"name": "ResNet35"}}, "ResNet35"),
+        ({"model": {"name": "ResNet34", "options": {"sinc_stride": 1}}}, "sinc_stride"),
+        ({"model": {"pooling": "TAP", "pooling_options": {"heads": 2}}}, "heads"),
+        ({"loss": {"name": "softmax", "margin": 0.2}}, "margin"),
+        ({"loss": {"name": "combined", "metric": {"name": "triplets"}}}, "triplets"),
+        ({"data": {"batch_size": "many"}}, "many"),
+        ({"training": {"max_epochs": -1}}, "-1"),
+    ],
+)
+def test_mistakes_are_marked(schema, values, word):
+    assert any(word in message for message in errors_of(schema, values))
+
+
+def test_a_file_may_name_its_schema(tmp_path):
+    path = tmp_path / "one.json"
+    path.write_text('{"$schema": "schema.json", "data": {"batch_size": 7}}')
+    assert load_config(["--config", str(path)]).config.data.batch_size == 7
+
+
+def test_differences(tmp_path, capsys):
+    for name, size in (("one", 7), ("other", 8)):
+        (tmp_path / f"{name}.yaml").write_text(f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n")
+    files = [str(tmp_path / "one.yaml"), str(tmp_path / "other.yaml")]
+    assert main(["show-config", "--diff", *files]) == 0
+    assert capsys.readouterr().out == "data.batch_size: 7 -> 8\n"
+    assert main(["show-config", "--diff", *files, "--data.batch_size", "9"]) == 0
+    assert capsys.readouterr().out == "no option differs\n"
+
+
+def test_completion(tmp_path, capsys):
+    assert main(["--completion", "bash"]) == 0
+    script = tmp_path / "completion"
+    script.write_text(capsys.readouterr().out)
+    line = 'COMP_WORDS=(speakernet train --data.batch_s); COMP_CWORD=2; _shtab_speakernet; echo "${COMPREPLY[@]}"'
+    found = subprocess.run(["bash", "-c", f"source {script}; {line}"], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["--data.batch_size"]
+    assert main(["--completion", "pwsh"]) == 1
