@@ -50,6 +50,8 @@ Validate = Callable[[int], Mapping[str, Any]]
 
 FEWEST_SPEAKERS = 20_000
 """From which `loss.sharded: auto` shards: below, a head takes little memory, and its gradients travel with the rest."""
+FEWEST_CROPS = 32
+"""Of a process, from which `runtime.sync_batch_norm: auto` leaves it its own statistics, as published recipes do."""
 MINING_STREAM = 103
 """Key of the random stream for mining triplets, beside the run's seed."""
 
@@ -148,15 +150,11 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
         "deterministic: the moment of compiling depends on measured times": (
             runtime.deterministic and runtime.compile == "auto"
         ),
-        "several ranks cannot agree on when to compile, and the compiler does not support their shared batch norm; "
-        "start one process": distributed.is_distributed(),
         f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, first "
         "without gradients; set training.accumulation_steps: 1": needs_gradient_cache(config),
         "crops have many lengths, each of which would be compiled; set data.crop_frames_max: 0": (
             config.data.crop_frames_max > config.data.crop_frames
         ),
-        "torch's compiler does not support gradient checkpointing that keeps batch-norm statistics; set "
-        "runtime.gradient_checkpointing: false": runtime.gradient_checkpointing,
         # Compiled code is in channels_last whatever the network is in; there the weight gradient of a strided 1 x 1
         # convolution with 8 or 12 input channels ends the process ("free(): invalid next size").
         "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN; take 16 channels or "
@@ -232,6 +230,7 @@ def build_schedules(
         config.optimizer.learning_rate,
         steps_per_epoch=steps_per_epoch,
         num_epochs=config.training.max_epochs,
+        factor=batch_factor(config).value,
     )
     # The full margin is that of the loss as it was built: a schedule moves it from the first step on.
     margin = getattr(loss, "margin", None)
@@ -243,12 +242,16 @@ def build_schedules(
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
     """The compiler that `runtime.compile` asks for; what cannot work was refused before."""
     runtime = config.runtime
-    obstacles = compile_obstacles(config, net, device)
+    # Rank 0's: another machine may lack a C++ compiler, and torch then runs the same eagerly there.
+    obstacles = distributed.broadcast_object(compile_obstacles(config, net, device))
     if obstacles and runtime.compile == "auto":
         logger.info("compile auto: off (%s)", "; ".join(obstacles))
     if obstacles or runtime.compile == "off":
         return compiling.Compiler(net, None)
     scope = "whole" if runtime.compile_scope == "auto" else runtime.compile_scope
+    if runtime.gradient_checkpointing and scope == "whole":
+        scope = "regional"
+        logger.info("compile: by block, since gradient checkpointing keeps a block's inputs outside of a graph")
     mode = "default" if device.type == "cpu" else runtime.compile_mode
     options = runtime.model_copy(update={"compile_scope": scope, "compile_mode": mode})
     return compiling.Compiler(net, options, prepare=keep_draws_eager)
@@ -294,6 +297,8 @@ def build_trainer(
     training, runtime, folder = config.training, config.runtime, Path(run_folder)
     _warn_of_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
+    if training.reference_batch:
+        logger.info("learning rates are multiplied by: %s", batch_factor(config))
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
     loss.to(device)
@@ -303,9 +308,10 @@ def build_trainer(
         from speakernet.parallel.sync_norm import synchronize_norms
         from speakernet.training.ranks import SeveralProcesses
 
-        # The network of a second stage has them already.
-        if runtime.sync_batch_norm != "off" and (count := synchronize_norms(net, device)):
-            logger.info("batch norm over the batch of all processes: %d layers", count)
+        shared = choose_shared_norms(config, distributed.world_size())
+        # The network of a second stage may have them already.
+        count = synchronize_norms(net, device) if shared.value else 0
+        logger.info("batch norm over the batch of all processes: %s; %s changed", shared, counted(count, "layer"))
         shard_head(config.loss, loss)
         ranks = SeveralProcesses(net, loss, device)
     apply_memory_options(config, net, device, precision)
@@ -357,6 +363,28 @@ def build_trainer(
         stop=stop,
         **at_start,
         advise=advise,
+    )
+
+
+def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
+    """Whether batch norm is over the batch of all processes, and why."""
+    crops = config.data.batch_size * config.data.utterances_per_speaker // num_processes
+    asked = config.runtime.sync_batch_norm
+    reason = "as asked" if asked != "auto" else f"from {FEWEST_CROPS} a process normalises by its own"
+    is_shared = asked == "on" or (asked == "auto" and crops < FEWEST_CROPS)
+    return Choice(is_shared, f"{counted(crops, 'crop')} a process, {reason}")
+
+
+def batch_factor(config: Config) -> Choice[float]:
+    """What all learning rates are multiplied by because the batch is not the one that they were chosen for, and why."""
+    training = config.training
+    batch = config.data.batch_size * config.data.utterances_per_speaker * training.accumulation_steps
+    ratio = batch / (training.reference_batch or batch)
+    factor = {"off": 1.0, "linear": ratio, "sqrt": ratio**0.5}[training.batch_scaling]
+    return Choice(
+        factor,
+        f"{batch} utterances a step, chosen for {training.reference_batch}; training.batch_scaling: "
+        f"{training.batch_scaling}",
     )
 
 

@@ -2,7 +2,7 @@
 
 Worker processes (`workers.py`) are sent whole-batch requests and write into a ring of shared memory that is made once:
 what travels between processes is a few hundred bytes. With a GPU the transfer (int16 if possible) and device
-augmentation run one batch ahead on a stream of their own.
+augmentation run on a stream of their own beside the step before.
 """
 
 import functools
@@ -210,7 +210,10 @@ class TrainingLoader:
 def _one_ahead(
     batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
 ) -> Iterator[tuple[Batch, BatchReport]]:
-    """Start the next batch's transfer and augmentation on their own stream before handing out this one."""
+    """Transfer and augment each batch on a stream of their own, beside the step before, which the host has only queued.
+
+    A batch that is there is handed out before the next one is waited for.
+    """
     stream = torch.cuda.Stream(device)
 
     def fetch() -> tuple[tuple[Batch, BatchReport] | None, torch.cuda.Event]:
@@ -218,13 +221,13 @@ def _one_ahead(
             batch = next(batches, None)
             return batch, stream.record_event()
 
-    made, ready = fetch()
-    while made is not None:
-        following = fetch()
+    while True:
+        made, ready = fetch()
+        if made is None:
+            return
         current = torch.cuda.current_stream(device)
         current.wait_event(ready)
         for tensor in (made[0].waveforms, made[0].labels):
             # Its memory must not be given away while the training stream still reads it.
             tensor.record_stream(current)
         yield made
-        made, ready = following

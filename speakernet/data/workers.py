@@ -136,6 +136,9 @@ class Workers(CropMaker):
             status = int(torch.cuda.cudart().cudaHostRegister(self._ring.data_ptr(), num_bytes, PAGE_LOCK_PORTABLE))
             self._is_pinned = status == 0
             if status:
+                # The error would be reported by the next kernel, which has nothing to do with it: one that takes it.
+                with contextlib.suppress(RuntimeError):
+                    torch.ones(1, device="cuda")
                 # A limit on locked memory, say.
                 logger.info(
                     "the ring of batches cannot be page-locked (CUDA error %d): batches are copied once", status

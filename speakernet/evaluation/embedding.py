@@ -245,8 +245,10 @@ def embed_utterances(
 
     def embed(given: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
         batched, num_samples = padded(*given)
+        # Only page-locked memory is copied while the device works.
+        batched = batched if is_on_cpu else batched.pin_memory()
         with autocast():
-            embedded = net.embed(batched.to(device), num_samples, sample_rate=source.sample_rate)
+            embedded = net.embed(batched.to(device, non_blocking=True), num_samples, sample_rate=source.sample_rate)
         # Scores are float32 whatever the precision of the network; a copy, since a view would keep the batch.
         return embedded[: len(given[0])].float().cpu().numpy().copy()
 

@@ -98,6 +98,8 @@ class FrontEnd(nn.Module):
             raise ValueError(
                 f"an utterance of {shortest} samples is too short for the front end, which needs {self.min_samples}"
             )
+        if lengths is not None:
+            lengths = lengths.to(waveforms.device, non_blocking=True)
         with torch.autocast(waveforms.device.type, enabled=False):
             return self.extract(waveforms.float(), lengths)
 

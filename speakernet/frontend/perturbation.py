@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
-from speakernet.random import KeyedRandom, derive_seed
+from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
 MEL_STREAM, FRAME_STREAM = 0, 1
 # The boundary of the warp is 4800 Hz in the source, whose speech is at 16 kHz: this share of half the sample rate.
 BOUNDARY_SHARE = 0.6
+# Shifts and factors of SplitMix64's mixing, as signed numbers; the last one only shifts.
+MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 # Points of a fine bank between two bins; filters are interpolated linearly between them.
 FINER = 64
 
@@ -64,11 +66,8 @@ class KeyedDraws(nn.Module):
 
     def normal_like(self, tensor: Tensor) -> Tensor:
         """Standard normal noise of the shape of (batch, samples), drawn on its device."""
-        noise, generator = torch.empty_like(tensor), torch.Generator(tensor.device)
-        seeds = (self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64).tolist()
-        for row, seed in zip(noise, seeds, strict=True):
-            row.normal_(generator=generator.manual_seed(seed))
-        return noise
+        keys = torch.from_numpy((self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64))
+        return normal_noise(keys.to(tensor.device, non_blocking=True), tensor.shape[1]).to(tensor.dtype)
 
     def get_extra_state(self) -> Tensor:
         """The number of passes without an announcement."""
@@ -77,6 +76,24 @@ class KeyedDraws(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Continue after that many passes."""
         self.count = int(state)
+
+
+def normal_noise(keys: Tensor, count: int) -> Tensor:
+    """Standard normal numbers, float32 (keys, count), each a function of its key and its place alone.
+
+    A few operations for the whole batch, the same on every device, where a generator would be asked row by row.
+
+    Sources: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17 (SplitMix64); Box and
+    Muller 1958, "A note on the generation of random normal deviates".
+    """
+    # torch has no arithmetic of unsigned 64-bit numbers: signed products wrap alike, shifts are masked.
+    words = keys.unsqueeze(1) + torch.arange(1, (count + 1) // 2 + 1, device=keys.device) * (int(GOLDEN) - 2**64)
+    for shift, factor in MIXING:
+        words = words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(factor)
+    # A word gives two numbers: 32 bits for the radius, from (0, 1], and 32 for the angle.
+    radius = (((words >> 32).bitwise_and_(2**32 - 1) + 1).float() * 2.0**-32).log_().mul_(-2.0).sqrt_()
+    angle = words.bitwise_and_(2**32 - 1).float() * (2.0**-32 * 2.0 * torch.pi)
+    return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=2).flatten(1)[:, :count]
 
 
 # Hidden stretches along one axis: first position and width, both (batch, masks).

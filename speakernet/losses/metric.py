@@ -186,7 +186,7 @@ class Triplet(MetricLoss):
         """A negative for every anchor, (speakers,) indices, never the anchor's own speaker."""
         count = distances.shape[0]
         # One uniform number decides which candidate, one whether it is a hard one.
-        pick, is_hard = torch.rand((2, count), generator=self.generator).to(distances.device)
+        pick, is_hard = torch.rand((2, count), generator=self.generator).to(distances.device, non_blocking=True)
         own = torch.eye(count, dtype=torch.bool, device=distances.device)
         order = distances.masked_fill(own, torch.inf).argsort(dim=1)  # nearest first, the own speaker last
         anyone = torch.full_like(pick, count - 1)

@@ -20,7 +20,7 @@ class MachineOptions(Options):
     distributed_timeout_seconds: Annotated[float, Ge(1.0), Le(1e6)] = 1800.0
     """Seconds that a process waits for the others; then the one that hangs is named and the run ends."""
     sync_batch_norm: Switch = "auto"
-    """Batch norm over the batch of all processes; auto: with several, or the recipe would mean something else."""
+    """Batch norm over the batch of all processes; auto: below 32 crops a process, from there each by its own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one (CUDA or ROCm; mps is not supported)."""
     gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None

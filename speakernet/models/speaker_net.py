@@ -142,8 +142,8 @@ class SpeakerNet(nn.Module):
         """
         frame_lengths = None
         if lengths is not None:
-            lengths = lengths.to(waveforms.device)
-            frame_lengths = self.front_end.num_frames(lengths)
+            # The front end is given them as they are: asking a device for the shortest would wait for it.
+            frame_lengths = self.front_end.num_frames(lengths.to(waveforms.device, non_blocking=True))
         features = self.front_end(waveforms, lengths)  # (batch, mels, frames)
         if self.spec_augment is not None:
             features = self.spec_augment(features)

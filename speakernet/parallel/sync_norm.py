@@ -23,7 +23,10 @@ def synchronize_norms(module: nn.Module, device: torch.device) -> int:
         for name, norm in list(owner.named_children()):
             if isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm | SynchronizedNorm):
                 on_gpu = nn.SyncBatchNorm.convert_sync_batchnorm
-                setattr(owner, name, on_gpu(norm) if device.type == "cuda" else _on_cpu(norm))
+                made = on_gpu(norm) if device.type == "cuda" else _on_cpu(norm)
+                # A graph cannot wait for other ranks.
+                made.eager_methods = ("forward",)
+                setattr(owner, name, made)
                 count += 1
     return count
 

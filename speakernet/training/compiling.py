@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from speakernet.parallel import distributed
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.optimizers import BufferGuard
 from speakernet.training.options import RuntimeOptions
@@ -57,7 +58,9 @@ class Compiler:
         self._seconds.append(seconds)
         if len(self._seconds) < OBSERVED_STEPS:
             return
-        usual, self._seconds = statistics.median(self._seconds[WARMUP_STEPS:]), []
+        # Rank 0's clock decides for all: a rank that compiled by its own would keep the others waiting.
+        usual = distributed.broadcast_object(statistics.median(self._seconds[WARMUP_STEPS:]))
+        self._seconds = []
         if self.is_compiled:
             # Some networks run slower compiled (VGGVox on a CPU does).
             is_faster, self.is_observing = usual < self._eager_seconds, False
@@ -77,6 +80,8 @@ class Compiler:
     def close(self) -> None:
         """Leave an eager network: a second stage has other lengths."""
         for module in self._targets():
+            if isinstance(module.forward, Checkpointed):
+                module.forward.forward = module.forward.eager
             # What `Module.compile` sets; torch has no public way back.
             module._compiled_call_impl = None
         self.is_compiled = self.is_observing = False
@@ -88,10 +93,16 @@ class Compiler:
             self._prepare(self.net)
         # What cannot be compiled runs eagerly, with a warning.
         torch._dynamo.config.suppress_errors = True
+        targets, config = self._targets(), torch._dynamo.config
+        # Blocks of other widths are versions of one code, of which torch compiles 8 and runs the others eagerly.
+        config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
+        # dynamic=False: training crops have one length (a second length compiles a second version).
         mode = None if self.options.compile_mode == "default" else self.options.compile_mode
-        for module in self._targets():
-            # dynamic=False: training crops have one length (a second length compiles a second version).
-            module.compile(mode=mode, dynamic=False)
+        for module in targets:
+            if isinstance(module.forward, Checkpointed):
+                module.forward.forward = torch.compile(module.forward.eager, mode=mode, dynamic=False)
+            else:
+                module.compile(mode=mode, dynamic=False)
         self.is_compiled = True
 
     def _targets(self) -> list[nn.Module]:
@@ -171,24 +182,37 @@ def enable_gradient_checkpointing(net: nn.Module) -> int:
     blocks = blocks_to_checkpoint(net)
     for block in blocks:
         # On the instance, not the class: other networks of this process stay as they are.
-        block.forward = _checkpointed(block, block.forward)  # type: ignore[method-assign]
+        block.forward = Checkpointed(block)  # type: ignore[method-assign]
     return len(blocks)
 
 
-def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    # Restoring the random state costs a copy per block; only dropout needs it.
-    has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in block.modules())
+class Checkpointed:
+    """The forward pass of a block that keeps its inputs alone.
 
-    def contexts() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-        return contextlib.nullcontext(), _statistics_kept(block)
+    Compiled is what it computes, not the keeping: torch's compiler takes no `context_fn` that restores statistics.
+    """
 
-    def run(*inputs: Any) -> Any:
-        if not (block.training and torch.is_grad_enabled()):
-            return forward(*inputs)
+    def __init__(self, block: nn.Module) -> None:
+        self._block, self.eager = block, block.forward
+        self.forward: Callable[..., Any] = block.forward
+        """As it is now: eager or compiled."""
+        # Restoring the random state costs a copy per block; only dropout needs it.
+        self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in block.modules())
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the block returns."""
+        if not (self._block.training and torch.is_grad_enabled()):
+            return self.forward(*inputs)
         # Not reentrant: that kind takes no `context_fn`, which keeps the statistics from moving twice.
-        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=has_dropout, context_fn=contexts)
+        ways: dict[str, Any] = {
+            "use_reentrant": False,
+            "preserve_rng_state": self._has_dropout,
+            "context_fn": self._contexts,
+        }
+        return checkpoint(self.forward, *inputs, **ways)
 
-    return run
+    def _contexts(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        return contextlib.nullcontext(), _statistics_kept(self._block)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,7 @@
 """Several processes that share every batch: what a training step exchanges between them."""
 
 import contextlib
-import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +30,7 @@ class SeveralProcesses(OneProcess):
         # On a GPU the host reads a step's requests one step later, when they have long been there.
         self._on_host: tuple[Tensor, torch.cuda.Event] | None = None
         self.agreed = [False] * NUM_REQUESTS
+        self._no_wishes = torch.zeros(NUM_REQUESTS, device=device)
 
     def begin_epoch(self) -> None:
         """Build the buckets of gradients again if other parameters are trained than before."""
@@ -41,17 +40,14 @@ class SeveralProcesses(OneProcess):
         self._trained = trained
         # Each rank has its own share of these, with the whole gradient of it.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._all, sharded_names(self._all))
-        # torch 2.14 renames the argument and warns of the old name.
-        names = inspect.signature(DistributedDataParallel).parameters
-        broadcast = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        # Rank 0's statistics hold if each rank normalises by its own share of the batch.
-        options: dict[str, Any] = {broadcast: bool(self._own_norms())}
         self._parallel = DistributedDataParallel(
             self._all,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            **options,
         )
+        # Not before each step: nobody reads running statistics until they are shared (`share_statistics`). As an
+        # attribute, since torch 2.14 warns of the argument and older versions have no other.
+        self._parallel.broadcast_buffers = False
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are summed on each rank until the last micro-batch."""
@@ -69,8 +65,12 @@ class SeveralProcesses(OneProcess):
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; at the last micro-batch the gradients of all ranks are averaged meanwhile."""
-        requests = self.requests() if is_last else [False] * NUM_REQUESTS
-        messages = torch.cat([numbers, numbers.new_tensor(requests)])
+        requests = self.requests() if is_last else ()
+        wishes = self._no_wishes
+        if any(requests):
+            # Only then: even a copy that nobody waits for costs the host time in every step.
+            wishes = torch.tensor(requests, dtype=numbers.dtype).to(self._device, non_blocking=True)
+        messages = torch.cat([numbers, wishes])
         # The gradient of a sum of products is what the parameter is multiplied by.
         (value + (self._all.messages * messages).sum()).backward()  # type: ignore[no-untyped-call]
 

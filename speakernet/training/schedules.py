@@ -100,14 +100,17 @@ class LearningRateSchedule:
         top: learning rate at the top.
         steps_per_epoch: optimizer steps in one epoch.
         num_epochs: epochs of the whole run.
+        factor: of every learning rate, floor included, as a batch of another size asks for.
 
     Raises:
         ValueError: an unknown name.
     """
 
-    def __init__(self, options: ScheduleOptions, top: float, *, steps_per_epoch: int, num_epochs: int) -> None:
+    def __init__(
+        self, options: ScheduleOptions, top: float, *, steps_per_epoch: int, num_epochs: int, factor: float = 1.0
+    ) -> None:
         self.options = options
-        self.top = top
+        self.top, self.factor = top, factor
         self.steps_per_epoch = max(1, steps_per_epoch)
         self.num_epochs = num_epochs
         self._shape = lookup(SCHEDULES, options.name, "schedule").load()
@@ -117,6 +120,10 @@ class LearningRateSchedule:
 
     def __call__(self, step_number: float) -> float:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
+        return self.factor * self._rate(step_number)
+
+    def _rate(self, step_number: float) -> float:
+        """Of the batch that it was chosen for."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
         # Epochs, not steps: after a resume with another batch size the rate continues where it was.

@@ -170,7 +170,6 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
         ({"loss": {"name": "softmax"}, "training": {"large_margin_epochs": 2}}, "the loss softmax has no margin"),
         ({**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}}, "the gradient cache"),
         ({"data": {"crop_frames_max": 90}, "runtime": {"compile": "on"}}, "crop_frames_max"),
-        ({"runtime": {"compile": "on", "gradient_checkpointing": True}}, "gradient checkpointing"),
         ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
         ({"runtime": {"precision": "fp16"}}, "fp16"),
     ],
@@ -293,3 +292,36 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
     samples = {"name": "RawNet3", "options": {"channels": 64}}
     with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
         training.build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "processes", "asked", "is_shared", "reason"),
+    [
+        (256, 8, "auto", False, "32 crops a process, from 32"),
+        (248, 8, "auto", True, "31 crops a process, from 32"),
+        (256, 8, "on", True, "as asked"),
+        (16, 8, "off", False, "as asked"),
+    ],
+)
+def test_batch_norm_is_shared_where_batches_are_small(batch_size, processes, asked, is_shared, reason):
+    # Of two utterances each.
+    data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
+    choice = training.choose_shared_norms(replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes)
+    assert choice.value is is_shared and reason in choice.reason
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("off", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_batch_scales_the_learning_rate_if_asked(tiny_corpus, tmp_path, caplog, scaling, factor):
+    caplog.set_level("INFO")
+    # Two micro-batches of eight.
+    options = {"accumulation_steps": 2, "reference_batch": 4, "batch_scaling": scaling}
+    made, *_ = ready(tiny_config(tiny_corpus, training=options, schedule={"name": "constant"}), tmp_path)
+    assert made.learning_rate(5) == pytest.approx(factor * made.learning_rate.top)
+    assert f"multiplied by: {factor} (16 utterances a step, chosen for 4" in caplog.text
+
+
+def test_checkpointed_blocks_are_compiled_by_block(tiny_corpus, caplog):
+    caplog.set_level("INFO")
+    config = tiny_config(tiny_corpus, runtime={"compile": "auto", "gradient_checkpointing": True})
+    compiler = training._build_compiler(config, training.build_model(config), CPU)
+    assert compiler.options.compile_scope == "regional" and "compile: by block" in caplog.text

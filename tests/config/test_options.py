@@ -172,6 +172,7 @@ IDLE = [
     ("loss: {name: combined, metric_weight: 0, classification_weight: 0}", "loss.metric_weight", "0"),
     ("model: {name: ECAPA_TDNN, options: {channels: 60}}", "model.options.channels", "60"),
     ("model: {name: ReDimNetB0, options: {stages: [[1, 2, 3]]}}", "model.options.stages", "[1.0, 2.0, 3.0]"),
+    ("training: {batch_scaling: linear}", "training.batch_scaling", "reference_batch"),
     ("model: {name: ReDimNetB0, options: {stages: []}}", "model.options.stages", "64"),
     (
         "model: {name: ReDimNetB0, options: {two_layers: true, embedding_norm: true}}",

@@ -1,5 +1,6 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
+import contextlib
 import functools
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
 from speakernet.data.augment.banks import bytes_of_banks
 from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
+from speakernet.data.loader import _one_ahead
 from speakernet.data.packed import RamRows, load_into_ram
 from speakernet.data.packing import pack
 from speakernet.data.workers import Workers
@@ -313,3 +315,34 @@ def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory():
         crops, _ = ResidentMaker(reader, promised, seed=1, device=CPU).make(request)
         np.testing.assert_array_equal(crops.numpy(), expected)
         assert (crops != 0).all()
+
+
+class FakeStream:
+    """Of a GPU: notes who waits for what."""
+
+    def __init__(self, device=None):
+        self.waited = []
+
+    def record_event(self):
+        return "ready"
+
+    def wait_event(self, event):
+        self.waited.append(event)
+
+
+def test_a_batch_is_handed_out_before_the_next_is_waited_for(monkeypatch):
+    training, made, kept = FakeStream(), [], []
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
+
+    def batches():
+        for number in range(3):
+            made.append(number)
+            tensor = SimpleNamespace(record_stream=kept.append)
+            yield SimpleNamespace(waveforms=tensor, labels=tensor, number=number), None
+
+    for batch, _ in _one_ahead(batches(), torch.device("cuda")):
+        assert made == list(range(batch.number + 1))
+        assert len(training.waited) == batch.number + 1 and kept == [training] * 2 * (batch.number + 1)
+    assert len(made) == 3

@@ -2,12 +2,21 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speakernet.frontend.options import FEATURES, SpecAugmentOptions
-from speakernet.frontend.perturbation import SpecAugment, draw_stretches, keep_draws_eager, masked, warped
+from speakernet.frontend.perturbation import (
+    KeyedDraws,
+    SpecAugment,
+    draw_stretches,
+    keep_draws_eager,
+    masked,
+    normal_noise,
+    warped,
+)
 from speakernet.options import create
 from speakernet.random import KeyedRandom
 
@@ -84,6 +93,38 @@ def test_masks_follow_the_utterance():
     other.draws.key_draws(0, np.arange(3))
     with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
         other(features)
+
+
+def by_hand(key, place):
+    """SplitMix64 in Python's own numbers, then Box and Muller."""
+    word, every = (key + (place // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64, 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % every
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % every
+    word ^= word >> 31
+    radius = np.sqrt(-2 * np.log(((word >> 32) + 1) / 2**32))
+    angle = 2 * np.pi * (word % 2**32) / 2**32
+    return radius * (np.sin(angle) if place % 2 else np.cos(angle))
+
+
+def test_dither_is_a_function_of_utterance_and_place():
+    keys = torch.tensor([5, 2**53 - 1, 123456789])
+    noise = normal_noise(keys, 7)
+    expected = [[by_hand(int(key), place) for place in range(7)] for key in keys]
+    np.testing.assert_allclose(noise.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(normal_noise(keys[[2, 0]], 4), noise[[2, 0], :4])
+    draws = KeyedDraws(3)
+    draws.key_draws(1, np.array([7, 9]))
+    pair = draws.normal_like(torch.zeros(2, 40))
+    draws.key_draws(1, np.array([9]))
+    assert torch.equal(draws.normal_like(torch.zeros(1, 30)), pair[1:, :30])
+
+
+def test_dither_is_normal_and_uncorrelated():
+    noise = normal_noise(torch.arange(16), 20000).double()
+    assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
+    # Of 320,000 numbers the standard error of a mean or a correlation is 0.0018.
+    pairs = [(noise[:, :-1], noise[:, 1:]), (noise[:, :-2], noise[:, 2:]), (noise[:-1], noise[1:])]
+    assert all((one * other).mean().abs() < 0.009 for one, other in pairs) and noise.mean().abs() < 0.009
 
 
 @pytest.mark.parametrize("factor", [0.7, 0.9, 1.0, 1.1, 1.4])

@@ -98,6 +98,34 @@ def test_auto_takes_back_what_does_not_pay(compiled_seconds, is_kept):
     assert len(net.compiled_with) == 1 and compiler.is_compiled is is_kept and not compiler.is_observing
 
 
+def test_what_a_checkpointed_block_computes_is_compiled(monkeypatch):
+    calls = []
+
+    def compiled(function, **options):
+        def run(*inputs):
+            calls.append(options["dynamic"])
+            return function(*inputs)
+
+        return run
+
+    torch.manual_seed(0)
+    net = Net()
+    plain = run(net)
+    net.zero_grad()
+    for buffer, start in zip(net.buffers(), Net().buffers(), strict=True):
+        buffer.copy_(start)
+    enable_gradient_checkpointing(net)
+    monkeypatch.setattr(torch, "compile", compiled)
+    compiler = compiler_of(net, "on", "regional")
+    for one, other in zip(plain, run(net), strict=True):
+        assert torch.equal(one, other)
+    # Four blocks, and each again in the backward pass.
+    assert calls == [False] * 8
+    compiler.close()
+    run(net)
+    assert len(calls) == 8
+
+
 def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, monkeypatch):
     straight = trained(tmp_path / "straight", max_epochs=1)
     failures = []

@@ -310,6 +310,15 @@ def test_a_warm_up_that_overlaps_is_a_factor_on_the_whole_fall():
     assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
 
 
+def test_a_factor_scales_the_whole_schedule():
+    options = schedules.FloorOptions(name="linear", final_learning_rate=0.2, warmup_epochs=2)
+    plain, scaled = (
+        LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=12, factor=factor) for factor in (1.0, 4.0)
+    )
+    assert [plain(step) for step in (10, 70, 500)] == pytest.approx([0.5, 0.6, 0.2])
+    assert [scaled(step) for step in (10, 70, 500)] == pytest.approx([2.0, 2.4, 0.8])
+
+
 @pytest.mark.parametrize("name", sorted(schedules.SCHEDULES))
 def test_every_schedule_stays_in_range_beyond_the_end(name):
     floor = (

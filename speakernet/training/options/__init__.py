@@ -100,6 +100,10 @@ class TrainingOptions(Options):
     """Epochs between two evaluations on the validation trials (the last epoch is always evaluated)."""
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
+    reference_batch: CountOrZero = 0
+    """Utterances per optimizer step that the learning rates were chosen for; 0: as many as this run has."""
+    batch_scaling: Literal["off", "linear", "sqrt"] = "off"
+    """Multiply all learning rates by the batch divided by reference_batch, or by the square root of that."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and TensorBoard."""
     patience: CountOrZero = 0
@@ -153,6 +157,11 @@ class TrainingOptions(Options):
         """Options that contradict each other or have no effect."""
         if self.patience and self.final_model == "last":
             yield "patience", f"{self.patience} has no effect with final_model: last; set it to 0"
+        if self.batch_scaling != "off" and not self.reference_batch:
+            yield (
+                "batch_scaling",
+                f"{self.batch_scaling} needs reference_batch, the batch that the rates were chosen for",
+            )
         final = self.large_margin_final_learning_rate
         if final != "auto" and final > self.large_margin_learning_rate:
             highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"

@@ -1,0 +1,124 @@
+"""A training step asks the device for nothing and copies nothing that is waited for; seen without a GPU.
+
+The device is torch's `meta`: its tensors have shapes and no numbers, and asking one for a number is an error.
+"""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from speakernet.losses.options import LOSSES
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.options import create, options_of
+from speakernet.training.optimizers import create_optimizer
+from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
+from speakernet.training.precision import Precision
+from speakernet.training.ranks import SeveralProcesses
+from speakernet.training.step import NUM_NUMBERS, TrainingStep
+from tests.parallel.test_same_meaning import CPU, Share
+
+DEVICE = torch.device("meta")
+VARIED = {"num_mels": 24, "dither": 1.0, "spec_augment": True}
+
+
+class Crossings(TorchDispatchMode):
+    """Notes every number that is asked for, and every copy from one device to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.waited, self.sent, self.made = 0, 0, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self.asked += func._overloadpacket is torch.ops.aten._local_scalar_dense
+        made = func(*args, **kwargs)
+        given = [one.device.type for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.ndim]
+        # A tensor made of Python's numbers; what is made on another device is copied below what a mode sees.
+        self.made += func._overloadpacket is torch.ops.aten.lift_fresh
+        if isinstance(made, torch.Tensor) and {made.device.type, *given} == {"cpu", "meta"}:
+            is_free = kwargs.get("non_blocking") is True and made.device.type == "meta"
+            self.sent, self.waited = self.sent + is_free, self.waited + (not is_free)
+        return made
+
+
+def test_the_mode_sees_what_waits():
+    with Crossings() as seen:
+        there = torch.zeros(3).to(DEVICE)
+        torch.zeros(3).to(DEVICE, non_blocking=True)
+        torch.zeros(3).new_tensor([1.0, 2.0])
+        with pytest.raises(RuntimeError):
+            bool(there.sum() > 0)
+    assert (seen.asked, seen.waited, seen.sent, seen.made) == (1, 1, 1, 1)
+
+
+def on_device(module, device):
+    """A module with the same shapes there."""
+    for owner in module.modules():
+        for kind in (owner._parameters, owner._buffers):
+            for name, one in kind.items():
+                if one is not None:
+                    made = torch.zeros(one.shape, dtype=one.dtype, device=device)
+                    kind[name] = nn.Parameter(made, one.requires_grad) if kind is owner._parameters else made
+    return module
+
+
+def step_of(net, loss, per_speaker, device):
+    optimizer = create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], device)
+    step = TrainingStep(
+        net,
+        loss,
+        optimizer,
+        Precision(RuntimeOptions(), "no", device),
+        TrainingOptions(),
+        utterances_per_speaker=per_speaker,
+        gradient_cache=False,
+    )
+    # As with a fused optimizer on a GPU, whose kernel is torch's own and has no form for this device.
+    step._skips_on_device, optimizer.step = True, lambda: None
+    return step
+
+
+@pytest.mark.parametrize("device", [DEVICE, CPU])
+@pytest.mark.parametrize(
+    ("loss", "front_end", "copies", "made"),
+    [("aamsoftmax", {"num_mels": 24}, 0, 0), ("aamsoftmax", VARIED, 3, 3), ("triplet", {"num_mels": 24}, 1, 0)],
+)
+def test_a_step_waits_for_nothing(monkeypatch, loss, front_end, copies, made, device):
+    """Small copies to the device are queued: keys of dither, two masks, the triplets' draws."""
+    per_speaker = LOSSES[loss].options().min_utterances
+    labels = torch.arange(3).repeat_interleave(per_speaker)
+    rows = torch.arange(len(labels))
+    net = SpeakerNet.named(
+        "ResNet",
+        embedding_dim=8,
+        model_options={"channels": 8, "blocks": [1], "stem_stride": 4},
+        front_end="fbank",
+        front_end_options=front_end,
+    )
+    head = create(LOSSES[loss], options_of(LOSSES, loss, {}, "loss"), embedding_dim=8, num_classes=6, seed=5)
+    # Autocast knows no such device; without mixed precision it does nothing.
+    monkeypatch.setattr(torch, "autocast", lambda *kind, **options: contextlib.nullcontext())
+    step = step_of(on_device(net, device).train(), on_device(head, device), per_speaker, device)
+    waveforms = torch.zeros(len(labels), 4800, device=device)
+    batch = Share(waveforms, torch.zeros_like(labels, device=device), rows, (len(labels),))
+    with Crossings() as seen:
+        step.add(batch)
+        step.finish(0.05)
+    assert (seen.asked, seen.waited, seen.made) == (0, 0, made) and seen.sent == (copies if device is DEVICE else 0)
+
+
+@pytest.mark.parametrize("wishes", [(False, False), (True, False)])
+def test_what_ranks_wish_is_sent_only_if_they_wish(wishes):
+    for device in (DEVICE, CPU):
+        ranks = SeveralProcesses(nn.Linear(2, 2), nn.Identity(), device)
+        ranks.requests = lambda: wishes
+        value = torch.zeros((), device=device, requires_grad=True)
+        with Crossings() as seen:
+            for is_last in (False, True):
+                ranks.backward(value * 2, torch.zeros(NUM_NUMBERS, device=device), is_last=is_last)
+        assert (seen.asked, seen.waited, seen.made) == (0, 0, int(any(wishes)))
+        assert seen.sent == (any(wishes) and device is DEVICE)
