@@ -15,6 +15,7 @@ from speakernet.options import create, options_of
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import gather_rows
 from speakernet.parallel.sync_norm import synchronize_norms
+from speakernet.training.compiling import OBSERVED_STEPS, Compiler
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
@@ -198,6 +199,27 @@ def own_norms() -> list[list[torch.Tensor]]:
     return [*found, [one.detach() for one in net.parameters()]]
 
 
+class Compiled(nn.Linear):
+    """Counts in place of compiling, which takes minutes."""
+
+    count = 0
+
+    def compile(self, **options):
+        self.count += 1
+
+
+def followed() -> list[int]:
+    """Compilations of a rank whose own steps are long, and of one whose are short; and the other way round."""
+    counts = []
+    for slow_rank in (0, 1):
+        net = Compiled(2, 2)
+        compiler = Compiler(net, RuntimeOptions(compile="auto", compile_scope="whole"))
+        for _ in range(OBSERVED_STEPS):
+            compiler.consider(1.0 if distributed.rank() == slow_rank else 1e-6, 1000)
+        counts.append(net.count)
+    return counts
+
+
 NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
 
 
@@ -207,6 +229,7 @@ def everything() -> dict[str, Any]:
     return {
         "gathered": gathered() if distributed.is_distributed() else None,
         "own norms": own_norms() if distributed.is_distributed() else None,
+        "followed": followed() if distributed.is_distributed() else None,
         "norms": [normed(*norm) for norm in NORMS],
         **{name: train(case) for name, case in CASES.items()},
     }
@@ -216,6 +239,8 @@ def test_two_processes_are_one(tmp_path):
     one, several = everything(), in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))
+    # Compiling pays by the clock of rank 0, or it does not.
+    assert [answer["followed"] for answer in several] == [[1, 0]] * 2
     for number, whole in enumerate(one["norms"]):
         _check_norms(whole, *(answer["norms"][number] for answer in several))
     for name in CASES:
