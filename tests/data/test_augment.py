@@ -6,7 +6,7 @@ import torch
 from scipy.signal import convolve, fftconvolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, through_microphones
+from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, response_grid, through_microphones
 from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
@@ -254,7 +254,10 @@ def test_a_microphone_has_the_response_it_names(random):
     impulse = np.zeros((2, 6000), dtype=np.float32)
     impulse[:, 3000] = 1
     responses_db = random.normal(0, 5, (2, 10))
-    heard = through_microphones(torch.from_numpy(impulse), torch.from_numpy(responses_db).float(), 16000).double()
+    speech = torch.from_numpy(impulse)
+    heard = through_microphones(
+        speech, torch.from_numpy(responses_db).float(), response_grid(speech, 10, 16000)
+    ).double()
     hertz = np.geomspace(60, 8000, 10)
     # At the points by a sum over samples, between them (in log frequency) the mean of two.
     turns = np.exp(

@@ -5,6 +5,7 @@ and RIRs lie on the device: `ResidentBanks.gather` cuts them there, and `apply`,
 batch at once, with the same result. Choices are keyed by (seed, epoch, row), so they do not depend on workers or ranks.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -45,6 +46,7 @@ NO_MICROPHONES = np.empty(0, dtype=np.int64), np.empty((0, RESPONSE_POINTS))
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
 FEWEST_FFT_ROWS = 2  # transforms of one row take four times as long as each of two
+MICROPHONE_ROWS = 8  # filtered at once on a CPU
 MOST_LENGTHS = 8  # lengths of transform that scratch memory is kept for
 TELEPHONE_BAND_HZ = (300.0, 3400.0)
 TELEPHONE_ORDER = 8
@@ -247,15 +249,12 @@ class Augmenter:
 
     def _microphones(self, random: KeyedRandom) -> tuple[np.ndarray, np.ndarray]:
         """Utterances with another microphone, and its response in dB."""
-        # Late, as it loads scipy's splines: only for runs that ask for microphones.
-        from scipy.interpolate import CubicSpline
-
         options = self.options
         rows = np.flatnonzero(random.uniform(MICROPHONE_STREAM)[:, 0] < options.microphone_probability)
         uniform = torch.from_numpy(random.uniform(RESPONSE_STREAM, options.microphone_points)[rows])
         normal = torch.special.ndtri(uniform.clamp_min(1e-12)).numpy()
-        curve = CubicSpline(np.linspace(0, 1, options.microphone_points), normal, axis=1, bc_type="natural")
-        responses_db = options.microphone_db * curve(np.linspace(0, 1, RESPONSE_POINTS))
+        # Not a product of matrices, whose last bits depend on the other rows.
+        responses_db = options.microphone_db * np.einsum("rp,pk->rk", normal, splines(options.microphone_points))
         if self.devices is not None:
             drawn = random.uniform(DEVICE_STREAM)[rows, 0]
             responses_db += self.devices[(drawn * len(self.devices)).astype(np.int64)]
@@ -281,7 +280,11 @@ class Augmenter:
         if len(drawn.microphones):
             rows, responses_db = send(waveforms.device, [drawn.microphones, drawn.responses_db.ravel()])
             responses_db = responses_db.view(len(rows), RESPONSE_POINTS).to(waveforms.dtype)
-            waveforms.index_copy_(0, rows, through_microphones(waveforms[rows], responses_db, self.sample_rate))
+            # A few rows stay in a processor's cache.
+            count = MICROPHONE_ROWS if waveforms.device.type == "cpu" else len(rows)
+            grid = response_grid(waveforms, RESPONSE_POINTS, self.sample_rate)
+            for some, curves in zip(rows.split(count), responses_db.split(count), strict=True):
+                waveforms.index_copy_(0, some, through_microphones(waveforms[some], curves, grid))
         telephone, codec, gains = np.flatnonzero(drawn.telephone), np.flatnonzero(drawn.codec), drawn.gains_db
         if not (len(telephone) or len(codec) or gains.any()):
             return waveforms
@@ -335,22 +338,40 @@ def sums_of_runs(rows: Tensor, places: Tensor, begins: Tensor, weights: Tensor) 
     return functional.embedding_bag(places, rows, begins, mode="sum", per_sample_weights=weights)
 
 
-def through_microphones(waveforms: Tensor, responses_db: Tensor, sample_rate: int) -> Tensor:
+@functools.cache
+def splines(num_points: int) -> np.ndarray:
+    """Natural cubic splines through 1 at one of `num_points` points and 0 at the others, (points, RESPONSE_POINTS)."""
+    # Late, as it loads scipy's splines: only for runs that ask for microphones.
+    from scipy.interpolate import CubicSpline
+
+    curves = CubicSpline(np.linspace(0, 1, num_points), np.eye(num_points), bc_type="natural")
+    return np.asarray(curves(np.linspace(0, 1, RESPONSE_POINTS))).T
+
+
+def response_grid(waveforms: Tensor, num_points: int, sample_rate: int) -> tuple[Tensor, Tensor]:
+    """Where the bins of (rows, samples) are among the points of `through_microphones`: the point below, and the rest.
+
+    The number of bins is that of a transform with zeros at the end: what wraps around falls into them.
+    """
+    last, fft_samples = num_points - 1, transform_samples(waveforms.shape[1])
+    hertz = torch.fft.rfftfreq(fft_samples, 1 / sample_rate, device=waveforms.device).clamp_min(LOWEST_RESPONSE_HZ)
+    places = torch.log(hertz / LOWEST_RESPONSE_HZ) * (last / math.log(sample_rate / 2 / LOWEST_RESPONSE_HZ))
+    below = places.floor().clamp_max(last - 1).long()
+    return below, places - below
+
+
+def through_microphones(waveforms: Tensor, responses_db: Tensor, grid: tuple[Tensor, Tensor]) -> Tensor:
     """Filter (rows, samples) by magnitude responses without phase.
 
     Args:
         waveforms: float32 (rows, samples).
         responses_db: dB (rows, points) at frequencies evenly spaced in log frequency from 60 Hz to half the sample
             rate; linear between them, constant below.
-        sample_rate: Hz.
+        grid: `response_grid` of waveforms of this length.
     """
-    length, last = waveforms.shape[1], responses_db.shape[1] - 1
-    # Zeros at the end: what wraps around falls into them.
-    fft_samples = transform_samples(length)
-    hertz = torch.fft.rfftfreq(fft_samples, 1 / sample_rate, device=waveforms.device).clamp_min(LOWEST_RESPONSE_HZ)
-    places = torch.log(hertz / LOWEST_RESPONSE_HZ) * (last / math.log(sample_rate / 2 / LOWEST_RESPONSE_HZ))
-    below = places.floor().clamp_max(last - 1).long()
-    gains_db = torch.lerp(responses_db.index_select(1, below), responses_db.index_select(1, below + 1), places - below)
+    (below, share), length = grid, waveforms.shape[1]
+    fft_samples = 2 * (len(below) - 1)
+    gains_db = torch.lerp(responses_db.index_select(1, below), responses_db.index_select(1, below + 1), share)
     product = torch.fft.rfft(waveforms, fft_samples)
     product *= torch.exp(gains_db * (math.log(10) / 20))
     return torch.fft.irfft(product, fft_samples)[:, :length]
