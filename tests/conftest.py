@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,9 @@ settings.load_profile("speakernet")
 # process that only hands out the tests never does; it also holds for processes that tests start, which must give the
 # same bits as this one.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Otherwise every process that a test starts would compile the package by itself.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,6 +65,25 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
             gc.collect()
             release_freed_memory()
+
+
+@pytest.fixture(scope="module")
+def blank_figures() -> Iterator[None]:
+    """Figures are made but not drawn: drawing is most of a tiny run, and `tests/evaluation/test_report.py` draws."""
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    from speakernet.evaluation import plots
+
+    def save_blank(figure: Figure, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (1, 1)).save(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
+        patch.setattr(plots, "figure_svg", lambda figure, name, description: "<svg></svg>")
+        patch.setattr(plots, "save_png", save_blank)
+        yield
 
 
 @pytest.fixture(scope="session")

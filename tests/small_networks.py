@@ -10,6 +10,7 @@ from speakernet.models.speaker_net import SpeakerNet
 SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
 SMALL = {
     "ResNet": {"channels": 8, "blocks": [1, 1, 1]},
+    "RawNet3": {"channels": 256},
     "XVector": {"channels": 64, "statistics_channels": 96},
     "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
     "ResNet18": {"channels": 16},

@@ -12,6 +12,7 @@ import torch
 from speakernet.cli import main
 from tests.tiny_recipe import write_recipe
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
 RECIPE = {
     "data": {"batch_size": 8, "crop_frames": 60},
     "model": {"embedding_dim": 32, "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 2}},

@@ -20,6 +20,7 @@ from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.tiny_recipe import write_recipe
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
 SMALL = {"channels": 8, "blocks": [1, 1]}
 # An untrained network is enough to see where numbers go.
 SHORT = {"evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 20}}

@@ -15,6 +15,7 @@ from speakernet.evaluation.speakers import speakers_of
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
 RECIPE = """# fine-tuning small enough for a test: no word of the network
 data:
   train_list: {root}/train_list.txt

@@ -27,6 +27,7 @@ from speakernet.parallel.distributed import refuse_differences
 from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
 CPU = torch.device("cpu")
 
 

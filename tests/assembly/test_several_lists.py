@@ -19,6 +19,7 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.training.tensorboard import scalars
 from tests.tiny_recipe import write_recipe
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
 SHORT = {"training": {"max_epochs": 2, "test_interval": 1}, "evaluation": {"eval_frames": 60, "bootstrap_samples": 20}}
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.data.lists import StringTable, TrialList, identify_trials, read_trials, repeated_trials, write_trials
-from speakernet.evaluation import plots
 from speakernet.evaluation.figures import cautions, compare_scores, figures
 from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
@@ -19,11 +18,7 @@ from speakernet.evaluation.results import GroupResult, Results, SliceResult, Swe
 from speakernet.evaluation.speakers import speakers_of
 from tests.evaluation.report_runs import make_trials
 
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """Drawing them takes most of the time of a report."""
-    monkeypatch.setattr(plots, "save_png", lambda figure, path: None)
+pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 @pytest.fixture()

@@ -25,6 +25,8 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.tiny_recipe import write_recipe
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 
 @pytest.fixture(scope="module")
 def adapted(voices, uncalibrated, tmp_path_factory):

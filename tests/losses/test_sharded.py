@@ -1,160 +1,17 @@
-"""A head sharded over two real processes equals the whole head: loss, gradients, weights after steps.
-
-Both processes are started once for all cases; each compares its shard with the whole head that it computes by itself.
-"""
-
-import json
-from pathlib import Path
+"""Which losses have a head that can be sharded, and its shares; `tests/parallel/test_same_meaning.py` trains them."""
 
 import pytest
 import torch
-from torch import distributed as torch_distributed
-from torch import multiprocessing, nn
 
 from speakernet.losses import LOSSES
 from speakernet.losses.classification import ClassShard
-from speakernet.losses.options import (
-    AAMSoftmaxOptions,
-    CombinedOptions,
-    GE2EOptions,
-    HAMSoftmaxOptions,
-    SoftmaxOptions,
-    SphereFace2Options,
-    TripletOptions,
-)
-from speakernet.options import create
-from speakernet.parallel.sharding import RowShare, join_state, parameters_of, sharded_names, share_of, total_norm
-
-DIM, CLASSES, SPEAKERS, UTTERANCES, STEPS = 6, 11, 5, 2, 5
-TOLERANCE = 1e-5
-
-CASES = [
-    *(LOSSES[name].options() for name in ("softmax", "amsoftmax", "aamsoftmax", "sphereface2", "softmaxproto")),
-    AAMSoftmaxOptions(easy_margin=True, margin=0.4),
-    AAMSoftmaxOptions(sub_centers=3),
-    AAMSoftmaxOptions(inter_top_k=3, inter_top_k_penalty=0.1),
-    AAMSoftmaxOptions(inter_top_k=50, sub_centers=2),
-    SphereFace2Options(margin_type="A", margin=0.15),
-    # At its usual scale the gradient's norm is 70 here: steps of 0.1 would enlarge what rounding leaves.
-    HAMSoftmaxOptions(scale=2.0),
-    CombinedOptions(classification=AAMSoftmaxOptions(sub_centers=2), metric=TripletOptions()),
-]
-
-
-def loss_and_net(options):
-    torch.manual_seed(1)
-    loss = create(LOSSES[options.name], options, embedding_dim=DIM, num_classes=CLASSES, seed=0)
-    return loss, nn.Linear(DIM, DIM)
-
-
-def optimizer_over(net, loss):
-    return torch.optim.SGD([*net.parameters(), *loss.parameters()], lr=0.1, momentum=0.9, nesterov=True)
-
-
-def batch_of(step):
-    """(utterances, dim) and (utterances,), two utterances of each speaker after another."""
-    generator = torch.Generator().manual_seed(step)
-    speakers = torch.randperm(CLASSES, generator=generator)[:SPEAKERS]
-    return torch.randn((SPEAKERS * UTTERANCES, DIM), generator=generator), speakers.repeat_interleave(UTTERANCES)
-
-
-def loss_of(loss, embeddings, labels):
-    if not loss.is_metric:
-        return loss(embeddings, labels)
-    return loss(embeddings.reshape(SPEAKERS, UTTERANCES, -1), labels[::UTTERANCES])
-
-
-def compare(options, rank):
-    """The largest difference of each kind between two shares and the whole head, and how large the head is here."""
-    whole, net = loss_and_net(options)
-    shard, twin = loss_and_net(options)
-    shard.shard(rank, 2)
-    assert shard.sees_all_ranks
-    own, own_optimizer = optimizer_over(net, whole), optimizer_over(twin, shard)
-    worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
-
-    def note(name, left, right):
-        # Of their size: a loss of 20 is rounded in its sixth digit, and otherwise by each processor.
-        size = max(1.0, float(left.detach().abs().max()))
-        worst[name] = max(worst[name], float((left - right).detach().abs().max()) / size)
-
-    for step in range(STEPS):
-        waveforms, labels = batch_of(step)
-        results = []
-        for one, trunk, optimizer in ((whole, net, own), (shard, twin, own_optimizer)):
-            embeddings = trunk(waveforms)
-            embeddings.retain_grad()
-            value, accuracy = loss_of(one, embeddings, labels)
-            value.backward()
-            results.append((value, accuracy, embeddings.grad, total_norm(parameters_of(optimizer))))
-            optimizer.step()
-            optimizer.zero_grad()
-        for name, left, right in zip(("loss", "accuracy", "embeddings", "norm"), *results, strict=True):
-            note(name, left, right)
-    # Every rank is asked, and rank 0 gets the whole.
-    state = shard.state_dict()
-    moments = join_state(own_optimizer.state_dict()["state"], parameters_of(own_optimizer))
-    if rank == 0:
-        for name, tensor in whole.state_dict().items():
-            note("weights", tensor.float(), state[name].float())
-        for number, saved in own.state_dict()["state"].items():
-            note("moments", saved["momentum_buffer"], moments[number]["momentum_buffer"])
-    for left, right in zip(net.parameters(), twin.parameters(), strict=True):
-        note("weights", left, right)
-    worst["rows"] = sum(len(one) for one in shard.parameters() if share_of(one) is not None)
-    worst["loaded"] = float(_loads_into_shares(whole, options, own.state_dict()["state"], rank))
-    return worst
-
-
-def _loads_into_shares(whole, options, moments, rank):
-    """Whether the state of a whole head, as one process saves it, becomes this rank's share of it, and is kept."""
-    saved = whole.state_dict()
-    before = {name: tensor.clone() for name, tensor in saved.items() if tensor.ndim}
-    fresh, net = loss_and_net(options)
-    fresh.shard(rank, 2)
-    fresh.load_state_dict(saved)
-    parameters = parameters_of(optimizer_over(net, fresh))
-    taken = join_state(moments, parameters, back=True)
-    shards = [(name, one) for name, one in fresh.named_parameters() if share_of(one) is not None]
-    return (
-        all(torch.equal(saved[name], tensor) for name, tensor in before.items())
-        and all(torch.equal(one, share_of(one).take(whole.get_parameter(name))) for name, one in shards)
-        and all(taken[number]["momentum_buffer"].shape == one.shape for number, one in enumerate(parameters))
-    )
-
-
-def run_rank(rank, folder):
-    torch.set_num_threads(1)
-    torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-    found = [compare(options, rank) for options in CASES]
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
-    torch_distributed.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each of the two processes found."""
-    folder = tmp_path_factory.mktemp("sharded")
-    # Spawned: autograd's threads do not survive a fork.
-    multiprocessing.start_processes(run_rank, (str(folder),), nprocs=2, start_method="spawn")
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.parametrize("case", range(len(CASES)))
-@pytest.mark.parametrize("rank", [0, 1])
-def test_two_shards_equal_the_whole_head(found, case, rank):
-    differences = found[rank][case]
-    rows, loaded = differences.pop("rows"), differences.pop("loaded")
-    assert max(differences.values()) < TOLERANCE, differences
-    assert loaded == 1.0
-    whole, _ = loss_and_net(CASES[case])
-    all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
-    assert rows == all_rows * (5, 6)[rank] // CLASSES, "each process keeps its own speakers only"
-    assert not sharded_names(whole)
+from speakernet.losses.options import CombinedOptions, GE2EOptions, SoftmaxOptions
+from speakernet.parallel.sharding import RowShare
+from tests.losses.sharded_heads import HEADS
 
 
 def test_sharding_needs_a_head():
-    compared = {options.name for options in CASES}
+    compared = {options.name for options in HEADS}
     assert {name for name, part in LOSSES.items() if part.options().has_head} == compared
     for part in LOSSES.values():
         assert list(part.options(sharded="auto").problems()) == []

@@ -224,6 +224,7 @@ def test_options(tmp_path, capsys):
     assert main([*base, "--num-mels", "40", "--pooling", "MAX"]) == 0
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")])
 def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
     """Ten pairs of real utterances by its command's flags, as its own code scored them."""

@@ -16,6 +16,7 @@ from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import laid_out, load_initial_weights, load_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
+from tests.small_networks import SMALLEST
 
 BACKEND = {"score": "cosine"}
 GONE = object()
@@ -176,7 +177,9 @@ def test_hostile_content(place, value, message, tmp_path):
         load_initial_weights(small_net(), None, tmp_path / "my.pt")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [name if name in SMALLEST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_every_network_fits_its_own_weights(name):
     with torch.device("meta"):
         expected = SpeakerNet.named(name).state_dict()

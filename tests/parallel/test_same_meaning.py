@@ -1,4 +1,7 @@
-"""Two processes come to what one comes to: weights, figures of the steps, statistics, draws, undone steps."""
+"""Two processes come to what one comes to: weights, figures of the steps, statistics, sharded heads, undone steps.
+
+They are started once, for all that they are asked.
+"""
 
 import dataclasses
 import math
@@ -13,7 +16,7 @@ from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import gather_rows
+from speakernet.parallel.sharding import gather_rows, sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import OBSERVED_STEPS, Compiler
 from speakernet.training.optimizers import create_optimizer
@@ -21,6 +24,7 @@ from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOpti
 from speakernet.training.precision import Precision
 from speakernet.training.ranks import SeveralProcesses
 from speakernet.training.step import TrainingStep
+from tests.losses import sharded_heads
 from tests.parallel.several import in_several
 
 CPU = torch.device("cpu")
@@ -230,6 +234,9 @@ def everything() -> dict[str, Any]:
         "gathered": gathered() if distributed.is_distributed() else None,
         "own norms": own_norms() if distributed.is_distributed() else None,
         "followed": followed() if distributed.is_distributed() else None,
+        "heads": [sharded_heads.compare(options, distributed.rank()) for options in sharded_heads.HEADS]
+        if distributed.is_distributed()
+        else None,
         "norms": [normed(*norm) for norm in NORMS],
         **{name: train(case) for name, case in CASES.items()},
     }
@@ -241,6 +248,8 @@ def test_two_processes_are_one(tmp_path):
     _check_own_norms(*(answer["own norms"] for answer in several))
     # Compiling pays by the clock of rank 0, or it does not.
     assert [answer["followed"] for answer in several] == [[1, 0]] * 2
+    for rank, answer in enumerate(several):
+        _check_heads(rank, answer["heads"])
     for number, whole in enumerate(one["norms"]):
         _check_norms(whole, *(answer["norms"][number] for answer in several))
     for name in CASES:
@@ -259,6 +268,17 @@ def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Te
     for shared in (first[1], second[1]):
         assert all(torch.equal(*pair) for pair in zip(shared, first[0], strict=True))
     assert all(torch.equal(*pair) for pair in zip(first[2], second[2], strict=True))
+
+
+def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
+    """A share of a head equals the whole one: loss, gradients, weights after steps, and what is saved and loaded."""
+    for options, differences in zip(sharded_heads.HEADS, found, strict=True):
+        rows, loaded = differences.pop("rows"), differences.pop("loaded")
+        assert max(differences.values()) < 1e-5 and loaded == 1.0, (options, differences)
+        whole, _ = sharded_heads.loss_and_net(options)
+        all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
+        # Each process keeps its own speakers only.
+        assert rows == all_rows * (5, 6)[rank] // sharded_heads.CLASSES and not sharded_names(whole), options
 
 
 def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]) -> None:

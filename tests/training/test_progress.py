@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 from torch import nn
 
 from speakernet import terminal
@@ -106,6 +107,12 @@ CONFIGURATION = {"data": {"batch_size": 64, "speed_factors": [1.0]}, "model": {"
 def evaluation(eer):
     costs = {"min_dcf": {"0.01": eer / 10, "0.05": 0.2}, "min_dcf_interval": {"0.01": [0.1, 0.9]}}
     return {"eer_percent": eer, "eer_interval_percent": [eer - 1, eer + 1], **costs, "num_trials": 100, "note": ""}
+
+
+@pytest.fixture(autouse=True)
+def _files_of_one_second_in_order(monkeypatch):
+    """Files of events that are made within a second are read by the number behind it, of which .10 is before .9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
 def train(folder, first, last):
