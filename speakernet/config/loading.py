@@ -179,18 +179,15 @@ def save_config(config: Config, path: Path) -> None:
     for section, fields in values.items():
         owner = type(getattr(config, section))
         paths = [name for name, value in fields.items() if value and is_input(owner, name)]
-        fields |= {name: _absolute(fields[name]) for name in paths}
+        fields |= {name: str(Path(fields[name]).absolute()) for name in paths if not is_address(fields[name])}
     for one in values["data"]["test_lists"].values():
-        one |= {name: _absolute(one[name]) for name in ("list", "path") if one[name]}
+        paths = [name for name in ("list", "path") if one[name] and not is_address(one[name])]
+        one |= {name: str(Path(one[name]).absolute()) for name in paths}
     for name, (text, _) in OUTSIDE.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
             copy.write(text)
     with atomic_write(path) as file:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
-
-
-def _absolute(path: str) -> str:
-    return path if is_address(path) else str(Path(path).absolute())
 
 
 def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()) -> Config:

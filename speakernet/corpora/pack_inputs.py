@@ -42,7 +42,10 @@ FOLDER, KALDI, ARCHIVE = "folder", "Kaldi folder", "archive"
 RAW_LIST, SHARD_LIST = "raw.list", "shard.list"
 RAW_FIELDS = ("key", "wav", "spk")
 SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
-SPEAKER_SUFFIX = ".spk"
+SPEAKER_SUFFIXES = (".spk", ".cls", ".json")
+SPEAKER_FIELDS = ("speaker", "spk", "speaker_id", "spk_id")
+"""Of the JSON object beside an utterance in a WebDataset, the first that is there."""
+MOST_JSON_BYTES = 1 << 20
 HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
 ABSENT = "{name}: the list names it, but {source} does not hold it"
@@ -307,7 +310,10 @@ class ZipAudio(Archive):
 
 
 class TarAudio(Archive):
-    """A tar archive, in one file or in pieces, or a shard of wespeaker's, which holds KEY.spk beside KEY.wav."""
+    """A tar archive, in one file or in pieces.
+
+    A shard of wespeaker's or WebDataset's holds the speaker beside KEY.wav: in KEY.spk, KEY.cls or a field of KEY.json.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -319,9 +325,12 @@ class TarAudio(Archive):
             file.seek(0)
             for archive, member in self._walk(file):
                 name = str(checked_relative(member.name))
-                if name.endswith(SPEAKER_SUFFIX):
-                    content = archive.extractfile(member).read(MAX_SPEAKER_BYTES + 1)  # type: ignore[union-attr]
-                    speakers[without_suffix(name)] = _speaker(content, paths[0], name)
+                if name.endswith(SPEAKER_SUFFIXES):
+                    content = archive.extractfile(member).read(MOST_JSON_BYTES + 1)  # type: ignore[union-attr]
+                    if name.endswith(".json"):
+                        content = _speaker_in_json(content, paths[0], name)
+                    if content:
+                        speakers[without_suffix(name)] = _speaker(content, paths[0], name)
                 elif _is_audio(name):
                     files.append(name)
                     places.append((member.offset_data, member.size))
@@ -329,7 +338,8 @@ class TarAudio(Archive):
         lonely = [one for one in files if without_suffix(one) not in speakers] if speakers else []
         if lonely:
             raise ArchiveError(
-                f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard; pack such tars apart"
+                f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard (nor .cls or .json "
+                "with its speaker); pack such tars apart"
             )
         super().__init__(str(paths[0]), files, speakers)
 
@@ -354,6 +364,14 @@ class TarAudio(Archive):
             for number, (archive, member) in enumerate(audio):
                 if number in wanted:
                     yield archive.extractfile(member).read()  # type: ignore[union-attr]
+
+
+def _speaker_in_json(content: bytes, path: Path, name: str) -> bytes:
+    """The speaker in a member of a WebDataset; empty if it names none."""
+    with reading(f"{path}: {name}", f"a JSON object of {MOST_JSON_BYTES:,} bytes at most", ArchiveError):
+        fields = json.loads(content)
+    fields = fields if isinstance(fields, dict) else {}
+    return next((str(fields[field]).encode() for field in SPEAKER_FIELDS if field in fields), b"")
 
 
 def _speaker(content: bytes, path: Path, name: str) -> str:

@@ -5,11 +5,13 @@ import pytest
 import torch
 from scipy.signal import convolve, fftconvolve
 
+from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, response_grid, through_microphones
 from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
+    KINDS,
     MUSIC,
     NOISE,
     REVERB,
@@ -26,6 +28,7 @@ from speakernet.data.augment.banks import (
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import DeviceAudio
 from speakernet.data.packed import RamRows
+from speakernet.data.packing import pack
 from speakernet.data.sources import AudioCache
 
 SAMPLES = 8000
@@ -134,6 +137,15 @@ def test_choices_depend_on_row_and_epoch_alone(folders, random):
     for row in (0, 7, 39):
         alone = augmenter(clean[row : row + 1].clone(), epoch=0, rows=np.array([row]))
         torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-4)
+
+
+def test_a_packed_bank_is_mapped_and_gives_the_same(folders, tmp_path, random):
+    for folder in folders:
+        pack(FolderInput(folder), tmp_path / folder.name)
+    packed, files = make([tmp_path / "musan", tmp_path / "rirs"], categories=KINDS[1:]), make(folders)
+    assert clips_into_ram(packed.banks, 0) and all(bank.reader.is_mapped for bank in packed.banks.values())
+    clean = speech(random)
+    torch.testing.assert_close(augment(packed, clean), augment(files, clean), atol=1e-6, rtol=0)
 
 
 def test_a_category_without_files_is_shared_among_the_others(folders):

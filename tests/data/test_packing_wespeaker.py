@@ -59,6 +59,15 @@ def shards(root, audio, mode="w"):
     return root / "shard.list"
 
 
+def web_dataset(path, audio):
+    """A tar of WebDataset: the speaker in a JSON object beside each utterance."""
+    with tarfile.open(path, "w") as archive:
+        for key in KEYS:
+            add(archive, f"{key}.json", json.dumps({"duration": 1.5, "speaker": key.split("/")[0]}).encode())
+            add(archive, f"{key}.wav", audio[key].read_bytes())
+    return path
+
+
 def kaldi_folder(root, audio):
     root.mkdir(exist_ok=True)
     (root / "wav.scp").write_text("".join(f"{key} {file}\n" for key, file in audio.items()))
@@ -70,6 +79,7 @@ SOURCES = {
     "raw.list": lambda root, audio: raw_list(root / "raw.list", audio),
     "shard.list": lambda root, audio: shards(root / "shards", audio),
     "compressed shards": lambda root, audio: shards(root / "shards", audio, "w:gz"),
+    "WebDataset": lambda root, audio: web_dataset(root / "train-0000.tar", audio),
     "Kaldi folder": lambda root, audio: kaldi_folder(root / "kaldi", audio),
 }
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.on_device import DeviceAudio, send, to_float
-from speakernet.data.packed import PackedRows, RamRows
+from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
 from speakernet.data.sharing import shared_zeros
-from speakernet.data.sources import INT16_SCALE, AudioCache, FolderSource, RowReader
+from speakernet.data.sources import INT16_SCALE, AudioCache, AudioSource, FolderSource, RowReader
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, counted
@@ -162,14 +162,21 @@ def find_audio_files(root: str | Path) -> list[str]:
     return sorted(found)
 
 
+def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[str]]:
+    """A folder or a packed corpus, which all processes of a machine map, with the names of its audio files."""
+    if is_packed(root):
+        packed = PackedSource(root, sample_rate)
+        return packed, list(packed.index.names)
+    return FolderSource(root, sample_rate, show_progress=distributed.is_main()), find_audio_files(root)
+
+
 def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
-    """Banks of MUSAN's kinds found below `root`, by the folders noise, music and speech in the paths.
+    """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech in the paths.
 
     Files under none of these folders count as noise, with a warning; empty and unreadable files are skipped with one.
     """
     root = Path(root)
-    names = find_audio_files(root)
-    source = FolderSource(root, sample_rate, show_progress=distributed.is_main())
+    source, names = _open_bank(root, sample_rate)
     listed = StringTable.from_strings(names)
     table = source.lookup_table(listed)
     lengths = np.asarray(table.num_samples)
@@ -194,10 +201,14 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
 
 
 def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
-    """Decode all clips of noise into shared int16 memory if they fit; returns whether they did.
+    """Decode all clips of noise into shared int16 memory if they fit; returns whether they are in memory.
+
+    Those of a packed corpus are memory as they are.
 
     Noise is read more often than speech: more than once an utterance with babble.
     """
+    if all(isinstance(bank.reader, PackedRows) for bank in banks.values()):
+        return True
     total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
     if total > budget_bytes:
         return False
@@ -224,13 +235,13 @@ class RirBank:
     def __init__(
         self, root: str | Path, sample_rate: int, cache: AudioCache | None = None, *, is_aligned: bool
     ) -> None:
-        found = find_audio_files(root)
+        self.source, found = _open_bank(root, sample_rate)
         names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
         if not names:
             raise AudioError(f"{root}: no audio files in this folder of RIRs")
         if len(names) < len(found):
             logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
-        self.source, self.names = FolderSource(root, sample_rate), StringTable.from_strings(names)
+        self.names = StringTable.from_strings(names)
         self.is_aligned, self.cache = is_aligned, cache or AudioCache(0)
 
     def __len__(self) -> int:
@@ -240,11 +251,14 @@ class RirBank:
         """The prepared RIR, float32 (samples,)."""
         found = self.cache.get(("prepared", rir))
         if found is None:
-            path = self.source.path_of(self.names[rir])
-            found = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
+            name = self.names[rir]
+            path = self.source.path_of(name)
+            found = (
+                read_audio(path, sample_rate=self.source.sample_rate, mixes=False) if path else self.source.read(name)
+            )
             energy = float(np.dot(found, found))
             if not energy > 0:
-                raise AudioError(f"{path}: the RIR is empty or silent; remove it")
+                raise AudioError(f"{path or name}: the RIR is empty or silent; remove it")
             found = (found / np.float32(np.sqrt(energy))).astype(np.float32)
             if self.is_aligned:
                 found = found[int(np.abs(found).argmax()) :].copy()

@@ -28,9 +28,9 @@ class AugmentOptions(Options):
     style: Literal["ours", "classic"] = "ours"
     """ours: SNR on true power for each source, direct path kept in place; classic: voxceleb_trainer to the letter."""
     noise_path: InputPath = ""
-    """Folder with noise in MUSAN's layout (noise/, music/, speech/); empty: no noise."""
+    """Folder with noise in MUSAN's layout (noise/, music/, speech/), or a packed corpus of one; empty: no noise."""
     rir_path: InputPath = ""
-    """Folder with room impulse responses; empty: no reverberation."""
+    """Folder with room impulse responses, or a packed corpus of one; empty: no reverberation."""
     probability: Share = 0.8
     """Share of utterances that get one of the categories below (four fifths in the classic five-way choice)."""
     categories: list[Literal["reverb", "music", "babble", "noise"]] = Field(

@@ -1,0 +1,144 @@
+"""Rows a second and bytes a row of a packed corpus at an address, beside the same corpus on the disk.
+
+    python -m benchmarks.object_storage --folder /disk/scratch --megabytes 400 --rounds 3
+
+Makes a corpus in shards in the folder once. A server on this machine, a process of its own, serves it over HTTP and
+waits before every answer. Each run is an epoch of batches of two-second crops in the order of training, from an empty
+cache that holds half of the corpus; batches are made in this process and thrown away. Needs aiohttp (the extra s3).
+"""
+
+import argparse
+import functools
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cold_corpus import CROP_SAMPLES, UTTERANCE_SAMPLES, Noise
+from benchmarks.timing import Way, run_in_turn
+from speakernet.data.batches import BatchMaker, BatchRequest, CropMaker
+from speakernet.data.mixing import streamed
+from speakernet.data.opening import open_source
+from speakernet.data.options import DataOptions
+from speakernet.data.sampling import ShuffledSampler
+from speakernet.data.shards import RemoteRows, RemoteSource
+from speakernet.data.stores import pack_to_address
+from speakernet.files import WHOLE
+
+NAME = "object_storage"
+
+
+class Delayed(SimpleHTTPRequestHandler):
+    """Serves files, each answer late by the server's delay, and counts bytes."""
+
+    protocol_version = "HTTP/1.1"
+    delay_seconds = 0.0
+    sent: Any = None
+
+    def do_GET(self) -> None:
+        """Wait and answer."""
+        time.sleep(self.delay_seconds)
+        path = Path(self.translate_path(self.path))
+        if path.is_file():
+            with self.sent.get_lock():
+                self.sent.value += path.stat().st_size
+        super().do_GET()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+def serve(folder: str, delay_seconds: float, sent: Any, port: Any) -> None:
+    """Serve a folder, in a process of its own."""
+    Delayed.delay_seconds, Delayed.sent = delay_seconds, sent
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Delayed, directory=folder))
+    port.value = server.server_address[1]
+    server.serve_forever()
+
+
+class Course:
+    """An epoch from one place."""
+
+    def __init__(self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, sent: Any = None) -> None:
+        self.address, self.cache_gigabytes, self.sent = address, cache_gigabytes, sent
+        self.options = DataOptions(batch_size=batch_size, shuffle_buffer=buffer)
+        self.bytes_a_row: list[float] = []
+
+    def way(self) -> Way:
+        """For `run_in_turn`."""
+        return Way(self._run, self._prepare)
+
+    def _prepare(self) -> list[tuple[CropMaker, list[BatchRequest], Any]]:
+        # Kept until the run is over.
+        cache = tempfile.TemporaryDirectory(prefix="speakernet-")
+        os.environ["SPEAKERNET_CACHE"] = cache.name
+        source = open_source(self.address, shard_cache_gigabytes=self.cache_gigabytes)
+        names = source.index.names  # type: ignore[attr-defined]
+        table = source.lookup_table(names)
+        sampler = ShuffledSampler(np.zeros(len(names), dtype=np.int32), self.options, seed=1)
+        rows = source.rows(names, table)
+        maker: CropMaker = BatchMaker(rows, table.num_samples, seed=1)
+        if isinstance(source, RemoteSource):
+            assert isinstance(rows, RemoteRows)
+            sampler.in_parts = functools.partial(streamed, sampler, source.shards_of(table), 1)
+            maker = rows.ahead(maker, 0)
+        plan = sampler.epoch(0)
+        speeds = np.zeros(self.options.batch_size, dtype=np.int64)
+        requests = [
+            BatchRequest(0, plan.rows[plan.bounds[one] : plan.bounds[one + 1]], speeds, CROP_SAMPLES, one)
+            for one in range(len(plan))
+        ]
+        return [(maker, requests, cache)]
+
+    def _run(self, ready: list[tuple[CropMaker, list[BatchRequest], Any]]) -> int:
+        maker, requests, _cache = ready.pop()
+        before = self.sent.value if self.sent else 0
+        num_rows = sum(len(request.rows) for request, _, _ in maker.run(requests))
+        self.bytes_a_row.append((self.sent.value - before if self.sent else 2 * CROP_SAMPLES * num_rows) / num_rows)
+        return num_rows
+
+
+def main() -> int:
+    """Make the corpus if it is not there, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
+    parser.add_argument("--megabytes", type=int, default=400, help="of the corpus (default %(default)s)")
+    parser.add_argument("--shards", type=int, default=16, help="default %(default)s")
+    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s (default %(default)s)")
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 20.0, 100.0], help="ms before every answer")
+    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+    arguments = parser.parse_args()
+    corpus = arguments.folder.absolute() / NAME
+    num_rows = arguments.megabytes * 1_000_000 // (2 * UTTERANCE_SAMPLES)
+    pack_to_address(Noise(num_rows), f"file://{corpus}", WHOLE, arguments.shards, sample_rate=16_000, num_threads=2)
+    context, servers, courses = multiprocessing.get_context("spawn"), [], {}
+    few = (arguments.megabytes / 1073.74, arguments.batch_size, num_rows // 4)
+    courses["on the disk, shuffled as a whole"] = Course(str(corpus), *few)
+    for delay in arguments.delays:
+        sent, port = context.Value("q", 0), context.Value("i", 0)
+        servers.append(context.Process(target=serve, args=(str(corpus), delay / 1000, sent, port), daemon=True))
+        servers[-1].start()
+        while not port.value:
+            time.sleep(0.01)
+        course = Course(f"http://127.0.0.1:{port.value}", 0.5 * few[0], *few[1:], sent)
+        courses[f"HTTP, {delay:g} ms"] = course
+    samples = run_in_turn({name: course.way() for name, course in courses.items()}, rounds=arguments.rounds, warmup=1)
+    sys.stdout.write("| from | rows a second | bytes a row |\n|---|---:|---:|\n")
+    for name, course in courses.items():
+        rates = samples[name].rates
+        shown = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+        sys.stdout.write(f"| {name} | {shown} | {statistics.median(course.bytes_a_row):,.0f} |\n")
+    for server in servers:
+        server.kill()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
