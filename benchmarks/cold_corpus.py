@@ -71,7 +71,7 @@ class Course:
         table = source.lookup_table(source.index.names)
         samples = open_samples(self.corpus, source.index.num_samples, is_mapped=self.is_mapped)
         reader = PackedRows(
-            str(self.corpus), samples, table.data_offsets // 2, table.native_samples, is_mapped=self.is_mapped
+            str(self.corpus), samples, table.data_offsets, table.native_samples, is_mapped=self.is_mapped
         )
         planner = BatchMaker(reader, table.num_samples, seed=self.seed)
         random = np.random.default_rng(self.seed)

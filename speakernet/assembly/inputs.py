@@ -7,7 +7,6 @@ takes a second to read, and its headers minutes.
 import dataclasses
 import functools
 import logging
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from speakernet.config import Config, ConfigError
 from speakernet.corpora.synthetic import make_corpus
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
-from speakernet.data.lookup import LookupTable
+from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, mapped_training_list
 from speakernet.data.opening import open_source
-from speakernet.data.sampling import Voices
+from speakernet.data.sampling import Voices, crc32_of
 from speakernet.data.sources import AudioSource
 from speakernet.parallel import distributed
 
@@ -101,7 +100,7 @@ class Inputs:
         if not of_training:
             return found
         training, validation = self.training, self.validation
-        lengths = zlib.crc32(training.table.num_samples.tobytes())
+        lengths = crc32_of(training.table.num_samples)
         return found | {
             "data.train_list (SHA-256)": training.rows.sha256,
             "the audio of data.train_path": training.source.identity,
@@ -114,8 +113,10 @@ class Inputs:
         """Any training list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         if not path:
             raise ConfigError("no training list: set data.train_list (--train_list FILE)")
+        is_long = Path(path).is_file() and Path(path).stat().st_size >= LONG_LIST_BYTES
         return TrainingInput(
-            self._once(read_training_list, path), self._once(self._open, root or audio_folder_of(path))
+            self._once(mapped_training_list if is_long else read_training_list, path),
+            self._once(self._open, root or audio_folder_of(path)),
         )
 
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:

@@ -104,7 +104,7 @@ class CropMaker(ABC):
     """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
 
     @abstractmethod
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Each request with its crops (batch, samples), which are valid until the next one, and report, in order."""
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class BatchMaker(Shareable, CropMaker):
         if self.speakers is not None:
             self.speakers.share()
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Make the batches here, one after the other; see `CropMaker.run`."""
         for request in requests:
             # New memory for each: float32 crops are handed out without a copy.
@@ -228,7 +228,7 @@ class ResidentMaker(CropMaker):
             part = np.array(samples[first : first + COPY_SAMPLES])
             self.corpus.samples[first : first + len(part)] = torch.from_numpy(part).to(self.device)
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
         for request in requests:
             yield request, *self.make(request)
@@ -242,7 +242,7 @@ class ResidentMaker(CropMaker):
         # An utterance that is shorter than its header promised may end before the place that was drawn in it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)
-        crops = self.corpus.crops(self.reader.starts[report.rows], starts, lengths, most)
+        crops = self.corpus.crops(self.reader.starts_of(report.rows), starts, lengths, most)
         return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:

@@ -23,6 +23,7 @@ from speakernet.files import FileError, atomic_write, digest_of, open_regular, o
 
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+ROWS_AT_ONCE = 1 << 16
 SHOWN_CHARACTERS = 120  # of a malformed line
 MAX_SPEAKER_BYTES = 255
 UTT2SPK, WAV_SCP, SEGMENTS = "utt2spk", "wav.scp", "segments"
@@ -115,7 +116,7 @@ def one_word(speaker: str) -> str:
 class StringTable(Shareable, Sequence[str]):
     """Many strings in one UTF-8 buffer: `offsets[i]:offsets[i + 1]` are the bytes of string i."""
 
-    shared_arrays = ("content", "offsets")
+    shared_arrays = parts = ("content", "offsets")
 
     def __init__(self, content: np.ndarray, offsets: np.ndarray) -> None:
         self.content = np.asarray(content, dtype=np.uint8)
@@ -147,9 +148,14 @@ class StringTable(Shareable, Sequence[str]):
 
     def raws(self, rows: np.ndarray | None = None) -> Iterator[bytes]:
         """The UTF-8 bytes of the strings at `rows`, or of all, as the operating system takes paths."""
-        begins, ends = (self.offsets[:-1], self.offsets[1:]) if rows is None else self.offsets[[rows, rows + 1]]
-        content = self.content.data
-        return (content[begin:end].tobytes() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
+        content, num_rows = self.content.data, len(self) if rows is None else len(rows)
+        # A list of a hundred million numbers takes gigabytes.
+        for first in range(0, num_rows, ROWS_AT_ONCE):
+            some = (
+                np.arange(first, min(first + ROWS_AT_ONCE, num_rows)) if rows is None else rows[first:][:ROWS_AT_ONCE]
+            )
+            begins, ends = self.offsets[some].tolist(), self.offsets[some + 1].tolist()
+            yield from (content[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -262,7 +268,7 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
             f"{path}: a folder without {UTT2SPK}; expected a list of 'speaker path' lines, or a Kaldi folder with "
             f"{WAV_SCP} and {UTT2SPK}"
         )
-    known, labels, paths = numbers(), array("i"), []
+    known, labels, content, offsets = numbers(), array("i"), bytearray(), array("q", [0])
     form = "'utterance speaker'" if is_kaldi else "'speaker path'"
     for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
         speaker, utterance = pair[::-1] if is_kaldi else pair
@@ -270,16 +276,18 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
             file.refuse(number, f"a speaker name of {len(speaker)} bytes; at most {MAX_SPEAKER_BYTES} are taken")
             continue
         labels.append(known[speaker])
-        paths.append(utterance)
-    if not paths:
+        content += utterance
+        offsets.append(len(content))
+    if not labels:
         raise ListError(f"{file.path}: the list is empty; expected one {form} a line")
     # By name, not by first mention: a list that is shuffled has the same classes.
     by_name = sorted(known)
     new_label = np.empty(len(known), dtype=np.int32)
     new_label[[known[name] for name in by_name]] = np.arange(len(known))
     speakers = StringTable.from_bytes(by_name)
+    paths = StringTable(np.frombuffer(content, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64))
     return TrainingList(
-        StringTable.from_bytes(paths), new_label[np.array(labels)], speakers, str(path), file.digest.hexdigest()
+        paths, new_label[np.frombuffer(labels, dtype=np.int32)], speakers, str(path), file.digest.hexdigest()
     )
 
 

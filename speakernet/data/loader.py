@@ -7,9 +7,8 @@ augmentation run on a stream of their own beside the step before.
 
 import functools
 import logging
-import zlib
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from speakernet.data.batches import Batch, BatchReport, BatchRequest, CropMaker,
 from speakernet.data.lists import TrainingList
 from speakernet.data.on_device import to_float
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import EpochPlan, Sampler, rank_share
+from speakernet.data.sampling import EpochPlan, Sampler, crc32_of, rank_share
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.terminal import MAX_NAMED
@@ -49,21 +48,21 @@ class TrainingLoader:
         self.num_speakers = max(options.num_classes, len(training.speakers))
         self.num_classes = self.num_speakers * len(sampler.voices)
         self.utterances_per_speaker = sampler.unit
-        self._rank, self._world_size = rank, world_size
-        self._labels = np.asarray(sampler.labels).astype(np.int64)
+        self.rank, self.world_size = rank, world_size
+        self._labels = np.asarray(sampler.labels)
         self._copies: deque[torch.cuda.Event] = deque()
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._epoch = 0
+        self.epoch = 0
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
-        if epoch != self._epoch:
+        if epoch != self.epoch:
             # Else it is kept: the trainer asks for the epoch's length first, and then for its batches.
             self._plan = None
-        self._epoch, self._batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
+        self.epoch, self.batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
         self._counts.clear()
         self._problems.clear()
 
@@ -74,26 +73,20 @@ class TrainingLoader:
     def plan(self) -> EpochPlan:
         """The batches of the current epoch, over all ranks."""
         if self._plan is None:
-            self._plan = self.sampler.epoch(self._epoch)
+            self._plan = self.sampler.epoch(self.epoch)
         return self._plan
 
     def __iter__(self) -> Iterator[Batch]:
         plan, options = self.plan, self.options
-        requests = []
-        for number in range(self._batch, len(plan)):
-            # Whole batches are asked for, not utterances: what goes to a worker and back is then a few hundred bytes.
-            share = rank_share(plan, number, self.sampler.unit, self._rank, self._world_size)
-            num_samples = crop_samples(int(plan.crop_frames[number]), options.sample_rate)
-            speeds = plan.voices[share] % len(self.sampler.voices.speeds)
-            requests.append(BatchRequest(self._epoch, plan.rows[share], speeds, num_samples, number))
+        requests = Requests(self, plan)
         # Of this rank's share of the epoch.
-        total = max(1, len(plan.rows) // self._world_size)
+        total = max(1, len(plan.rows) // self.world_size)
         allowed = options.max_bad_share * total
         made = self._batches(requests)
         for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
             bad, problems = self._counts["bad_utterances"] + len(report.problems), [*self._problems, *report.problems]
             # Before hours are lost if it is hopeless, but not because of one file in the first batch.
-            if bad > allowed and (self._batch + 1 == len(plan) or bad > max(10, allowed)):
+            if bad > allowed and (self.batch + 1 == len(plan) or bad > max(10, allowed)):
                 raise AudioError(
                     f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
                     f"({options.max_bad_share}) allows; the first: {problems[0]}"
@@ -103,20 +96,20 @@ class TrainingLoader:
             self._counts.update(report.counts)
             self._read_seconds += report.read_seconds
             self._read_bytes += 2 * batch.waveforms.numel()
-            self._batch += 1
+            self.batch += 1
             yield batch
 
     @functools.cached_property
     def identity(self) -> dict[str, int]:
         """Checksums of the classes' names and of the list: path and class of every utterance."""
-        utterances = zlib.crc32(self._labels.tobytes(), self.training.paths.checksum)
+        utterances = crc32_of(self._labels, self.training.paths.checksum)
         return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the number of batches handed out in it, what could not be read, and a checksum of the plan."""
         return {
-            "epoch": self._epoch,
-            "batch": self._batch,
+            "epoch": self.epoch,
+            "batch": self.batch,
             "batches": len(self.plan),
             "checksum": self.plan.checksum ^ self.identity["training_list"],
             "counts": dict(self._counts),
@@ -131,8 +124,8 @@ class TrainingLoader:
                 f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} others; "
                 "the batch size, the sampler, the seed or the training list was changed"
             )
-        self._batch = int(state["batch"])
-        if self._rank == 0:
+        self.batch = int(state["batch"])
+        if self.rank == 0:
             # Counted there alone, or each rank would count them.
             self._counts.update(state["counts"])
             self._problems += state["problems"]
@@ -154,7 +147,7 @@ class TrainingLoader:
             logger.warning(
                 "%d unreadable utterances were replaced with others of the same speakers in epoch %d:\n  %s",
                 counts["bad_utterances"],
-                self._epoch + 1,
+                self.epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),
             )
         return {**counts, "left_out": self.plan.num_left_out}
@@ -163,9 +156,9 @@ class TrainingLoader:
         """Stop what makes the crops."""
         self.maker.close()
 
-    def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
+    def _batches(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
         """Batches on the training device; a maker's memory is asked for again only when the copy from it is done."""
-        plan, sampler, size = self.plan, self.sampler, self._world_size
+        plan, sampler, size = self.plan, self.sampler, self.world_size
         while self._copies:
             self._copies.popleft().synchronize()
         for request, crops, report in self.maker.run(requests):
@@ -177,7 +170,7 @@ class TrainingLoader:
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             shares = [rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)]
-            voices = plan.voices[shares[self._rank]]
+            voices = plan.voices[shares[self.rank]]
             # With the rows that were read. In another voice a speaker is another class.
             labels = torch.from_numpy(sampler.voices.classes_of(self._labels[report.rows], voices, self.num_speakers))
             if self.device.type == "cuda":
@@ -205,6 +198,29 @@ class TrainingLoader:
             self._copies.append(torch.cuda.current_stream(self.device).record_event())
         # As int16 a batch takes half the time over the bus; the GPU scales it for next to nothing.
         return to_float(moved) if moved.dtype == torch.int16 else moved
+
+
+class Requests(Sequence[BatchRequest]):
+    """What is left of an epoch for one rank, each request made when it is asked for: an epoch may have a million.
+
+    Whole batches are asked for, not utterances: what goes to a worker and back is then a few hundred bytes.
+    """
+
+    def __init__(self, loader: TrainingLoader, plan: EpochPlan) -> None:
+        self._loader, self._plan = loader, plan
+        self._numbers = range(loader.batch, len(plan))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        number, plan, sampler = self._numbers[place], self._plan, self._loader.sampler
+        share = rank_share(plan, number, sampler.unit, self._loader.rank, self._loader.world_size)
+        num_samples = crop_samples(int(plan.crop_frames[number]), self._loader.options.sample_rate)
+        speeds = plan.voices[share] % len(sampler.voices.speeds)
+        return BatchRequest(self._loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number)
 
 
 def _one_ahead(

@@ -9,22 +9,25 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import StringTable, TrainingList, read_training_list
 from speakernet.data.sharing import Shareable
-from speakernet.files import FileError, atomic_write, parallel_map, read_arrays, reading
+from speakernet.files import FileError, atomic_write, exclusive, parallel_map, read_arrays, reading
 
 logger = logging.getLogger(__name__)
 
 FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" has to be decoded.
 PCM_S16 = FORMATS.index("pcm_s16")
-CACHE_VERSION = 1
+CACHE_VERSION = LIST_VERSION = 1
+COMPLETE = "complete"
+LONG_ROWS, LONG_LIST_BYTES = 1_000_000, 32 << 20
+"""From here on a table is kept and mapped: shorter ones are read in a second and take a few megabytes."""
 ROWS_PER_TASK = 256
 FEWEST_FOR_A_BAR = 5000  # fewer are read before a bar could be looked at
 COLUMNS = {
@@ -168,6 +171,43 @@ def build_lookup_table(
         except OSError as error:
             logger.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
     return table
+
+
+def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays by name, each mapped from a file in the cache folder, so that all processes of a machine have one copy.
+
+    The first process that asks makes them, and the others wait. What they depend on is in the key.
+    """
+    folder = default_cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    with exclusive(folder, waits=True):
+        if not (folder / COMPLETE).exists():
+            for name, array in make().items():
+                with atomic_write(folder / f"{name}.npy", "wb") as file:
+                    np.save(file, array, allow_pickle=False)
+            (folder / COMPLETE).touch()
+    # An empty array cannot be mapped.
+    found = {
+        path.stem: np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None) for path in folder.glob("*.npy")
+    }
+    return {name: array.view(np.ndarray) for name, array in found.items()}
+
+
+def mapped_training_list(path: str | Path) -> TrainingList:
+    """`read_training_list` for a long list, whose columns are mapped; it is read when it is new or changed."""
+    status = Path(path).stat()
+
+    def make() -> dict[str, np.ndarray]:
+        logger.info("%s: a long list, kept as a table in %s", path, default_cache_folder())
+        found = read_training_list(path)
+        texts = {"paths": found.paths, "speakers": found.speakers, "sha256": StringTable.from_strings([found.sha256])}
+        columns = {f"{name}_{part}": getattr(text, part) for name, text in texts.items() for part in StringTable.parts}
+        return columns | {"labels": found.labels}
+
+    kept = mapped(f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}", make)
+    texts = [
+        StringTable(*(kept[f"{name}_{part}"] for part in StringTable.parts)) for name in ("paths", "speakers", "sha256")
+    ]
+    return TrainingList(texts[0], kept["labels"], texts[1], str(path), texts[2][0])
 
 
 def default_cache_folder() -> Path:

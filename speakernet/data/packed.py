@@ -7,6 +7,7 @@ it were one. This file reads; `packing.py` writes. The RAM corpus, at the end, i
 """
 
 import bisect
+import functools
 import hashlib
 import itertools
 import json
@@ -22,7 +23,7 @@ import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable
-from speakernet.data.lookup import PCM_S16, LookupTable
+from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import CAN_READ_AT, INT16_SCALE, OPEN_FLAGS, AudioCache, AudioSource, RowReader
 from speakernet.files import (
@@ -243,6 +244,23 @@ def read_index(root: str | Path) -> PackedIndex:
     return index
 
 
+def open_index(root: str | Path) -> PackedIndex:
+    """`read_index`; that of a large corpus is joined once, and mapped by all processes of the machine."""
+    description = read_description(Path(root))
+    if description["num_utterances"] < LONG_ROWS:
+        return read_index(root)
+
+    def make() -> dict[str, np.ndarray]:
+        index = read_index(root)
+        facts = {"sample_offsets": index.sample_offsets, "checksums": index.checksums}
+        return facts | {part: getattr(index.names, part) for part in StringTable.parts}
+
+    digest = description["index_sha256"]
+    kept = mapped(f"index {Path(root).resolve()} {digest}", make)
+    names = StringTable(*(kept[part] for part in StringTable.parts))
+    return PackedIndex(description["sample_rate"], names, kept["sample_offsets"], kept["checksums"], digest)
+
+
 def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) -> Samples:
     """The corpus's samples as a read-only memory map, int16 (samples,); of several shards one that acts like it."""
     opened: list[np.ndarray | FileSamples] = []
@@ -305,10 +323,13 @@ class PackedSource(AudioSource):
         # Mapped if the system's page cache holds all of it, and on systems where a read at a place takes two steps.
         self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes() or not CAN_READ_AT
         self.samples = self._open_samples()
-        self._name_index = NameIndex(self.index.names)
+
+    @functools.cached_property
+    def _name_index(self) -> NameIndex:
+        return NameIndex(self.index.names)
 
     def _read_index(self) -> PackedIndex:
-        return read_index(self.root)
+        return open_index(self.root)
 
     def _open_samples(self) -> Samples:
         return open_samples(self.root, self.index.num_samples, is_mapped=self.is_mapped)
@@ -321,7 +342,7 @@ class PackedSource(AudioSource):
         """See `AudioSource.identity`; the same however many shards it was packed in."""
         index, found = self.index, hashlib.sha256(str(self.sample_rate).encode())
         for column in (index.names.offsets, index.names.content, index.sample_offsets, index.checksums):
-            found.update(column.tobytes())
+            found.update(column.data)
         return f"{len(self)} utterances packed, {index.num_samples} samples, SHA-256 {found.hexdigest()}"
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -344,46 +365,57 @@ class PackedSource(AudioSource):
         return f"{self.root}: holds no utterance {name!r}; pack the list that names it"
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
-        # Nothing is opened, so threads are not needed. An offset is that in the samples, in bytes.
+        # Nothing is opened, so threads are not needed.
+        make = functools.partial(self._places, names)
+        key = f"places {self.root} {self.index.digest} {len(names)} {names.checksum}" if len(names) >= LONG_ROWS else ""
+        found = mapped(key, make) if key else make()
+        # The same for every row, and no memory.
+        table = LookupTable.empty(1, self.sample_rate)
+        table.sample_rates[:], table.num_channels[:], table.formats[:] = self.sample_rate, 1, PCM_S16
+        same = {name: np.broadcast_to(getattr(table, name), len(names)) for name in COLUMNS}
+        problems = {row: self._lacks(names[row]) for row in np.flatnonzero(found["data_offsets"] < 0).tolist()}
+        return LookupTable(self.sample_rate, {**same, **found}, problems)
+
+    def _places(self, names: StringTable) -> dict[str, np.ndarray]:
+        """Length, place in the samples in bytes, and checksum of each utterance; columns of a lookup table."""
         packed_rows = self.find(names)
         is_here = packed_rows != NOT_HERE
         starts = self.index.sample_offsets[packed_rows]
-        lengths = self.index.sample_offsets[packed_rows + 1] - starts
-        table = LookupTable.empty(len(names), self.sample_rate)
-        table.native_samples[:] = np.where(is_here, lengths, 0)
-        table.sample_rates[:] = self.sample_rate
-        table.num_channels[:] = 1
-        table.formats[:] = PCM_S16
-        table.data_offsets[:] = np.where(is_here, starts * 2, NOT_HERE)
-        # By its checksum an utterance that was packed again is recognised as another one.
-        table.modified_ns[is_here] = self.index.checksums[packed_rows[is_here]]
-        table.problems.update({row: self._lacks(names[row]) for row in np.flatnonzero(~is_here).tolist()})
-        return table
+        return {
+            "native_samples": np.where(is_here, self.index.sample_offsets[packed_rows + 1] - starts, 0),
+            "data_offsets": np.where(is_here, starts * 2, NOT_HERE),
+            # By its checksum an utterance that was packed again is recognised as another one.
+            "modified_ns": np.where(is_here, self.index.checksums[packed_rows], 0).astype(np.int64),
+        }
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "PackedRows":
         """See `AudioSource.rows`; nothing is decoded, so nothing is kept."""
-        starts = np.maximum(table.data_offsets, 0) // 2
-        return PackedRows(self.root, self.samples, starts, table.native_samples, is_mapped=self.is_mapped)
+        return PackedRows(self.root, self.samples, table.data_offsets, table.native_samples, is_mapped=self.is_mapped)
 
 
 @dataclass(eq=False)
 class PackedRows(RowReader):
     """Rows of a list read from a packed corpus: one copy a crop."""
 
-    shared_arrays = ("starts", "lengths")
+    shared_arrays = ("offsets", "lengths")
 
     root: str
     samples: Samples
-    starts: np.ndarray
+    offsets: np.ndarray
+    """Of each row in `samples`, in bytes."""
     lengths: np.ndarray
     is_mapped: bool = True
+
+    def starts_of(self, rows: np.ndarray) -> np.ndarray:
+        """The first sample of some rows in `samples`, int64 (rows,)."""
+        return self.offsets[rows] // 2
 
     def span(self, row: int) -> tuple[int, int]:
         """First sample of a row in `samples`, and how many it has; AudioError if the corpus does not hold it."""
         length = int(self.lengths[row])
         if length <= 0:
             raise AudioError(f"{self.root}: holds no utterance for row {row} of the list; pack the list again")
-        return int(self.starts[row]), length
+        return int(self.offsets[row]) // 2, length
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """See `RowReader.read_row`."""
@@ -399,7 +431,7 @@ class PackedRows(RowReader):
     def whole_crops(self, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> np.ndarray:
         """The first sample in `samples` of crops that lie wholly in their rows, -1 for the others; int64 (crops,)."""
         is_whole = (starts >= 0) & (starts + num_samples <= self.lengths[rows])
-        return np.where(is_whole, self.starts[rows] + starts, -1)
+        return np.where(is_whole, self.starts_of(rows) + starts, -1)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without a further look."""
@@ -435,7 +467,7 @@ class RamRows(PackedRows):
     def __init__(
         self, samples: "torch.Tensor", starts: np.ndarray, lengths: np.ndarray, problems: dict[int, str]
     ) -> None:
-        super().__init__("the RAM corpus", samples.numpy(), starts, lengths)
+        super().__init__("the RAM corpus", samples.numpy(), 2 * starts, lengths)
         self._handles = {"samples": samples}
         self._problems = problems
 

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _ORDER, _LENGTH, SHARDS, BLOCK, CORPUS, IN_BATCH = range(6)  # Keys of the samplers' own random streams.
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
 MAX_ROUNDS = 30
+ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Voices:
         which those with the lowest numbers are left as recorded.
         """
         if len(self) == 1 or (self.real_from is not None and epoch >= self.real_from):
-            return np.zeros(len(rows), dtype=np.int64)
+            return np.broadcast_to(np.int64(0), len(rows))
         choice, order = KeyedRandom(seed, epoch, rows).uniforms((VOICE_STREAM, REAL_STREAM))[..., 0]
         if self.real_share is None:
             return (choice * len(self)).astype(np.int64)
@@ -100,7 +101,7 @@ class EpochPlan:
     @functools.cached_property
     def checksum(self) -> int:
         """CRC-32 of which rows make which batch."""
-        return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.tobytes()))
+        return zlib.crc32(self.bounds.tobytes(), crc32_of(self.rows))
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,13 @@ class Parts:
         return taken[np.lexsort((self.shuffled_by.random(len(taken)), np.repeat(np.arange(len(sizes)), sizes)))]
 
 
+def crc32_of(numbers: np.ndarray, start: int = 0) -> int:
+    """CRC-32 of whole numbers as int64, whatever they are held in, from that of what came before."""
+    for first in range(0, len(numbers), ROWS_AT_ONCE):
+        start = zlib.crc32(numbers[first : first + ROWS_AT_ONCE].astype(np.int64).tobytes(), start)
+    return start
+
+
 class Sampler(ABC):
     """Plans epochs; subclasses say in which order the utterances come."""
 
@@ -158,6 +166,9 @@ class Sampler(ABC):
     ) -> None:
         self.labels, self.options, self.seed, self.voices = labels, options, seed, voices or Voices()
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
+        if len(labels) <= np.iinfo(np.int32).max:
+            # Kept for the whole run, as are the rows of an epoch.
+            self.eligible = self.eligible.astype(np.int32)
         self.batch_size = options.batch_size
         most = options.max_utterances_per_speaker
         self.max_utterances = self.auto_max_utterances if most == "auto" else most
@@ -194,8 +205,9 @@ class Sampler(ABC):
             used = units[: sizes[:count].sum()]
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
         # One voice for the utterances of a unit: in another one they would be another speaker.
-        voices = np.repeat(self.voices.draw(self.seed, epoch, used[:, 0], bounds), self.unit)
-        rows = used.reshape(-1).astype(np.int64)
+        voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]
+        voices = np.broadcast_to(voices, used.shape).reshape(-1)
+        rows = used.reshape(-1)
         num_used = len(rows) if parts is None else len(np.unique(rows))
         return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used)
 

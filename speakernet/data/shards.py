@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from speakernet.data.packed import (
     PackedSource,
     damaged,
     describe_samples,
+    open_index,
     read_description,
     read_index,
     read_samples,
@@ -195,7 +196,7 @@ class RemoteSource(PackedSource):
 
             list(parallel_map(copy, missing, NUM_THREADS))
             (folder / HELD).mkdir(exist_ok=True)
-        return read_index(folder)
+        return open_index(folder)
 
     def _open_samples(self) -> JoinedSamples:
         names = tuple(read_description(self._folder)["parts"]) or ("",)
@@ -220,7 +221,7 @@ class RemoteSource(PackedSource):
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RemoteRows":
         """See `AudioSource.rows`."""
         rows = super().rows(names, table)
-        return RemoteRows(rows.root, rows.samples, rows.starts, rows.lengths, is_mapped=False)
+        return RemoteRows(rows.root, rows.samples, rows.offsets, rows.lengths, is_mapped=False)
 
 
 def _digest_problem(path: Path, wanted: str) -> str:
@@ -237,7 +238,7 @@ class RemoteRows(PackedRows):
         """The shards that some rows lie in, each once."""
         assert isinstance(self.samples, JoinedSamples)
         is_here = self.lengths[rows] > 0
-        found = np.searchsorted(self.samples.begins, self.starts[rows[is_here]], side="right") - 1
+        found = np.searchsorted(self.samples.begins, self.starts_of(rows[is_here]), side="right") - 1
         return np.unique(found).tolist()
 
     @property
@@ -266,7 +267,7 @@ class ShardsAhead(CropMaker):
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
         self.maker, self._rows, self._num_asked = maker, rows, num_asked
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
         cache, budget = self._rows.cache, self._rows.cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
 from typing import Any
@@ -83,7 +83,7 @@ class Workers(CropMaker):
         if self._context.get_start_method() != "fork":
             maker.share()
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Each request with its crops (memory that is valid until the next one) and report, in their order."""
         if not requests:
             return
@@ -97,7 +97,8 @@ class Workers(CropMaker):
         turns, coming = itertools.cycle(range(len(mine))), enumerate(requests)
         try:
             self._send(coming, turns, self._ahead)
-            for request in requests:
+            for number, request in enumerate(requests):
+                request.slot = number % len(self._ring)
                 report = self._answer(f"batch {request.batch + 1} of epoch {request.epoch + 1}")
                 self._send(coming, turns, 1)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
@@ -266,7 +267,7 @@ class ReadAhead(CropMaker):
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
         self.maker, self._rows, self._num_asked = maker, planner.reader, num_asked
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
         reads: deque[list[Future]] = deque()
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-ahead")
@@ -295,7 +296,7 @@ class ReadAhead(CropMaker):
     def _spans(self, request: BatchRequest) -> list[tuple[int, int]]:
         """First sample and end of each crop of a request."""
         starts, counts = self.crop_places(request, self.lengths[request.rows])
-        begins = self._rows.starts[request.rows]
+        begins = self._rows.starts_of(request.rows)
         # A row that is not here has no samples.
         stops = np.minimum(begins + starts + counts, begins + self._rows.lengths[request.rows])
         return list(zip((begins + starts).tolist(), stops.tolist(), strict=True))

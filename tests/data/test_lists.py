@@ -11,6 +11,7 @@ from speakernet.data.lists import (
     write_training_list,
     write_trials,
 )
+from speakernet.data.lookup import mapped_training_list
 
 
 def write(folder, content):
@@ -127,3 +128,16 @@ def test_malformed_trials_are_left_out_wherever_they_stand(tmp_path):
         assert trials.labels is not None and trials.labels.tolist() == [1, 0]
         assert list(trials.names) == ["a", "b", "c"] and trials.enrol.tolist() == [0, 1]
         assert [one.split(":")[0] for one in notes] == ["line 1", "line 3", "line 4", "line 6"]
+
+
+def test_a_long_list_is_kept_and_mapped(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "list.txt"
+    for text in ("b b/1.wav\na a/1 1.wav\nb b/2.wav\n", "c c/1.wav\n"):
+        path.write_text(text)
+        plain, kept, again = read_training_list(path), mapped_training_list(path), mapped_training_list(path)
+        for other in (kept, again):
+            assert other.paths == plain.paths and other.speakers == plain.speakers
+            assert other.labels.tolist() == plain.labels.tolist() and other.sha256 == plain.sha256
+            assert isinstance(other.labels.base, np.memmap) and not other.labels.flags.writeable
+    assert len(list((tmp_path / "cache" / "tables").iterdir())) == 2

@@ -8,8 +8,10 @@ import soundfile
 
 from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.data import packed as packed_module
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import NameIndex, StringTable
+from speakernet.data.lookup import COLUMNS
 from speakernet.data.opening import open_source
 from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
@@ -139,3 +141,17 @@ def test_names_are_found_among_many(random):
     assert index.find(table.take(rows)).tolist() == rows.tolist()
     assert index.find(StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])).tolist() == [-1, 70_000, -1]
     assert NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
+
+
+def test_a_large_corpus_is_mapped_and_gives_the_same(corpus, tmp_path, monkeypatch):
+    names = StringTable.from_strings([NAMES[2], "absent.wav", NAMES[0]])
+    small = PackedSource(corpus).lookup_table(names)
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
+    monkeypatch.setattr(packed_module, "LONG_ROWS", 1)
+    for _ in range(2):
+        source = PackedSource(corpus)
+        table = source.lookup_table(names)
+        assert isinstance(source.index.checksums.base, np.memmap) and isinstance(table.data_offsets.base, np.memmap)
+        assert table.problems == small.problems and list(table.problems) == [1]
+        for column in COLUMNS:
+            np.testing.assert_array_equal(getattr(table, column), getattr(small, column))

@@ -349,7 +349,11 @@ class ResidentBanks:
         for kind, bank in banks.items():
             if is_there[kind]:
                 assert corpus is not None and corpus_rows is not None
-                self._clips[KINDS.index(kind)] = corpus, corpus_rows.starts[bank.rows], corpus_rows.lengths[bank.rows]
+                self._clips[KINDS.index(kind)] = (
+                    corpus,
+                    corpus_rows.starts_of(bank.rows),
+                    corpus_rows.lengths[bank.rows],
+                )
                 continue
             self._clips[KINDS.index(kind)] = own, first + np.cumsum(bank.lengths) - bank.lengths, bank.lengths
             description = "noise to the device" if is_shown and total > SHOWN_CLIPS_SAMPLES else ""
