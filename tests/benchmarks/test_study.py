@@ -130,7 +130,7 @@ def test_bad_plans_are_refused_before_a_run(carry_out, runs, capsys, words, chan
     assert named in capsys.readouterr().err and not runs.commands
 
 
-@pytest.mark.parametrize("file", ["small_data.yaml", "small_data_report.yaml"])
+@pytest.mark.parametrize("file", ["small_data.yaml", "small_data_microphones.yaml", "small_data_report.yaml"])
 def test_every_variant_of_the_plans_here_is_a_configuration(repository, tmp_path, file):
     plan = study.read_plan(repository / "benchmarks" / "studies" / file)
     for number, name in enumerate(plan.variants):
