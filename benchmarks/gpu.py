@@ -5,8 +5,9 @@
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
 Parts: correctness (against the CPU in float32), steps (time and memory of each way), roofline (share of what the device
-could do), pipeline (training from disk to weights), evaluation, launches. Each is kept in FILE when it is done, and is
-not run again; a table of every part is printed in the end. What needs CUDA says so where there is none.
+could do, and MFU), pipeline (training from disk to weights), evaluation, launches, ranks (one process and more). Each
+is kept in FILE when it is done, and is not run again; a table of every part is printed in the end. What needs CUDA says
+so where there is none.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
 from benchmarks.on_gpu.record import Record, Row, Setup
 from benchmarks.on_gpu.roofline import roofline
+from benchmarks.on_gpu.several import several_ranks
 from benchmarks.on_gpu.step_costs import launches, step_costs
 
 logger = logging.getLogger("benchmarks.gpu")
@@ -38,6 +40,7 @@ PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
     "pipeline": pipeline,
     "evaluation": evaluation,
     "launches": launches,
+    "ranks": several_ranks,
 }
 
 

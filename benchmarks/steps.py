@@ -32,6 +32,7 @@ from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import Monitor
+from speakernet.parallel import distributed
 from speakernet.training.profiler import peak_tensor_bytes
 from speakernet.training.trainer import Trainer
 
@@ -85,10 +86,11 @@ class RandomBatch:
 
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":
-        """One batch on the device."""
+        """One batch on the device; with several processes each has as many crops."""
         noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(batch_size) % NUM_SPEAKERS
-        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), (batch_size,))
+        shares = (batch_size,) * distributed.world_size()
+        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), shares)
 
 
 class OneBatchLoader:
@@ -149,6 +151,7 @@ def trainer_and_step(config: Config, folder: Path, batch_size: int) -> tuple[Tra
     trainer = build_trainer(config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, device)
     net.train()
     loss.train()
+    trainer.step.ranks.begin_epoch()
     batches = iter(loader)
 
     def run() -> None:

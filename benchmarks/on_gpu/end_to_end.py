@@ -9,18 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cold_corpus import drop_pages
 from benchmarks.data import BenchmarkData, prepare_data
 from benchmarks.families import published_config
 from benchmarks.on_gpu.record import Row, Setup, row
-from benchmarks.on_gpu.step_costs import WAYS, batch_of, median_seconds
-from benchmarks.steps import trainer_step
+from benchmarks.on_gpu.step_costs import WAYS, batch_of
 from benchmarks.timing import finish_device
+from speakernet.assembly.benchmark import QUIET_STEPS, WARM_STEPS, ReadyCrops, time_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import build_loss, build_model, build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
+from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
+from speakernet.data.packed import SAMPLES
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.scoring import cohort_statistics, cosine_scores, mean_embeddings, normalize_scores
@@ -28,15 +31,18 @@ from speakernet.evaluation.scoring import cohort_statistics, cosine_scores, mean
 MODEL, QUICK_MODEL = "ResNet34", "ResNet"
 UTTERANCES, QUICK_UTTERANCES = 4000, 24
 STEPS, QUICK_STEPS = 100, 4
-WARMUP_STEPS = 5
 SPEEDS = [0.9, 1.0, 1.1]
 LOW_GIGABYTES = 0.001
 # Where the corpus lies -> its form, and what the section data says.
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
     "packed, on the device": ("packed", {"device_resident": "on"}),
     "packed, larger than the device's share": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
+    "packed, cold page cache": ("packed", {"ram_corpus": "off", "device_resident": "off", "num_workers": "auto"}),
+    "packed, 60,000 RIRs": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
     "FLAC with workers": ("flac", {"ram_corpus": "off", "num_workers": "auto"}),
 }
+COLD, MANY_RIRS = "packed, cold page cache", "packed, 60,000 RIRs"
+NUM_RIRS, QUICK_NUM_RIRS, RIR_SAMPLES = 60_000, 60, 8000
 # VoxCeleb1-E: utterances, trials, and the speakers of VoxCeleb2 as cohort.
 LIST, QUICK_LIST = (145_160, 579_818, 5994), (2000, 5000, 200)
 DIM, TOP = 256, 300
@@ -64,19 +70,33 @@ def pipeline(setup: Setup) -> Iterator[Row]:
     config = replaced(config, loss={"name": "aamsoftmax"}, optimizer={"name": "sgd", "learning_rate": 0.1},
                       training={"log_interval": 1000}, augment={"speed_factors": SPEEDS})  # fmt: skip
     prepare_machine(config)
-    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-        alone = trainer_step(config, Path(folder), batch_size)
-        alone()
-        step_seconds = median_seconds(alone, 2 if setup.is_quick else 20)
     for name, (form, options) in CORPORA.items():
-        rows = data.write_list("flac" if form == "flac" else "wav", (steps + WARMUP_STEPS) * batch_size)
+        rows = data.write_list(
+            "flac" if form == "flac" else "wav", (steps + WARM_STEPS[setup.device.type] + QUIET_STEPS) * batch_size
+        )
         placed = {"train_list": str(rows), "train_path": str(data.folder(form)), "batch_size": batch_size,
                   "crop_frames": 200, **options}  # fmt: skip
+        chosen = replaced(config, data=placed)
+        if name == MANY_RIRS:
+            chosen = replaced(chosen, augment={"rir_path": str(_many_rirs(setup))})
+        if name == COLD:
+            drop_pages(data.folder(form) / SAMPLES)
         with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-            yield _end_to_end(setup, name, replaced(config, data=placed), Path(folder), steps, step_seconds)
+            yield _end_to_end(setup, name, chosen, Path(folder), steps)
 
 
-def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: int, step_seconds: float) -> Row:
+def _many_rirs(setup: Setup) -> Path:
+    """Noise that dies away in half a second, as many files as RIRS_NOISES has."""
+    folder, random = setup.folder / "many_rirs", np.random.default_rng(0)
+    fall = np.exp(-np.arange(RIR_SAMPLES) / 1000)
+    for number in range(QUICK_NUM_RIRS if setup.is_quick else NUM_RIRS):
+        path = folder / f"{number // 1000}" / f"{number}.wav"
+        if not path.exists():
+            write_audio(path, 0.2 * fall * random.standard_normal(RIR_SAMPLES))
+    return folder
+
+
+def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: int) -> Row:
     inputs = Inputs(config, setup.device)
     net = build_model(config)
     loader = build_training_loader(config, inputs)
@@ -85,26 +105,29 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     net.train()
     loss.train()
     try:
+        trainer.step.ranks.begin_epoch()
         batches = iter(loader)
-        for _ in range(WARMUP_STEPS):
+
+        def run() -> None:
             trainer.run_step(batches)
-        trainer.tracker.take_window()
-        finish_device()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            trainer.run_step(batches)
-        finish_device()
-        seconds = (time.perf_counter() - begin) / steps
+
+        timed = time_steps(run, steps, setup.device, trainer.tracker.take_window)
         phases = {f"{part}_share": share for part, share in _phases(trainer.tracker.take_window()).items()}
+        loader.maker = ReadyCrops(loader.maker)
+        loader.set_epoch(1)
+        batches = iter(loader)
+        trainer.state.batch = 0
+        ready = time_steps(run, steps, setup.device)["step_seconds"]
     finally:
         loader.close()
     return row(
         name,
-        utterances_per_second=config.data.batch_size / seconds,
-        # A GPU works behind the host's back: what a step takes longer than one on a batch that is there already.
-        data_wait_share=max(0.0, 1 - step_seconds / seconds),
-        step_seconds=seconds,
-        step_seconds_alone=step_seconds,
+        utterances_per_second=config.data.batch_size / timed["step_seconds"],
+        # A GPU works behind the host's back: what a step takes longer than one on crops that are there, with the same
+        # copy, speeds and augmentation.
+        data_wait_share=max(0.0, 1 - ready / timed["step_seconds"]),
+        step_seconds_ready=ready,
+        **timed,
         **phases,
     )
 
@@ -130,6 +153,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
         options = EvaluationOptions(embedding=mode, num_crops=2 if setup.is_quick else 10)
         begin = time.perf_counter()
         embedded = embed_utterances(net, source, names, options, device=setup.device, description="")
+        finish_device()
         seconds = time.perf_counter() - begin
         yield row(f"{model}, {mode}", utterances_per_second=len(embedded) / seconds, seconds=seconds)
     utterances, trials, members = QUICK_LIST if setup.is_quick else LIST

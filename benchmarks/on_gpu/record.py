@@ -113,6 +113,7 @@ class Record:
                 (one["bytes_per_second"] for one in measured if "bytes_per_second" in one), None
             ),
             "roofline_share": {one["name"]: one["roofline_share"] for one in measured if "roofline_share" in one},
+            "mfu": {one["name"]: one["mfu"] for one in measured if "mfu" in one},
             "utterances_per_second": {one["name"]: one["utterances_per_second"] for one in ends},
             "data_wait_share": {one["name"]: one["data_wait_share"] for one in ends},
         }

@@ -1,8 +1,10 @@
-"""Part `roofline`: the least time that the operations of a step could take, as a share of what it takes.
+"""Part `roofline`: the least time that the operations of a step could take, as a share of what it takes, and plain MFU.
 
 Least is the sum over operations of the larger of FLOP / peak and bytes / bandwidth; peak and bandwidth are those of a
 product of matrices and of a copy, measured on the same device. Fused kernels move fewer bytes than the operations that
-they stand for, so a share may in theory pass 1.
+they stand for, so a share may in theory pass 1. Convolutions of float32 are held against the peak of TensorFloat-32 if
+they may use it, products of matrices, which may not, against that of float32. MFU is FLOP / seconds / the peak of the
+convolutions' arithmetic.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,12 +25,14 @@ from benchmarks.on_gpu.step_costs import (
     median_seconds,
     warm_step,
 )
+from speakernet.assembly.benchmark import arithmetic_of, peak_flops
 from speakernet.assembly.training import prepare_machine
 
-PRODUCT_SIZE, QUICK_PRODUCT_SIZE = 8192, 384
+QUICK_PRODUCT_SIZE = 384
 COPY_BYTES, QUICK_COPY_BYTES = 1 << 30, 1 << 23
 PRODUCTS_AT_ONCE = 10
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+ARITHMETICS = ("float32", "tf32", "bf16", "fp16")
 # They give memory out and move nothing.
 WITHOUT_BYTES = ("aten.empty", "aten.new_empty", "aten.detach", "aten.resize_")
 
@@ -40,7 +44,8 @@ class Operation:
     name: str
     flop: float
     num_bytes: int
-    dtype: torch.dtype
+    arithmetic: str
+    """float32, tf32, bf16 or fp16."""
 
 
 @dataclass
@@ -48,6 +53,8 @@ class OperationCounter(TorchDispatchMode):
     """Notes FLOP and bytes of every operation inside, backward included; views cost nothing."""
 
     operations: list[Operation] = field(default_factory=list)
+    float32_convolutions: str = "float32"
+    """What they are computed in: float32 or tf32."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -75,7 +82,8 @@ class OperationCounter(TorchDispatchMode):
         written = results or (given if is_changing else [])
         moved = sum(map(_bytes, given)) + sum(map(_bytes, written))
         dtype = next((one.dtype for one in results if one.is_floating_point()), torch.float32)
-        self.operations.append(Operation(name, flop, moved, dtype))
+        of_float32 = self.float32_convolutions if "conv" in name else "float32"
+        self.operations.append(Operation(name, flop, moved, NAMES.get(dtype, of_float32)))
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -83,22 +91,21 @@ def _bytes(tensor: torch.Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def least_seconds(operations: list[Operation], peaks: Mapping[torch.dtype, float], bytes_per_second: float) -> float:
+def least_seconds(operations: list[Operation], peaks: Mapping[str, float], bytes_per_second: float) -> float:
     """What the operations take at least on a device of these peaks (FLOP/s) and this bandwidth."""
-    usual = peaks[torch.float32]
-    return sum(max(one.flop / peaks.get(one.dtype, usual), one.num_bytes / bytes_per_second) for one in operations)
+    return sum(max(one.flop / peaks[one.arithmetic], one.num_bytes / bytes_per_second) for one in operations)
 
 
 def roofline(setup: Setup) -> Iterator[Row]:
     """Peaks and bandwidth of the device, and the share of the roofline that a step of each network reaches."""
     prepare_machine(setup.config())
-    peaks: dict[torch.dtype, float] = {}
-    for name, dtype in DTYPES.items():
-        if dtype == torch.float16 and not setup.is_cuda:
+    peaks: dict[str, float] = {}
+    for name in ARITHMETICS:
+        if name in ("tf32", "fp16") and not setup.is_cuda:
             yield left_out(f"peak of {name}", NEEDS_CUDA)
             continue
-        peaks[dtype] = _peak_flops(setup, dtype)
-        yield row(f"peak of {name}", dtype=name, peak_flops=peaks[dtype])
+        peaks[name] = peak_flops(setup.device, name, QUICK_PRODUCT_SIZE if setup.is_quick else 0)
+        yield row(f"peak of {name}", dtype=name, peak_flops=peaks[name])
     bandwidth = _bandwidth(setup)
     yield row("bandwidth of a copy", bytes_per_second=bandwidth)
     ways = ("bf16, channels_last",) if setup.is_quick else ("eager", "bf16, channels_last", "all")
@@ -109,22 +116,13 @@ def roofline(setup: Setup) -> Iterator[Row]:
             if "compile_mode" in runtime and not setup.is_cuda:
                 yield left_out(f"{model}, {way}", NEEDS_CUDA)
                 continue
-            least = least_seconds(_operations(setup, model, runtime), peaks, bandwidth)
+            arithmetic = arithmetic_of(runtime["precision"], setup.device)
+            operations = _operations(setup, model, runtime)
+            least, flop = least_seconds(operations, peaks, bandwidth), sum(one.flop for one in operations)
             seconds = _step_seconds(setup, model, runtime)
             figures = {"least_seconds": least, "step_seconds": seconds, "roofline_share": least / seconds}
-            yield row(f"{model}, {way}", **figures)
-
-
-def _peak_flops(setup: Setup, dtype: torch.dtype) -> float:
-    size = QUICK_PRODUCT_SIZE if setup.is_quick else PRODUCT_SIZE
-    one, other = (torch.randn(size, size, device=setup.device).to(dtype) for _ in range(2))
-
-    def run() -> None:
-        for _ in range(PRODUCTS_AT_ONCE):
-            one @ other
-
-    run()
-    return PRODUCTS_AT_ONCE * 2 * size**3 / median_seconds(run, 3 if setup.is_quick else ROUNDS)
+            more: Row = {"step_flop": flop, "arithmetic": arithmetic, "mfu": flop / seconds / peaks[arithmetic]}
+            yield row(f"{model}, {way}", **figures, **more)
 
 
 def _bandwidth(setup: Setup) -> float:
@@ -143,7 +141,8 @@ def _bandwidth(setup: Setup) -> float:
 def _operations(setup: Setup, model: str, runtime: Mapping[str, Any]) -> list[Operation]:
     # What compiled code does cannot be seen.
     seen = {**runtime, "compile": "off", "compile_mode": "default"}
-    with warm_step(setup, model, seen) as step, OperationCounter() as counter:
+    counter = OperationCounter(float32_convolutions=arithmetic_of("no", setup.device))
+    with warm_step(setup, model, seen) as step, counter:
         step()
     return counter.operations
 

@@ -15,14 +15,15 @@ from benchmarks.families import published_config
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
 from benchmarks.steps import trainer_step
 from benchmarks.timing import Way, run_in_turn, timings
+from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.training.profiler import peak_tensor_bytes
 
-MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA1024"), ("ResNet",)
+MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA1024", "CAMPPlus"), ("ResNet",)
 BATCH, QUICK_BATCH = 256, 2
 ROUNDS, QUICK_ROUNDS = 10, 1
-# The first compiled steps record graphs.
+# At least; and until nothing is compiled any more.
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
 ALL_BUT_GRAPHS = "bf16, channels_last, compile"
@@ -81,8 +82,7 @@ def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[
     prepare_machine(config)
     with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
         step = trainer_step(config, Path(folder), batch_of(setup))
-        for _ in range(1 if setup.is_quick else WARMUP):
-            step()
+        warm_up(step, 1 if setup.is_quick else WARMUP)
         yield step
 
 

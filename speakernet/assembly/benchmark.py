@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
@@ -30,10 +32,11 @@ from speakernet.assembly.training import (
 )
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import crop_samples
+from speakernet.data.batches import BatchRequest, CropMaker, Made
 from speakernet.data.lists import read_training_list
 from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.files import human_bytes
-from speakernet.machine.device import choose_device, synchronize, utilisation_monitor
+from speakernet.machine.device import choose_device, power_monitor, synchronize, utilisation_monitor
 from speakernet.machine.facts import usable_memory_bytes
 from speakernet.machine.memory import Monitor, is_out_of_memory, process_memory_bytes, release_freed_memory
 from speakernet.training.optimizers import create_optimizer
@@ -42,7 +45,11 @@ from speakernet.training.step import TrainingStep
 logger = logging.getLogger(__name__)
 
 WARM_STEPS = {"cpu": 3, "cuda": 20}
-"""Not counted: the first batches find empty queues, the first steps allocate memory and choose kernels."""
+"""Not counted, at least: the first batches find empty queues, the first steps allocate memory and choose kernels."""
+QUIET_STEPS, MOST_WARM_STEPS = 3, 200
+"""Steps in a row that compile nothing before anything counts (a CUDA graph is recorded in the second), and the most."""
+PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
+NUM_PRODUCTS = 10
 DEFAULT_CLASSES = 1000
 """Classes of the head if the configuration does not say; the head is a small part of a step."""
 TIMED_STEPS = 3
@@ -65,7 +72,7 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
         batches = _endless(loader)
         for _ in range(WARM_STEPS[loader.device.type]):
             next(batches)
-        times = time_batches(batches, num_batches, lambda batch: len(batch.labels))
+        times = time_batches(batches, num_batches, lambda batch: len(batch.labels), loader.device)
         return {"loader": times, "training": _measure_training(config, loader, num_batches)}
 
 
@@ -81,22 +88,34 @@ def table(figures: Mapping[str, Any]) -> str:
         ),
         ("training", f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}"),
         ("a step", f"{1000 / steps['steps_per_second']:.1f} ms"),
+        ("the same on a batch that is there, augmented alike", f"{1000 * steps['ready_step_seconds']:.1f} ms"),
         ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
+        (
+            "model FLOP utilisation (MFU)",
+            f"{100 * steps['mfu']:.1f} % of {steps['peak_flops'] / 1e12:.2f} TFLOP/s in {steps['arithmetic']}",
+        ),
         ("an epoch", f"{steps['epoch_seconds']:.1f} s"),
     ]
     memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
     rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
     if "gpu_utilisation_percent" in steps:
         rows.append(("GPU utilisation", f"{steps['gpu_utilisation_percent']:.0f} %"))
+    if "gpu_power_watts" in steps:
+        rows.append(("GPU power", f"{steps['gpu_power_watts']:.0f} W"))
     return "\n".join(["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int]) -> dict[str, float]:
+def time_batches(
+    batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
+) -> dict[str, float]:
     """Fetch batches as fast as they come; how long they took to arrive."""
     times, sizes = [time.perf_counter()], []
     for batch in itertools.islice(batches, num_batches):
         times.append(time.perf_counter())
         sizes.append(size_of(batch))
+    # The last ones may still be on their way to the device.
+    synchronize(device)
+    times[-1] = time.perf_counter()
     if not sizes:
         raise ValueError("the loader gave no batch; is data.batch_size larger than the list?")
     seconds = np.diff(times)
@@ -112,20 +131,101 @@ def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[An
 def time_steps(
     run_step: Callable[[], None], num_steps: int, device: torch.device, when_warm: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
-    """Seconds of `num_steps` steps after the warm-up, and the mean utilisation of the GPU over them."""
-    for _ in range(WARM_STEPS[device.type]):
-        run_step()
+    """Seconds of `num_steps` steps after the warm-up, and the GPU's mean utilisation and power over them."""
+    warm_up(run_step, WARM_STEPS[device.type])
     when_warm()
     # A GPU works behind the host: the clock may start and stop only when it has caught up.
     synchronize(device)
     started = time.perf_counter()
-    with utilisation_monitor(device) as utilisation:
+    with utilisation_monitor(device) as utilisation, power_monitor(device) as power:
         for _ in range(num_steps):
             run_step()
         synchronize(device)
         seconds = time.perf_counter() - started
     figures = {"step_seconds": seconds / num_steps, "steps_per_second": num_steps / seconds}
-    return figures if utilisation.mean is None else {**figures, "gpu_utilisation_percent": utilisation.mean}
+    if utilisation.mean is not None:
+        figures["gpu_utilisation_percent"] = utilisation.mean
+    return figures if power.mean is None else {**figures, "gpu_power_watts": power.mean / 1000}
+
+
+def warm_up(run_step: Callable[[], object], least: int) -> int:
+    """Run at least so many steps, and until nothing is compiled any more; returns how many that took."""
+    quiet, compiled = 0, num_compiled()
+    for done in range(1, MOST_WARM_STEPS + 1):
+        run_step()
+        before, compiled = compiled, num_compiled()
+        quiet = quiet + 1 if compiled == before else 0
+        if done >= least and quiet >= QUIET_STEPS:
+            return done
+    logger.warning("something is still compiled after %d steps: the figures hold time of that", MOST_WARM_STEPS)
+    return MOST_WARM_STEPS
+
+
+def num_compiled() -> int:
+    """Graphs that torch has compiled in this process; 0 before its compiler was loaded."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return int(compiler.counters["stats"]["unique_graphs"]) if compiler else 0
+
+
+class ReadyCrops(CropMaker):
+    """In place of a loader's maker: the crops of its first request, there at once for every request.
+
+    What is left of the loader is what the device does for a step: the copy, speeds, augmentation.
+    """
+
+    def __init__(self, maker: CropMaker) -> None:
+        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
+        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
+        self.maker = maker
+        self._made: Made | None = None
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+        """The first request, its crops and report, as often as there are requests."""
+        for _ in requests:
+            if self._made is None:
+                request, crops, report = next(iter(self.maker.run(requests[:1])))
+                crops = crops.clone()
+                is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
+                self._made = request, crops.pin_memory() if is_copied else crops, report
+            yield self._made
+
+    def close(self) -> None:
+        """Of the maker."""
+        self.maker.close()
+
+
+def arithmetic_of(precision: str, device: torch.device) -> str:
+    """What a step's convolutions are computed in: its precision, float32 or, if a GPU may, TensorFloat-32."""
+    has_tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return {"no": "tf32" if has_tf32 else "float32"}.get(precision, precision)
+
+
+def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
+    """Floating-point operations a second of products of matrices in float32, tf32, bf16 or fp16, measured."""
+    dtype, size = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic), size or PRODUCT_SIZES[device.type]
+    one, other = (torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
+    try:
+        seconds = []
+        # The first round is not counted.
+        for _ in range(1 + TIMED_STEPS):
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(NUM_PRODUCTS):
+                one @ other
+            synchronize(device)
+            seconds.append(time.perf_counter() - start)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return NUM_PRODUCTS * 2 * size**3 / min(seconds[1:])
+
+
+def count_flop(run_step: Callable[[], object]) -> int:
+    """Floating-point operations of a step's products and convolutions, forward and backward; counted eagerly."""
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        run_step()
+    return int(counter.get_total_flops())
 
 
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:
@@ -150,6 +250,23 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
 
         timed = time_steps(run_step, num_steps, device, trainer.tracker.take_window)
         summary = {**trainer.tracker.summary(), **trainer.tracker.take_window(), **timed, "steps": num_steps}
+        loader.maker = ReadyCrops(loader.maker)
+        batches = _endless(loader)
+        ready = time_steps(run_step, num_steps, device)["step_seconds"]
+        flop = count_flop(run_step)
+    arithmetic = arithmetic_of(summary["precision"], device)
+    peak = peak_flops(device, arithmetic)
+    # A GPU works behind the host's back, so the host's own waiting says little: what a step takes longer than one on
+    # crops that are there, with the same copy, speeds and augmentation.
+    summary |= {
+        "host_data_share": summary["data_wait_share"],
+        "data_wait_share": max(0.0, 1 - ready / summary["step_seconds"]),
+        "ready_step_seconds": ready,
+        "step_flop": flop,
+        "arithmetic": arithmetic,
+        "peak_flops": peak,
+        "mfu": flop / summary["step_seconds"] / peak,
+    }
     summary["utterances_per_second"] = summary["effective_batch"] * summary["steps_per_second"]
     steps_per_epoch = -(-num_batches // config.training.accumulation_steps)
     return {**summary, "epoch_seconds": steps_per_epoch / summary["steps_per_second"]}

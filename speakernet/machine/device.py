@@ -64,3 +64,9 @@ def utilisation_monitor(device: torch.device) -> Monitor:
     """Readings of how busy a GPU is, in percent, while the block runs; none on a CPU, or without NVML."""
     read = functools.partial(torch.cuda.utilization, device) if device.type == "cuda" else None
     return Monitor(read, "utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
+
+
+def power_monitor(device: torch.device) -> Monitor:
+    """Readings of what a GPU draws, in milliwatts, while the block runs; none on a CPU, or without NVML."""
+    read = functools.partial(torch.cuda.power_draw, device) if device.type == "cuda" else None
+    return Monitor(read, "power of the GPU", sample_seconds=UTILISATION_SECONDS)

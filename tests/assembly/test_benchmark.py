@@ -1,14 +1,23 @@
 """`speakernet benchmark` and `find-batch-size`: fake memory limits and clocks; no figure is a matter of time."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from speakernet.assembly.benchmark import BatchSizeFinder, Measurement, recommendation
+from speakernet.assembly import benchmark
+from speakernet.assembly.benchmark import BatchSizeFinder, Measurement, ReadyCrops, recommendation
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import load_config
 
 OPTIONS = ["--model.name=ResNet", "--model.embedding_dim=8", "--data.crop_frames=50", "--runtime.device=cpu"]
+
+
+CPU = torch.device("cpu")
 
 
 class FakeMachine:
@@ -114,3 +123,94 @@ def test_the_recommendation(configured, best, rows, start, tmp_path):
         path.write_text("".join(f"a {row}.wav\n" for row in range(rows)))
     config = load_config([*OPTIONS, "--max_epoch", "16", "--train_list", str(path)]).config
     assert recommendation(config, measured(*configured), measured(*best)).startswith(start)
+
+
+class FakeGpu:
+    """Notes what is done in which order; a step compiles something while `compiled` has entries left."""
+
+    def __init__(self, monkeypatch, compiled=()):
+        self.done: list[str] = []
+        self.compiled, self.count = list(compiled), 0
+        monkeypatch.setattr(benchmark, "num_compiled", lambda: self.count)
+        monkeypatch.setattr(benchmark, "synchronize", lambda device: self.done.append("waited"))
+        monkeypatch.setattr(benchmark.time, "perf_counter", self.clock)
+
+    def clock(self):
+        self.done.append("clock")
+        return float(len(self.done))
+
+    def step(self):
+        self.done.append("step")
+        self.count += self.compiled.pop(0) if self.compiled else 0
+
+
+@pytest.mark.parametrize(
+    ("compiled", "steps"),
+    [((), 5), ((1,), 5), ((1, 0, 0, 2), 7), ((0, 0, 0, 0, 1), 8), ((1,) * 500, benchmark.MOST_WARM_STEPS)],
+)
+def test_the_warm_up_ends_when_nothing_is_compiled_any_more(monkeypatch, compiled, steps):
+    machine = FakeGpu(monkeypatch, compiled)
+    assert benchmark.warm_up(machine.step, 5) == steps == machine.done.count("step")
+
+
+def test_the_clock_starts_and_stops_when_the_device_is_done(monkeypatch):
+    machine = FakeGpu(monkeypatch)
+    benchmark.time_steps(machine.step, 2, CPU, lambda: machine.done.append("warm"))
+    assert machine.done[machine.done.index("warm") :] == ["warm", "waited", "clock", "step", "step", "waited", "clock"]
+    machine.done.clear()
+    benchmark.time_batches(iter([1, 1]), 2, int, CPU)
+    assert machine.done == ["clock", "clock", "clock", "waited", "clock"]
+    machine.done.clear()
+    benchmark.peak_flops(CPU, "float32", 4)
+    assert machine.done == ["waited", "clock", "waited", "clock"] * (1 + benchmark.TIMED_STEPS)
+
+
+def test_the_peak_has_the_arithmetic_of_the_step(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
+    for arithmetic in ("float32", "tf32", "bf16"):
+        assert benchmark.peak_flops(CPU, arithmetic, 8) > 0
+    before = torch.get_float32_matmul_precision()
+    assert seen == ["highest", before, "high", before, "highest", before]
+    gpu = torch.device("cuda")
+    for allowed, name in ((True, "tf32"), (False, "float32")):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        assert [benchmark.arithmetic_of(one, gpu) for one in ("no", "bf16", "fp16")] == [name, "bf16", "fp16"]
+    assert benchmark.arithmetic_of("no", CPU) == "float32"
+
+
+def test_flop_of_a_step_are_those_of_its_products():
+    net = nn.Linear(8, 4)
+    # Two inputs: forward, and the gradient of the weights.
+    assert benchmark.count_flop(lambda: net(torch.ones(2, 8)).sum().backward()) == 2 * (2 * 2 * 8 * 4)
+
+
+def test_ready_crops_cost_the_device_what_real_ones_do(tiny_corpus):
+    words = [*OPTIONS, "--train_list", str(tiny_corpus / "train_list.txt"), "--data.batch_size", "4",
+             "--data.num_workers", "0", "--augment.enabled", "false"]  # fmt: skip
+    config = load_config(words).config
+    loader = build_training_loader(config, Inputs(config, CPU))
+    first = next(iter(loader))
+    made, augmented = [], []
+    maker = loader.maker
+    read = maker.run
+    maker.run = lambda requests: (made.append(1) or one for one in read(requests))
+    loader.augmenter = lambda waveforms, **keys: augmented.append(keys["rows"].tolist()) or waveforms
+    loader.maker = ReadyCrops(maker)
+    loader.set_epoch(0)
+    batches = list(loader)
+    assert len(made) == 1 and len(augmented) == len(batches) > 1
+    assert all(torch.equal(one.waveforms, first.waveforms) and torch.equal(one.labels, first.labels) for one in batches)
+
+
+def test_the_command_measures_waiting_and_mfu(tiny_corpus, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    words = ["benchmark", *OPTIONS, "--train_list", str(tiny_corpus / "train_list.txt"), "--data.batch_size", "4",
+             "--data.num_workers", "0", "--augment.enabled", "false", "--num_batches", "2",
+             "--json", str(figures)]  # fmt: skip
+    assert main(words) == 0
+    found = SimpleNamespace(**json.loads(figures.read_text(encoding="utf-8"))["training"])
+    assert found.mfu == pytest.approx(found.step_flop / found.step_seconds / found.peak_flops)
+    waited = max(0.0, 1 - found.ready_step_seconds / found.step_seconds)
+    assert found.data_wait_share == pytest.approx(waited) and 0 < found.mfu < 2
+    assert "MFU" in capsys.readouterr().out

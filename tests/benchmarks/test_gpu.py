@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.on_gpu.record import left_out, row
-from benchmarks.on_gpu.roofline import OperationCounter
+from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def test_correctness_compares_and_says_what_needs_cuda(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_every_other_part_runs(folder):
-    for part in ("steps", "launches", "roofline", "pipeline", "evaluation"):
+    for part in ("steps", "launches", "roofline", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert figures["peak_flops"]["float32"] > 1e8 and figures["bandwidth_bytes_per_second"] > 1e7
     assert all(0 < share < 2 for share in figures["roofline_share"].values()) and figures["roofline_share"]
@@ -48,6 +48,10 @@ def test_every_other_part_runs(folder):
     assert steps["ResNet, all"]["reason"] == "needs a CUDA device"
     assert set(figures["utterances_per_second"]) == set(figures["data_wait_share"])
     assert all(0 <= share < 1 for share in figures["data_wait_share"].values())
+    assert {"packed, cold page cache", "packed, 60,000 RIRs"} < set(figures["data_wait_share"])
+    assert figures["mfu"].keys() == figures["roofline_share"].keys() and min(figures["mfu"].values()) > 0
+    ranks = {one["name"]: one for one in figures["parts"]["ranks"]["rows"]}
+    assert ranks["2 processes, own norms"]["utterances_per_second"] > 0 and len(ranks) == 4
 
 
 def test_parts_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
@@ -86,3 +90,17 @@ def test_operations_are_counted_with_their_backward():
     assert [one.flop for one in products] == [2 * 8 * 16 * 4] * 2
     assert products[0].num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
     assert not any("aten.t." in one.name for one in counter.operations)
+
+
+def test_convolutions_of_float32_are_held_against_what_computes_them():
+    net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    with OperationCounter(float32_convolutions="tf32") as counter:
+        net(torch.randn(1, 1, 4)).sum().backward()
+    kinds = {"conv" in one.name: set() for one in counter.operations if one.flop}
+    for one in counter.operations:
+        if one.flop:
+            kinds["conv" in one.name].add(one.arithmetic)
+    assert kinds == {True: {"tf32"}, False: {"float32"}}
+    operations = [Operation("conv", 8.0, 1, "tf32"), Operation("mm", 8.0, 1, "float32")]
+    # A convolution twice as fast as a product.
+    assert least_seconds(operations, {"tf32": 4.0, "float32": 2.0}, 100.0) == 2.0 + 4.0
