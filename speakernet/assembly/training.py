@@ -230,7 +230,7 @@ def build_schedules(
         config.optimizer.learning_rate,
         steps_per_epoch=steps_per_epoch,
         num_epochs=config.training.max_epochs,
-        factor=batch_factor(config).value,
+        factor=batch_factor(config).value if config.training.reference_batch else 1.0,
     )
     # The full margin is that of the loss as it was built: a schedule moves it from the first step on.
     margin = getattr(loss, "margin", None)

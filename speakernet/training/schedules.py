@@ -120,23 +120,20 @@ class LearningRateSchedule:
 
     def __call__(self, step_number: float) -> float:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
-        return self.factor * self._rate(step_number)
-
-    def _rate(self, step_number: float) -> float:
-        """Of the batch that it was chosen for."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
         # Epochs, not steps: after a resume with another batch size the rate continues where it was.
         warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
         if epoch < self._shape_begins:
-            return self.top * warmth
+            return self.factor * self.top * warmth
         begin = self._shape_begins
-        rate = warmth * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
+        rate = self.factor * warmth * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
         if not isinstance(self.options, PlateauOptions):
             return rate
         # Recounted from all EERs each time: there is no state that a resume could leave behind.
         drops = plateau_drops(self.observed_eers, self.options.plateau_patience)
-        return max(rate * self.options.decay**drops, _floor(self.options, self.top)) if drops else rate
+        floor = self.factor * _floor(self.options, self.top)
+        return max(rate * self.options.decay**drops, floor) if drops else rate
 
     def state_dict(self) -> dict[str, Any]:
         """The EERs observed so far; everything else follows from the step."""
