@@ -33,6 +33,7 @@ SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
 SHELL = ["shtab>=1.7"]
+SSL = ["transformers>=5,<6", "peft>=0.18,<1", "huggingface_hub>=1,<3"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
@@ -41,6 +42,7 @@ EXTRAS = {
     "remote": S3,
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ENCRYPTION,
+    "ssl": SSL,
     "notebook": ["jupyterlab>=4"],
     "shell": SHELL,
     "docs": ["mkdocs-material>=9.5,<10"],
@@ -54,6 +56,7 @@ EXTRAS = {
         *SHELL,
         "jsonschema>=4.18",
         "types-jsonschema",
+        *SSL,
         "httpx>=0.27",
         "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",

@@ -18,6 +18,19 @@ SMALL = {
     "Res2Net34": {"channels": 16},
     "ERes2NetBase": {"channels": 16},
     "ERes2NetV2": {"channels": 16},
+    "Pretrained": {
+        "config": {
+            "model_type": "wavlm",
+            **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+            **{
+                "conv_dim": [8, 8, 8],
+                "conv_stride": [5, 8, 8],
+                "conv_kernel": [10, 8, 8],
+                "num_feat_extract_layers": 3,
+            },
+            **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
+        }
+    },
 }
 MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 

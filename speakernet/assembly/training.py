@@ -29,7 +29,7 @@ from speakernet.options import OUTSIDE, Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.random import derive_seed
-from speakernet.run_folder import CONFIG, PROFILE
+from speakernet.run_folder import BEST, CONFIG, PROFILE
 from speakernet.terminal import counted
 from speakernet.training import (
     checkpoints,
@@ -69,7 +69,11 @@ def prepare_machine(config: Config) -> None:
 
 def build_model(config: Config) -> SpeakerNet:
     """The network that the config describes, with fresh weights."""
-    net = SpeakerNet(config.model, config.frontend, config.data.sample_rate, config.runtime.seed)
+    model, best = config.model, Path(config.training.save_path) / BEST
+    if hasattr(model.options, "spare") and best.is_file():
+        options = model.options.model_copy(update={"spare": model.options.spare or str(best)})
+        model = model.model_copy(update={"options": options})
+    net = SpeakerNet(model, config.frontend, config.data.sample_rate, config.runtime.seed)
     if (voices := voices_of(config)).warps != (1.0,):
         net.front_end.warp(voices.warps)
     return net
@@ -299,6 +303,9 @@ def build_trainer(
     precision = build_precision(config, device)
     if training.reference_batch:
         logger.info("learning rates are multiplied by: %s", batch_factor(config))
+    net_state = None
+    if hasattr(net.trunk, "tune"):
+        net_state = net.trunk.tune(config.model.options, net)
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
     loss.to(device)
@@ -359,6 +366,7 @@ def build_trainer(
             **getattr(loader, "identity", {}),
             **first_stage,
         },
+        net_state=net_state,
         stage=stage,
         stop=stop,
         **at_start,

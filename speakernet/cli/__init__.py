@@ -94,7 +94,11 @@ SYSTEM_ADVICE = {
 }
 
 
-EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "multipart": "serve", "python_multipart": "serve", "shtab": "shell"}
+EXTRAS = {
+    **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
+    **dict.fromkeys(("transformers", "peft", "huggingface_hub"), "ssl"),
+    "shtab": "shell",
+}
 """Library -> the extra that installs it, if it is another than `export`."""
 
 

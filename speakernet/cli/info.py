@@ -20,11 +20,16 @@ def run(arguments: argparse.Namespace) -> list[str]:
     path = Path(arguments.model)
     net, contents = model.net, model.contents
     summary = contents.get("training_summary") or {}
+    options = dict(contents["model"]["options"])
+    # Of a pretrained backbone: its configuration is as long as the rest.
+    config, source = options.pop("config", {}), options.pop("source", {})
+    source |= {"architecture": config["model_type"]} if config else {}
     rows = [
         ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
         ("SHA-256", sha256_of(path)),
         ("fingerprint", f"{model.fingerprint} (of weights and front end; a store of people has it)"),
-        ("model", f"{contents['model']['name']} {_options(contents['model']['options'])}"),
+        ("model", f"{contents['model']['name']} {_options(options)}"),
+        *(("backbone" if key == "name" else f"backbone {key}", _value(one)) for key, one in source.items()),
         ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
@@ -40,9 +45,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
             ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")
             for one in contents.get("thresholds") or ()
         ),
-        *((f"training {key}", _options(one) if isinstance(one, Mapping) else one) for key, one in summary.items()),
+        *((f"training {key}", _value(one)) for key, one in summary.items()),
     ]
     return [f"{name:<28} {value}" for name, value in rows]
+
+
+def _value(value: Any) -> Any:
+    return _options(value) if isinstance(value, Mapping) else value
 
 
 def _options(options: Mapping[str, Any]) -> str:

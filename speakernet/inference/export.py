@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from speakernet.checkpoint import tensor_file_bytes
 from speakernet.evaluation.scoring import mean_of_whole_utterances, plda_of
 from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
-from speakernet.frontend.features import use_convolution
+from speakernet.frontend.features import FrontEnd, use_convolution
 from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.models.speaker_net import SpeakerNet, folded
@@ -142,7 +142,8 @@ class ExportedNet(nn.Module):
         super().__init__()
         self.net = folded(model.net).requires_grad_(False)
         self.net.spec_augment = None
-        use_convolution(self.net.front_end)
+        for front_end in (one for one in self.net.modules() if isinstance(one, FrontEnd)):
+            use_convolution(front_end)
         mean = mean_of_whole_utterances(model.contents)
         self.register_buffer("mean", torch.zeros(self.net.embedding_dim) if mean is None else torch.tensor(mean))
 
@@ -167,6 +168,11 @@ def onnx_bytes(model: ModelFile) -> bytes:
             verbose=False,
         )
     assert program is not None
+    for node in program.model.graph:
+        for value in node.outputs:
+            # A lookup in a table is called `embedding` too.
+            if value.name in OUTPUTS and not value.is_graph_output():
+                value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
     entry = proto.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, json.dumps(facts(model))

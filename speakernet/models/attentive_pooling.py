@@ -79,6 +79,7 @@ class ChannelAttentivePooling(Pooling):
         floor: float = 1e-5,
         ceiling: float | None = None,
         speechbrain_variances: bool = False,
+        bottleneck: int = BOTTLENECK,
     ) -> None:
         super().__init__(2 * channels if with_deviation else channels)
         self.with_deviation = with_deviation
@@ -87,10 +88,10 @@ class ChannelAttentivePooling(Pooling):
         self.ceiling = ceiling
         # The others divide the context's variance by n - 1 and subtract squares.
         self.speechbrain_variances = speechbrain_variances
-        self.squeeze = nn.Conv1d(3 * channels if with_context else channels, self.BOTTLENECK, 1)
-        self.norm = nn.BatchNorm1d(self.BOTTLENECK) if relu_norm else None
+        self.squeeze = nn.Conv1d(3 * channels if with_context else channels, bottleneck, 1)
+        self.norm = nn.BatchNorm1d(bottleneck) if relu_norm else None
         self.tanh = tanh
-        self.expand = nn.Conv1d(self.BOTTLENECK, 1 if one_weight else channels, 1)
+        self.expand = nn.Conv1d(bottleneck, 1 if one_weight else channels, 1)
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Weighted means, then perhaps standard deviations, (batch, dim)."""

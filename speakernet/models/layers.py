@@ -228,6 +228,8 @@ class Trunk(nn.Module):
 
     out_channels: int
     """Channels of its output."""
+    num_states: int = 1
+    """Layers whose states it gives, each of as many channels."""
     min_frames: int = 1
     """Frames of the shortest utterance."""
 

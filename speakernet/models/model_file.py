@@ -79,6 +79,7 @@ def model_file_contents(
     calibration: Mapping[str, Any] | None = None,
     thresholds: Sequence[Mapping[str, Any]] = (),
     training_summary: Mapping[str, Any] | None = None,
+    is_last: bool = False,
 ) -> dict[str, Any]:
     """Everything a model file holds, as plain values and tensors.
 
@@ -90,17 +91,27 @@ def model_file_contents(
         calibration: score to log-likelihood ratio.
         thresholds: decisions, each with the scoring it belongs to.
         training_summary: how it was trained.
+        is_last: of last.pt, which does not hold what the files of a pretrained backbone hold.
     """
+    is_named = is_last or getattr(getattr(net.trunk, "options", None), "reference", False)
+    fixed = getattr(net.trunk, "fixed", ()) if is_named else ()
+    trained: dict[str, int] = {}
+    for parameter in net.parameters() if hasattr(net.trunk, "fixed") else ():
+        kind = "parameters_trained" if parameter.requires_grad else "parameters_frozen"
+        trained[kind] = trained.get(kind, 0) + parameter.numel()
     return {
         "format_version": FORMAT_VERSION,
         **net.spec(),
-        "weights": {strip_wrappers(name): value.detach() for name, value in net.weights().items()},
+        "weights": {
+            strip_wrappers(name): value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()
+        },
+        **({"reference": len(fixed)} if fixed else {}),
         "loss_normalizes": loss_normalizes,
         "embedding_mean": embedding_mean,
         "embedding_mean_of": None if embedding_mean_of is None else dict(embedding_mean_of),
         "calibration": None if calibration is None else dict(calibration),
         "thresholds": [dict(threshold) for threshold in thresholds],
-        "training_summary": None if training_summary is None else dict(training_summary),
+        "training_summary": None if training_summary is None else {**training_summary, **trained},
     }
 
 
@@ -132,7 +143,7 @@ def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | 
                 raise CheckpointError(f"{path} needs {module}.py, which is not loaded: give --plugin {module}.py")
             if OUTSIDE[module][1] != digest:
                 logger.warning("%s was made with another %s.py than the one that is loaded", path, module)
-        weights = network_weights(contents)
+        weights = network_weights(contents, path)
         check_finite(weights, path)
         # Before building: whatever the file claims, memory is taken for what fits its weights.
         with laid_out(weights, path):
@@ -179,9 +190,15 @@ def is_model_file(contents: Any) -> bool:
     return isinstance(contents, dict) and "format_version" in contents and "weights" in contents
 
 
-def network_weights(contents: Mapping[str, Any]) -> dict[str, Tensor]:
+def network_weights(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     """The file's network weights without wrapper prefixes and without training-only state."""
-    named = ((strip_wrappers(name), value) for name, value in contents["weights"].items())
+    weights = contents["weights"]
+    if contents.get("reference"):
+        # Late: most files hold all their weights.
+        from speakernet.models.backbones import complete
+
+        weights = complete(contents, path)
+    named = ((strip_wrappers(name), value) for name, value in weights.items())
     return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
 
 
@@ -199,7 +216,7 @@ def load_initial_weights(
         if is_model_file(contents):
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
-            weights, head = network_weights(contents), _saved_head(contents, speakers)
+            weights, head = network_weights(contents, path), _saved_head(contents, speakers)
             # It fits the embeddings of the old weights only.
             left = [name for name in weights if name.startswith("adaptation.")]
             report.not_loaded = [f"{name} (run `speakernet adapt` again after training)" for name in left]
@@ -370,5 +387,7 @@ Entries = create_model(
     training_summary=(Summary | None, None),
     adaptation=(AdaptationEntry | None, None),
     components=(dict[str, str], {}),
+    # Weights that the files of a pretrained backbone hold, and this file does not.
+    reference=(Count | None, None),
 )
 """What a model file holds; a file of 0.2.0 may leave out what has a default."""

@@ -60,7 +60,6 @@ class SpeakerNet(nn.Module):
         # The values of the published definition hold for its own front end only.
         frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(update={"name": name})
         pooling = trunk.poolings[0] if model.pooling == "auto" else model.pooling
-        self._model = model.model_copy(update={"pooling": pooling})
         self._frontend = frontend
         self.sample_rate = sample_rate
         self.embedding_dim = model.embedding_dim
@@ -84,11 +83,15 @@ class SpeakerNet(nn.Module):
             embedding_dim=model.embedding_dim,
             sample_rate=sample_rate,
         )
+        # What the trunk has found out, such as the configuration of a pretrained backbone.
+        found = getattr(self.trunk, "options", trunk)
+        self._model = model.model_copy(update={"pooling": pooling, "options": found})
         # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
         if is_safe_in_channels_last(self.trunk):
             self.trunk.to(memory_format=torch.channels_last)
         component = POOLINGS[pooling_of(model.name, pooling)]
-        self.pooling = create(component, model.pooling_options, channels=self.trunk.out_channels)
+        sizes = {"channels": self.trunk.out_channels, "layers": self.trunk.num_states}
+        self.pooling = create(component, model.pooling_options, **sizes)
         self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
         self.embedding = make_embedding(trunk.embedding_layer, self.pooling.dim, model.embedding_dim)
         self.adaptation: nn.Module = nn.Identity()
@@ -218,7 +221,10 @@ class SpeakerNet(nn.Module):
         pooling = POOLINGS[pooling_of(model.name, model.pooling)]
         outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name])) if OUTSIDE else {}
         return {
-            "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
+            "model": {
+                "name": model.name,
+                "options": {**model.options.model_dump(exclude=set(model.options.training_only)), **sizes},
+            },
             "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
             **({"adaptation": self.adaptation_spec} if self.adaptation_spec else {}),
@@ -251,10 +257,15 @@ class SpeakerNet(nn.Module):
             net.adapt(spec["adaptation"])
         return net
 
-    def weights(self) -> dict[str, Tensor]:
-        """The state dictionary without the state of SpecAugment, which only training needs."""
-        named = self.state_dict().items()
-        return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
+    def weights(self, *, without_fixed: bool = False) -> dict[str, Tensor]:
+        """The state dictionary without the state of SpecAugment, which only training needs.
+
+        `without_fixed` leaves out what the files of a pretrained backbone hold.
+        """
+        named = self.state_dict()
+        if hasattr(self.trunk, "plain_weights"):
+            named = self.trunk.plain_weights(named, without_fixed=without_fixed)
+        return {name: value for name, value in named.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
 
 
 def fold_batch_norms(net: nn.Module) -> int:

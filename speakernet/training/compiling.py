@@ -8,6 +8,7 @@ and keyed draws move once a step, though a block runs twice; a module that must 
 
 import contextlib
 import copy
+import functools
 import logging
 import statistics
 from collections.abc import Callable, Iterator
@@ -199,17 +200,17 @@ class Checkpointed:
         # Restoring the random state costs a copy per block; only dropout needs it.
         self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in block.modules())
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the block returns."""
         if not (self._block.training and torch.is_grad_enabled()):
-            return self.forward(*inputs)
+            return self.forward(*inputs, **named)
         # Not reentrant: that kind takes no `context_fn`, which keeps the statistics from moving twice.
         ways: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": self._has_dropout,
             "context_fn": self._contexts,
         }
-        return checkpoint(self.forward, *inputs, **ways)
+        return checkpoint(functools.partial(self.forward, **named), *inputs, **ways)
 
     def _contexts(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
         return contextlib.nullcontext(), _statistics_kept(self._block)

@@ -73,8 +73,12 @@ def parameter_groups(
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     seen: set[int] = set()
     for module, factor in zip(modules, itertools.chain(factors, itertools.repeat(1.0)), strict=False):
-        of_module = [groups.setdefault((factor, decays), []) for decays in (True, False)]
+        # Of a pretrained backbone, whose lower layers learn less.
+        parts: list[Any] = [one for one in module.modules() if hasattr(one, "learning_rate_factors")]
+        own = {id(one): by for part in parts for one, by in part.learning_rate_factors()}
         for parameter in module.parameters():
+            of_layer = factor * own.get(id(parameter), 1.0)
+            of_module = [groups.setdefault((of_layer, decays), []) for decays in (True, False)]
             # RawNet3's frozen norms never see the optimizer; a weight that two modules share is moved once.
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
@@ -158,8 +162,12 @@ class Freezing:
         is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
+        modules: list[Any] = list(self._net.modules())
+        for module in modules:
+            if hasattr(module, "begin_epoch") and not is_frozen:
+                module.begin_epoch(epoch)
         self._net.train()
-        for module in self._net.modules() if is_frozen or self.keeps_statistics else ():
+        for module in modules if is_frozen or self.keeps_statistics else ():
             if isinstance(module, _BatchNorm):
                 module.eval()
 
@@ -220,7 +228,9 @@ class WeightAverage:
     def __init__(self, net: nn.Module, decay: float, initial_share: float = 0.0) -> None:
         self.decay, self.initial_share = decay, initial_share
         self._steps, self.is_kept = 0, decay > 0 or initial_share > 0
-        self._live = [*net.parameters(), *net.buffers()] if self.is_kept else []
+        # What never moves is its own average.
+        moving = (one for one in net.parameters() if one.requires_grad)
+        self._live = [*moving, *net.buffers()] if self.is_kept else []
         self._floats = [index for index, tensor in enumerate(self._live) if tensor.is_floating_point()]
         self._kept = [tensor.detach().clone() for tensor in self._live]
         self._initial = [self._kept[index].clone() for index in self._floats] if initial_share else []

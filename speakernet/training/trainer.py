@@ -104,6 +104,7 @@ class Trainer:
         threads: ThreadWatch,
         model_contents: Callable[..., dict[str, Any]],
         origin: Mapping[str, Any],
+        net_state: Any = None,
         stage: Stage = WHOLE_RUN,
         stop: StopRequest | None = None,
         on_start: Callable[[], None] = lambda: None,
@@ -126,7 +127,7 @@ class Trainer:
         self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
         # What has state, by its name in last.pt; the loader and the random state come after it.
         self.components: dict[str, Any] = {
-            "net": self.net,
+            "net": net_state or self.net,
             "loss": self.loss,
             "optimizer": OptimizerState(self.optimizer),
             "learning_rate": learning_rate,
@@ -474,10 +475,10 @@ class Trainer:
             "random": capture_random_state(),
             **self.origin,
         }
-        self.store.save(self.store.last_path, {**self._model(), "training": training})
+        self.store.save(self.store.last_path, {**self._model(is_last=True), "training": training})
 
-    def _model(self) -> dict[str, Any]:
-        """The contents of a model file of the weights as they are."""
+    def _model(self, is_last: bool = False) -> dict[str, Any]:
+        """The contents of a model file of the weights as they are; last.pt lacks what it names."""
         state = self.state
         summary = {
             "epoch": state.epoch,
@@ -490,7 +491,7 @@ class Trainer:
             **({} if self.stage.given is None else {"initial_model": dict(self.stage.given)}),
             **({} if self.stage.chosen_by is None else {"chosen_by": dict(self.stage.chosen_by)}),
         }
-        return self.model_contents(training_summary=summary)
+        return self.model_contents(training_summary=summary, is_last=is_last)
 
     def _stop_if_asked(self, *, saves: bool = False, agrees: bool = True) -> None:
         """Save the run if it is not saved; end it if a signal asked some rank for that. Every rank calls it."""

@@ -79,7 +79,9 @@ def test_number_taken_or_refused_with_line(value, tmp_path):
     for holder, name, _, field in NUMBERS:
         values: dict = {"loss": {"name": "combined"}} if holder.startswith("loss.") else {}
         if holder == "model.pooling_options":
-            values = {"model": {"name": "ResNet"}}
+            is_over_layers = POOLINGS[name].options.takes_layers
+            values = {"model": {"name": "Pretrained" if is_over_layers else "ResNet"}}
+            values["model"] |= {"options": {"backbone": "one"}} if is_over_layers else {}
         for key, given in ((CHOICES[holder].key if holder in CHOICES else "", name), (f"{holder}.{field}", "VALUE")):
             at, (*places, last) = values, key.split(".")
             for place in places:

@@ -10,7 +10,7 @@ from speakernet.models.speaker_net import fold_batch_norms
 from tests.small_networks import SMALLEST, small_network
 
 # Families whose norms all stand behind an activation.
-NOTHING_TO_MERGE = {"RawNet3", "XVector", "ECAPA_TDNN"}
+NOTHING_TO_MERGE = {"Pretrained", "RawNet3", "XVector", "ECAPA_TDNN"}
 LENGTHS = torch.tensor([12600, 11373])
 
 

@@ -6,6 +6,7 @@ from annotated_types import Ge, Le
 from pydantic import Field, SerializeAsAny, model_validator
 
 from speakernet.models.options.poolings import POOLINGS, PoolingOptions
+from speakernet.models.options.pretrained import PretrainedOptions
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.models.options.trunks import (
     ECAPAS,
@@ -45,6 +46,7 @@ FAMILIES: dict[str, dict[str, Component]] = {
         ("ERes2NetV2", "res2net:ERes2Net", ERES2NETV2S),
         ("ReDimNet", "redimnet:ReDimNet", REDIMNETS),
         ("ReDimNet2", "redimnet:ReDimNet", REDIMNET2S),
+        ("Pretrained", "pretrained:Pretrained", {"Pretrained": PretrainedOptions}),
     )
 }
 """Sizes of each family by name, smallest first."""
@@ -61,7 +63,10 @@ def pooling_of(model: str, pooling: str) -> str:
     trunk: Any = lookup(MODELS, model, "model").options
     name = trunk.poolings[0] if pooling == "auto" else pooling
     name = str(trunk.pooling_names.get(name, name))
-    lookup(POOLINGS, name, "pooling")
+    takes_layers = lookup(POOLINGS, name, "pooling").options.takes_layers
+    if takes_layers != trunk.gives_layers:
+        fitting = ", ".join(one for one in POOLINGS if POOLINGS[one].options.takes_layers == trunk.gives_layers)
+        raise ValueError(f"pooling {name} does not go with {model}; expected {fitting}")
     return name
 
 

@@ -1,6 +1,6 @@
 """The options of poolings, and their table. No torch is imported here."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
@@ -9,6 +9,9 @@ from speakernet.options import Component, Options
 
 class PoolingOptions(Options):
     """The base of the options of poolings; most have none."""
+
+    takes_layers: ClassVar[bool] = False
+    """Whether it takes the states of all layers of a pretrained model."""
 
 
 class StatisticsPoolingOptions(PoolingOptions):
@@ -29,7 +32,47 @@ class MultiQueryPoolingOptions(PoolingOptions):
     """Hidden channels of each attention."""
 
 
+class LayerPoolingOptions(PoolingOptions):
+    """The base of the options of poolings over layers."""
+
+    takes_layers: ClassVar[bool] = True
+
+
+class LayerSumOptions(LayerPoolingOptions):
+    """Learned weighted sum over layers, then a pooling over frames."""
+
+    over_frames: str = "TSTP"
+    """The pooling over frames, with its defaults."""
+
+
+class MHFAOptions(LayerPoolingOptions):
+    """Multi-head factorized attentive pooling: keys and values from layer sums of their own, one attention a head."""
+
+    heads: Annotated[int, Ge(1), Le(1024)] = 64
+    """Attentions over frames."""
+    compression: Annotated[int, Ge(1), Le(4096)] = 128
+    """Dimensions of keys and values."""
+
+
+class CAMHFAOptions(MHFAOptions):
+    """As MHFA, the attention of each head seeing the frames around (context-aware MHFA)."""
+
+    context: Annotated[int, Ge(0), Le(100)] = 1
+    """Frames on each side."""
+
+
+class AdapterMFAOptions(LayerPoolingOptions):
+    """An adapter for each layer, all of them joined, attentive statistics over frames (wespeaker's w2v-BERT recipe)."""
+
+    dim: Annotated[int, Ge(1), Le(4096)] = 128
+    """Dimensions of each adapter, and hidden channels of the attention."""
+
+
 POOLINGS: dict[str, Component] = {
+    "LayerSum": Component(LayerSumOptions, "speakernet.models.layer_pooling:LayerSum"),
+    "MHFA": Component(MHFAOptions, "speakernet.models.layer_pooling:MHFA"),
+    "CAMHFA": Component(CAMHFAOptions, "speakernet.models.layer_pooling:CAMHFA"),
+    "AdapterMFA": Component(AdapterMFAOptions, "speakernet.models.layer_pooling:AdapterMFA"),
     "TSTP": Component(StatisticsPoolingOptions, "speakernet.models.pooling:StatisticsPooling"),
     "MQMHASTP": Component(MultiQueryPoolingOptions, "speakernet.models.attentive_pooling:MultiQueryPooling"),
 } | {

@@ -41,6 +41,10 @@ class TrunkOptions(Options):
     """The pooling of its published definition, and others that the tests run over; any other works as well."""
     pooling_names: ClassVar[Mapping[str, str]] = {}
     """Common names of poolings that mean another pooling in this network."""
+    gives_layers: ClassVar[bool] = False
+    """Whether it gives the states of all its layers, for which there are poolings of their own."""
+    training_only: ClassVar[frozenset[str]] = frozenset()
+    """Options of training that do not describe the network."""
     has_norm_after_pooling: ClassVar[bool] = False
     """Whether there is a batch norm between pooling and embedding layer."""
     embedding_layer: ClassVar[str] = "linear"

@@ -1,0 +1,127 @@
+"""Poolings over the layers and frames of a pretrained model: from (batch, layers, channels, frames) to (batch, dim)."""
+
+import torch
+from torch import Tensor, nn
+
+from speakernet.models.attentive_pooling import ChannelAttentivePooling, softmax_over_frames
+from speakernet.models.options.poolings import (
+    POOLINGS,
+    AdapterMFAOptions,
+    CAMHFAOptions,
+    LayerSumOptions,
+    MHFAOptions,
+)
+from speakernet.models.pooling import Pooling
+from speakernet.options import create, lookup
+
+
+class LayerWeights(nn.Module):
+    """Sum over layers under learned weights that sum to one; the same for each layer at first.
+
+    >>> LayerWeights(2)(torch.tensor([[[[1.0]], [[3.0]]]]))
+    tensor([[[2.]]], grad_fn=<SumBackward1>)
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(layers))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(batch, layers, channels, frames) to (batch, channels, frames)."""
+        return (states * self.logits.softmax(0)[:, None, None]).sum(dim=1)
+
+
+class LayerSum(Pooling):
+    """Learned weighted sum over layers, then a pooling over frames.
+
+    Source: Yang et al. 2021, "SUPERB: Speech processing universal performance benchmark", section 3.
+
+    >>> LayerSum(LayerSumOptions(over_frames="TAP"), 4, 3)(torch.ones(2, 3, 4, 7)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(self, options: LayerSumOptions, channels: int, layers: int) -> None:
+        component = lookup(POOLINGS, options.over_frames, "pooling over frames")
+        if component.options.takes_layers:
+            raise ValueError(f"model.pooling_options.over_frames: {options.over_frames} pools over layers; take TSTP")
+        inner = create(component, component.options(), channels=channels)
+        super().__init__(inner.dim)
+        self.weights, self.over_frames = LayerWeights(layers), inner
+
+    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, layers, channels, frames) to what the pooling over frames gives."""
+        return self.over_frames(self.weights(states), lengths)  # type: ignore[no-any-return]
+
+
+class MHFA(Pooling):
+    """Multi-head factorized attentive pooling.
+
+    Source: Peng et al. 2022, "An attention-based backend allowing efficient fine-tuning of transformer models for
+    speaker verification", equations 1 to 5; its last linear layer is the network's embedding layer.
+
+    >>> MHFA(MHFAOptions(heads=3, compression=5), 4, 2)(torch.ones(2, 2, 4, 7)).shape
+    torch.Size([2, 15])
+    """
+
+    def __init__(self, options: MHFAOptions, channels: int, layers: int) -> None:
+        super().__init__(options.heads * options.compression)
+        self.key_weights, self.value_weights = LayerWeights(layers), LayerWeights(layers)
+        self.keys = nn.Linear(channels, options.compression)
+        self.values = nn.Linear(channels, options.compression)
+        self.attention = self.make_attention(options)
+
+    def make_attention(self, options: MHFAOptions) -> nn.Conv1d:
+        """From keys (batch, compression, frames) to logits (batch, heads, frames)."""
+        return nn.Conv1d(options.compression, options.heads, 1)
+
+    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, layers, channels, frames) to the weighted means of each head, (batch, heads x compression)."""
+        keys = self.keys(self.key_weights(states).transpose(1, 2))  # (batch, frames, compression)
+        values = self.values(self.value_weights(states).transpose(1, 2))
+        if lengths is not None:
+            # What a head sees beyond the last frame is what it sees beyond the last frame of the batch: zeros.
+            keys = keys * (torch.arange(keys.shape[1], device=keys.device) < lengths[:, None])[..., None]
+        weights = softmax_over_frames(self.attention(keys.transpose(1, 2)), lengths)  # (batch, heads, frames)
+        return (weights @ values).flatten(1)
+
+
+class CAMHFA(MHFA):
+    """Context-aware MHFA: the logits of a head are a convolution over the keys of neighbouring frames.
+
+    Source: Peng et al. 2024, "CA-MHFA: A context-aware multi-head factorized attentive pooling for SSL-based speaker
+    verification", section 3, with one query a group.
+
+    >>> CAMHFA(CAMHFAOptions(heads=3, compression=5), 4, 2)(torch.ones(2, 2, 4, 7)).shape
+    torch.Size([2, 15])
+    """
+
+    def make_attention(self, options: MHFAOptions) -> nn.Conv1d:
+        """A convolution over 2 context + 1 frames, without bias."""
+        assert isinstance(options, CAMHFAOptions)
+        kernel, context = 2 * options.context + 1, options.context
+        return nn.Conv1d(options.compression, options.heads, kernel, padding=context, bias=False)
+
+
+class AdapterMFA(Pooling):
+    """An adapter of two linear layers for each layer's states, all joined, then attentive statistics of each channel.
+
+    Source: Li et al. 2025, "Enhancing speaker verification with w2v-BERT 2.0 and knowledge distillation guided
+    structured pruning" (arXiv 2510.04213), section 2, in wespeaker's form (`w2vbert_adapter_mfa.py`).
+
+    >>> AdapterMFA(AdapterMFAOptions(dim=5), 4, 3)(torch.rand(2, 3, 4, 7)).shape
+    torch.Size([2, 30])
+    """
+
+    def __init__(self, options: AdapterMFAOptions, channels: int, layers: int) -> None:
+        dim = options.dim
+        super().__init__(2 * dim * layers)
+        self.adapters = nn.ModuleList(
+            nn.Sequential(nn.Linear(channels, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim))
+            for _ in range(layers)
+        )
+        self.attentive = ChannelAttentivePooling(dim * layers, bottleneck=dim)
+
+    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, layers, channels, frames) to means and deviations, (batch, 2 x layers x dim)."""
+        adapted = [adapter(one.transpose(1, 2)) for adapter, one in zip(self.adapters, states.unbind(1), strict=True)]
+        return self.attentive(torch.cat(adapted, dim=2).transpose(1, 2), lengths)  # type: ignore[no-any-return]

@@ -1,0 +1,295 @@
+"""A large pretrained speech model as a trunk: the states of all its layers, and what of it is trained.
+
+transformers gives the architecture; weights come through `backbones`. Rows of different lengths are run one by one:
+several backbones normalise over time, so padding would change what they give. `tune` says what a stage trains: before
+it and after `merge` the network has plain weights, so that model files need neither peft nor what a stage had frozen.
+"""
+
+import contextlib
+import contextvars
+import functools
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+from speakernet.checkpoint import CheckpointError
+from speakernet.frontend.features import KaldiFbank
+from speakernet.frontend.options import KaldiFbankOptions
+from speakernet.models.backbones import BACKBONE_PREFIX, OPTION, SAMPLE_RATE_KEY, find_backbone, refuse_other_files
+from speakernet.models.layers import Trunk, check_frames
+from speakernet.models.options.pretrained import PretrainedOptions
+
+FAMILIES = ("wav2vec2", "hubert", "wavlm", "data2vec-audio", "wav2vec2-bert")
+# Not in training: masks over features are ours, a layer that is left out has no state, adapters change the frames.
+FIXED = {
+    **{"apply_spec_augment": False, "mask_time_prob": 0.0, "mask_feature_prob": 0.0, "layerdrop": 0.0},
+    **{"add_adapter": False, "num_labels": 2},
+}
+BERT = "wav2vec2-bert"
+LORA_TARGETS = {BERT: ["linear_q", "linear_v"], "wavlm": ["intermediate_dense", "output_dense"]}
+# WavLM hands the weights of its attention to torch, past the layers that adapters would replace.
+WAVLM_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+PLAIN = (".base_layer", "")
+VARIANCE_FLOOR = 1e-7
+RATE = 16_000
+
+_states: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("states of the layers")
+
+
+class Pretrained(Trunk):
+    """A backbone of transformers; gives the input of its first layer and the output of each, (batch, layers, …).
+
+    The norm that large models have behind their last layer is left out, as in fairseq's and BUT's layer results.
+    """
+
+    def __init__(self, options: PretrainedOptions, sample_rate: int) -> None:
+        super().__init__()
+        for option, problem in options.problems():
+            raise ValueError(f"model.options.{option}: {problem}")
+        found = None if options.config else find_backbone(options)
+        if found is not None:
+            rate = found.preprocessor.get(SAMPLE_RATE_KEY, RATE)
+            if rate != sample_rate:
+                raise ValueError(
+                    f"{OPTION}: {options.backbone} was trained at {rate} Hz, data.sample_rate is {sample_rate}; "
+                    f"set data.sample_rate: {rate}"
+                )
+            normalizes = "on" if found.preprocessor.get("do_normalize", True) else "off"
+            options = options.model_copy(
+                update={
+                    "config": found.config,
+                    "source": found.source,
+                    "normalize": normalizes if options.normalize == "auto" else options.normalize,
+                }
+            )
+        self.options = options
+        kind = options.config.get("model_type")
+        if kind not in FAMILIES:
+            raise ValueError(f"{OPTION}: {options.backbone} is a {kind}; expected one of {', '.join(FAMILIES)}")
+        config = transformers.AutoConfig.for_model(**{**options.config, **FIXED})
+        # On the meta device transformers would ask for weights.
+        self.backbone = transformers.AutoModel.from_config(config, dtype=torch.float32)
+        self.is_bert = kind == BERT
+        if self.is_bert:
+            bands = config.feature_projection_input_dim // 2
+            self.fbank = KaldiFbank(KaldiFbankOptions(num_mels=bands, window="povey", normalize="none"), sample_rate)
+        self.out_channels, self.num_states = config.hidden_size, config.num_hidden_layers + 1
+        self.min_frames = self._fewest_samples(config)
+        layers = self.backbone.encoder.layers
+        layers[0].register_forward_pre_hook(_note_input)
+        for layer in layers:
+            layer.register_forward_hook(_note_output)
+        # CRC-32 of each tensor as its file gave it: what still has it need not be in last.pt.
+        self._checksums: dict[str, int] = {}
+        if found is not None:
+            self._take(found.weights, found.source)
+        self.backbone.requires_grad_(False)
+        self.fixed: set[str] = set()
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, 1, samples) to (batch, layers, channels, frames), and the valid frames of each."""
+        check_frames(features, lengths, self.min_frames, "Pretrained", "samples")
+        waveforms = features.squeeze(1)
+        if lengths is None:
+            return self._run(waveforms), None
+        rows = [self._run(waveforms[row : row + 1, :length])[0] for row, length in enumerate(lengths.tolist())]
+        frames = [row.shape[-1] for row in rows]
+        padded = torch.stack([functional.pad(row, (0, max(frames) - row.shape[-1])) for row in rows])
+        return padded, torch.tensor(frames, device=padded.device)
+
+    def _run(self, waveforms: Tensor) -> Tensor:
+        """(batch, samples) to (batch, layers, channels, frames)."""
+        with torch.autocast(waveforms.device.type, enabled=False):
+            inputs = self._features(waveforms.float())
+        states: list[Tensor] = []
+        token = _states.set(states)
+        try:
+            self.backbone(inputs)
+        finally:
+            _states.reset(token)
+        stacked = torch.stack(states, dim=1).transpose(2, 3)
+        factor = self.options.gradient_factor
+        if factor != 1.0 and stacked.requires_grad:
+            stacked.register_hook(functools.partial(torch.mul, other=torch.tensor(factor)))
+        return stacked
+
+    def _features(self, waveforms: Tensor) -> Tensor:
+        """What the backbone takes: samples, normalised if it wants that, or pairs of normalised frames of 80 bands."""
+        if not self.is_bert:
+            if self.options.normalize != "on":
+                return waveforms
+            variance, mean = torch.var_mean(waveforms, dim=1, keepdim=True, correction=0)
+            return (waveforms - mean) / (variance + VARIANCE_FLOOR).sqrt()
+        bands = self.fbank(waveforms).transpose(1, 2)  # (batch, frames, bands)
+        variance, mean = torch.var_mean(bands, dim=1, keepdim=True)
+        bands = (bands - mean) / (variance + VARIANCE_FLOOR).sqrt()
+        # An odd last frame has no partner.
+        return bands[:, : bands.shape[1] // 2 * 2].reshape(bands.shape[0], -1, 2 * bands.shape[2])
+
+    def _fewest_samples(self, config: Any) -> int:
+        """Samples of one frame of the backbone."""
+        if self.is_bert:
+            return self.fbank.window_samples + self.fbank.hop_samples
+        samples = 1
+        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+            samples = (samples - 1) * stride + kernel
+        return int(samples)
+
+    def _take(self, weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> None:
+        """Load weights that were read, whole or not at all."""
+        expected = self.backbone.state_dict()
+        problems = [f"missing {name}" for name in expected if name not in weights]
+        problems += [
+            f"{name} of shape {tuple(one.shape)}, expected {tuple(expected[name].shape)}"
+            for name, one in weights.items()
+            if name in expected and one.shape != expected[name].shape
+        ]
+        if problems:
+            raise CheckpointError(f"{OPTION}: the files of {source['name']} do not fit {problems[0]}")
+        self.backbone.load_state_dict({name: weights[name].float() for name in expected})
+        self._checksums = {name: _checksum(one) for name, one in self.backbone.state_dict().items()}
+
+    def tune(self, options: PretrainedOptions, net: nn.Module) -> "FixedOutside":
+        """Train what a stage asks for; adapters of an earlier stage are merged first.
+
+        Returns the network's state for last.pt.
+        """
+        self.merge()
+        self.options = options.model_copy(
+            update={name: getattr(self.options, name) for name in ("config", "source", "normalize")}
+        )
+        self.backbone.requires_grad_(False)
+        if options.trained == "lora":
+            self._add_adapters(options)
+        self.begin_epoch(10**9)
+        self.fixed = {
+            name
+            for name, parameter in self.backbone.named_parameters()
+            if not parameter.requires_grad and self._checksums.get(name.replace(*PLAIN)) == _checksum(parameter)
+        }
+        return FixedOutside(net, self)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Gradually unfreeze: what is trained in this epoch, counted from 0."""
+        options, layers = self.options, self.backbone.encoder.layers
+        if options.trained != "all":
+            return
+        count = options.trained_layers or len(layers) + 1
+        if options.unfreeze_epochs:
+            count = min(count, epoch // options.unfreeze_epochs)
+        self.backbone.requires_grad_(count > len(layers))
+        for layer in layers[max(0, len(layers) - count) :]:
+            layer.requires_grad_(count > 0)
+        # Behind the last layer: its result is not used.
+        unused = getattr(self.backbone.encoder, "layer_norm", None)
+        if unused is not None and getattr(self.backbone.config, "do_stable_layer_norm", False):
+            unused.requires_grad_(False)
+
+    def learning_rate_factors(self) -> Iterator[tuple[nn.Parameter, float]]:
+        """Each parameter with its factor by `layer_decay`: the top layer has it once, what is below the layers most."""
+        layers, decay = self.backbone.encoder.layers, self.options.layer_decay
+        depth = {id(one): len(layers) - number for number, layer in enumerate(layers) for one in layer.parameters()}
+        for parameter in self.backbone.parameters():
+            yield parameter, decay ** depth.get(id(parameter), len(layers) + 1)
+
+    def train(self, mode: bool = True) -> "Pretrained":
+        """Training mode; a backbone whose weights stay has no dropout but that of its adapters."""
+        super().train(mode)
+        if self.options.trained != "all":
+            self.backbone.eval()
+            for name, module in self.backbone.named_modules():
+                if ".lora_dropout" in name:
+                    module.train(mode)
+        return self
+
+    def _add_adapters(self, options: PretrainedOptions) -> None:
+        # Late: peft is needed while adapters are trained, and never again.
+        import peft
+
+        kind = str(options.config.get("model_type") or self.options.config["model_type"])
+        targets = options.lora_targets
+        if targets == ["auto"]:
+            targets = LORA_TARGETS.get(kind, ["q_proj", "v_proj"])
+        linear = {
+            name.rpartition(".")[2]
+            for name, module in self.backbone.encoder.named_modules()
+            if isinstance(module, nn.Linear) and not (kind == "wavlm" and name.endswith(WAVLM_ATTENTION))
+        }
+        if unknown := [name for name in targets if name not in linear]:
+            raise ValueError(
+                f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that can have "
+                f"adapters; expected {', '.join(sorted(linear))}"
+            )
+        config = peft.LoraConfig(
+            r=options.lora_rank,
+            lora_alpha=options.lora_alpha,  # type: ignore[arg-type]
+            target_modules=rf"encoder\..*\.({'|'.join(targets)})",
+            lora_dropout=options.lora_dropout,
+        )
+        peft.inject_adapter_in_model(config, self.backbone)
+
+    def _adapted(self) -> dict[str, Any]:
+        """The layers with adapters, by name."""
+        return {name: module for name, module in self.backbone.named_modules() if hasattr(module, "lora_A")}
+
+    def merge(self) -> None:
+        """Adapters into the weights that they belong to."""
+        for name, module in self._adapted().items():
+            module.merge()
+            self.backbone.set_submodule(name, module.get_base_layer())
+
+    def plain_weights(self, weights: Mapping[str, Tensor], *, without_fixed: bool) -> dict[str, Tensor]:
+        """A state dictionary of the network with merged weights, under the names that it has without adapters."""
+        merged = {
+            f"{BACKBONE_PREFIX}{name}.weight": module.get_base_layer().weight + module.get_delta_weight("default")
+            for name, module in self._adapted().items()
+        }
+        left = self.fixed if without_fixed else set()
+        plain = {
+            name.replace(*PLAIN): value
+            for name, value in weights.items()
+            if ".lora_" not in name and name.removeprefix(BACKBONE_PREFIX) not in left
+        }
+        return {**plain, **merged}
+
+
+class FixedOutside:
+    """The network's state for last.pt: without the weights that the backbone's own files hold."""
+
+    def __init__(self, net: nn.Module, trunk: Pretrained) -> None:
+        self.net, self.trunk = net, trunk
+
+    def state_dict(self) -> dict[str, Any]:
+        """The other tensors, and what the files were."""
+        left = {BACKBONE_PREFIX + name for name in self.trunk.fixed}
+        own = {name: value for name, value in self.net.state_dict().items() if name not in left}
+        return {**own, "source": self.trunk.options.source if left else {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the tensors up; the others stay as they were read, if it was from the same files."""
+        source = state.get("source")
+        if source:
+            refuse_other_files(source, self.trunk.options.source, "this run")
+        weights = {name: value for name, value in state.items() if name != "source"}
+        missing, unknown = self.net.load_state_dict(weights, strict=False)
+        if unknown or any(not name.startswith(BACKBONE_PREFIX) for name in missing) or (missing and not source):
+            raise ValueError(f"{[*unknown, *missing][0]} is not in both the network and the checkpoint")
+
+
+def _note_input(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    with contextlib.suppress(LookupError):
+        _states.get().append(inputs[0])
+
+
+def _note_output(_layer: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+    with contextlib.suppress(LookupError):
+        _states.get().append(output[0] if isinstance(output, tuple) else output)
+
+
+def _checksum(tensor: Tensor) -> int:
+    return 0 if tensor.is_meta else zlib.crc32(tensor.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
