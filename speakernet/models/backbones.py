@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import huggingface_hub
 import yaml
+from huggingface_hub import errors
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -123,10 +125,6 @@ def _folder(name: str, revision: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    # Late: a local folder needs no hub.
-    import huggingface_hub
-    from huggingface_hub import errors
-
     wanted = {"revision": revision, "allow_patterns": [CONFIG, PREPROCESSOR, CARD, "*.safetensors", INDEX]}
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)

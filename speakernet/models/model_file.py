@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
+from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import (
     SPEC_AUGMENT_PREFIX,
     SpeakerNet,
@@ -29,7 +30,7 @@ from speakernet.models.speaker_net import (
     check_fits,
     strip_wrappers,
 )
-from speakernet.options import OUTSIDE
+from speakernet.options import OUTSIDE, lookup
 
 logger = logging.getLogger(__name__)
 
@@ -194,10 +195,7 @@ def network_weights(contents: Mapping[str, Any], path: str | Path) -> dict[str, 
     """The file's network weights without wrapper prefixes and without training-only state."""
     weights = contents["weights"]
     if contents.get("reference"):
-        # Late: most files hold all their weights.
-        from speakernet.models.backbones import complete
-
-        weights = complete(contents, path)
+        weights = lookup(MODELS, contents["model"]["name"], "model").load().complete(contents, path)
     named = ((strip_wrappers(name), value) for name, value in weights.items())
     return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
 

@@ -20,9 +20,17 @@ from torch.nn import functional
 from speakernet.checkpoint import CheckpointError
 from speakernet.frontend.features import KaldiFbank
 from speakernet.frontend.options import KaldiFbankOptions
-from speakernet.models.backbones import BACKBONE_PREFIX, OPTION, SAMPLE_RATE_KEY, find_backbone, refuse_other_files
+from speakernet.models.backbones import (
+    BACKBONE_PREFIX,
+    OPTION,
+    SAMPLE_RATE_KEY,
+    complete,
+    find_backbone,
+    refuse_other_files,
+)
 from speakernet.models.layers import Trunk, check_frames
 from speakernet.models.options.pretrained import PretrainedOptions
+from speakernet.options import Component
 
 FAMILIES = ("wav2vec2", "hubert", "wavlm", "data2vec-audio", "wav2vec2-bert")
 # Not in training: masks over features are ours, a layer that is left out has no state, adapters change the frames.
@@ -31,9 +39,8 @@ FIXED = {
     **{"add_adapter": False, "num_labels": 2},
 }
 BERT = "wav2vec2-bert"
-LORA_TARGETS = {BERT: ["linear_q", "linear_v"], "wavlm": ["intermediate_dense", "output_dense"]}
-# WavLM hands the weights of its attention to torch, past the layers that adapters would replace.
-WAVLM_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+# peft is needed while adapters are trained, and never again.
+LORA = Component(PretrainedOptions, "speakernet.models.lora:add_adapters")
 PLAIN = (".base_layer", "")
 VARIANCE_FLOOR = 1e-7
 RATE = 16_000
@@ -46,6 +53,8 @@ class Pretrained(Trunk):
 
     The norm that large models have behind their last layer is left out, as in fairseq's and BUT's layer results.
     """
+
+    complete = staticmethod(complete)
 
     def __init__(self, options: PretrainedOptions, sample_rate: int) -> None:
         super().__init__()
@@ -165,7 +174,7 @@ class Pretrained(Trunk):
         )
         self.backbone.requires_grad_(False)
         if options.trained == "lora":
-            self._add_adapters(options)
+            LORA.load()(self.backbone, options)
         self.begin_epoch(10**9)
         self.fixed = {
             name
@@ -206,32 +215,6 @@ class Pretrained(Trunk):
                 if ".lora_dropout" in name:
                     module.train(mode)
         return self
-
-    def _add_adapters(self, options: PretrainedOptions) -> None:
-        # Late: peft is needed while adapters are trained, and never again.
-        import peft
-
-        kind = str(options.config.get("model_type") or self.options.config["model_type"])
-        targets = options.lora_targets
-        if targets == ["auto"]:
-            targets = LORA_TARGETS.get(kind, ["q_proj", "v_proj"])
-        linear = {
-            name.rpartition(".")[2]
-            for name, module in self.backbone.encoder.named_modules()
-            if isinstance(module, nn.Linear) and not (kind == "wavlm" and name.endswith(WAVLM_ATTENTION))
-        }
-        if unknown := [name for name in targets if name not in linear]:
-            raise ValueError(
-                f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that can have "
-                f"adapters; expected {', '.join(sorted(linear))}"
-            )
-        config = peft.LoraConfig(
-            r=options.lora_rank,
-            lora_alpha=options.lora_alpha,  # type: ignore[arg-type]
-            target_modules=rf"encoder\..*\.({'|'.join(targets)})",
-            lora_dropout=options.lora_dropout,
-        )
-        peft.inject_adapter_in_model(config, self.backbone)
 
     def _adapted(self) -> dict[str, Any]:
         """The layers with adapters, by name."""
