@@ -200,7 +200,10 @@ def make_trainer(
         store=CheckpointStore(folder, settings),
         progress=Progress(folder, show_bar=False, tensorboard=False),
         threads=ThreadWatch(1),
-        model_contents=lambda training_summary: {"weights": net.state_dict(), "training_summary": training_summary},
+        model_contents=lambda training_summary, is_last: {
+            "weights": net.state_dict(),
+            "training_summary": training_summary,
+        },
         origin={},
         stage=stage,
     )
