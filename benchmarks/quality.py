@@ -1,6 +1,6 @@
 """What quality measures add to a calibration, on people that it was not fitted on.
 
-    python benchmarks/quality.py --model cam.pt --recordings calls/ --seconds 1 8
+    python -m benchmarks.quality --model cam.pt --recordings calls/ --seconds 1 8
 
 The recordings lie as speaker/(session/)file. The enrolment side of a trial is a whole recording, the test side another
 one cut to a duration drawn evenly in its logarithm; targets are of different sessions if a speaker has several. The
