@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,7 +179,7 @@ class ReadyCrops(CropMaker):
         self.maker = maker
         self._made: Made | None = None
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """The first request, its crops and report, as often as there are requests."""
         for _ in requests:
             if self._made is None:
