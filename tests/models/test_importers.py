@@ -189,12 +189,14 @@ def their_file(case, path, **more):
     return ["import-weights", str(path), "--model", case["model"], "--out", str(path.with_name("model.pt"))]
 
 
-@pytest.mark.parametrize("case", [case_of("ResNetSE34V2", "SAP"), RAWNET])
-def test_import_weights(case, tmp_path, capsys):
-    constants = {"__L__.weight": torch.rand(5994, 16)}
-    if hasattr(front_end := network_for(case).front_end, "mel_bank"):
-        constants["__S__.torchfb.1.mel_scale.fb"] = front_end.mel_bank
-        constants["__S__.torchfb.1.spectrogram.window"] = front_end.window
+def test_import_weights(tmp_path, capsys):
+    case = case_of("ResNetSE34V2", "SAP")
+    front_end = network_for(case).front_end
+    constants = {
+        "__S__.torchfb.1.mel_scale.fb": front_end.mel_bank,
+        "__S__.torchfb.1.spectrogram.window": front_end.window,
+    }
+    constants["__L__.weight"] = torch.rand(5994, 16)
     assert main([*their_file(case, tmp_path / "their.model", **constants), "--from", "voxceleb_trainer"]) == 0
     printed = capsys.readouterr().out
     assert "not loaded: weight (weights of the loss)" in printed
