@@ -7,6 +7,7 @@ voice unlike the person's other recordings cause warnings; --strict refuses them
 """
 
 import argparse
+import functools
 import logging
 import sys
 
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Inspect the recordings, embed them, keep the embeddings."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import checked_name
-    from speakernet.inference.recordings import audio_inputs, inspect_recording
+    from speakernet.inference.recordings import audio_inputs
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
@@ -37,11 +38,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     recordings = [verifier.open(file) for file in files]
     # A mistyped path makes a second store without the people of the first.
     new = "" if arguments.store.exists() else "the new store "
-    # Refused recordings must not leave an empty store behind.
-    for one in recordings if new else ():
-        inspect_recording(one)
-    with verifier.people(arguments.store, store_key(arguments)) as store:
-        done = enroll(verifier, store, arguments.name, recordings, is_strict=arguments.strict)
+    made = functools.partial(verifier.people, arguments.store, store_key(arguments))
+    done = enroll(verifier, made if new else made(), arguments.name, recordings, is_strict=arguments.strict)
     for warning in done.warnings:
         logger.warning("%s", warning)
     seconds = sum(one.speech_seconds for one in done.qualities)

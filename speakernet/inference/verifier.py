@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -457,14 +457,18 @@ class SpeakerStream:
 
 def enroll(
     verifier: SpeakerVerifier,
-    store: PeopleStore,
+    store: PeopleStore | Callable[[], PeopleStore],
     name: str,
     recordings: Sequence[Audio],
     *,
     sample_rate: int | None = None,
     is_strict: bool = False,
 ) -> Enrolment:
-    """Add recordings of a person to a store; all of them, or none."""
+    """Add recordings of a person to a store, or to a new one that a callable makes; all of them, or none.
+
+    A new store is made when there is something to write: refused recordings leave no empty one.
+    """
+    existing = store if isinstance(store, PeopleStore) else None
     name = checked_name(name)
     if not len(recordings):
         raise AudioError(f"no recording of {name!r} was given; expected one or more")
@@ -472,7 +476,7 @@ def enroll(
     qualities = [inspect_recording(one) for one in opened]
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
     embeddings = np.asarray(verifier.embed(opened))
-    there = store.recordings(name)
+    there = existing.recordings(name) if existing else []
     kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(-1, verifier.embedding_dim)
     known = {one.digest for one in there}
     # Stores of 0.2.0 have no digests: there a recording is known by its embedding.
@@ -492,7 +496,8 @@ def enroll(
                 f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected "
                 f"{limit:.4f} or more)"
             )
-    others = [(other, score) for other, score in store.identify(embeddings.mean(axis=0), top=2) if other != name]
+    nearest = existing.identify(embeddings.mean(axis=0), top=2) if existing else []
+    others = [(other, score) for other, score in nearest if other != name]
     if others and others[0][1] >= limit:
         warnings.append(f"{name}: sounds like {others[0][0]!r}, who is enrolled already (score {others[0][1]:.2f})")
     if warnings and is_strict:
@@ -508,7 +513,8 @@ def enroll(
         }
         for row in rows
     ]
-    total = store.enroll(name, embeddings[rows], weights, details) if rows else len(kept)
+    written = store if isinstance(store, PeopleStore) else store()
+    total = written.enroll(name, embeddings[rows], weights, details) if rows else len(kept)
     return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
 
 

@@ -162,7 +162,7 @@ def test_enroll_warns_and_refuses_when_strict(say, voices, calibrated, tmp_path,
     names = [voices / "s00/0.wav", voices / "s00/1.wav", voices / "s00/2.wav", voices / "s06/0.wav"]
     words = ["--model", calibrated, "--store", tmp_path / "p.db"]
     status, out, err = say("enroll", "Ada", *names, *words, "--strict")
-    assert status == 1 and not out and "s06/0.wav: does not sound like" in err
+    assert status == 1 and not out and "s06/0.wav: does not sound like" in err and not (tmp_path / "p.db").exists()
     assert "Ada: 4 recordings added (" in say("enroll", "Ada", *names, *words)[1] and "does not sound" in caplog.text
     # One file of the batch again, alone.
     assert "0 recordings added" in say("enroll", "Ada", names[1], *words)[1] and "s00/1.wav: enrolled" in caplog.text
