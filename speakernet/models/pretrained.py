@@ -179,7 +179,10 @@ class Pretrained(Trunk):
         self.fixed = {
             name
             for name, parameter in self.backbone.named_parameters()
-            if not parameter.requires_grad and self._checksums.get(name.replace(*PLAIN)) == _checksum(parameter)
+            # With adapters best.pt has the merged weight: the one below is kept, for a resume without the files.
+            if not parameter.requires_grad
+            and not name.endswith(".base_layer.weight")
+            and self._checksums.get(name.replace(*PLAIN)) == _checksum(parameter)
         }
         return FixedOutside(net, self)
 

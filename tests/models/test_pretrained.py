@@ -196,6 +196,9 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     folder = make(tmp_path / "wavlm", "wavlm")
     net, batch = network(folder), waves(8000)
     state = tune(net, trained="lora", lora_rank=2)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter) * (".lora_B" in name))
     last = {**model_file_contents(net, loss_normalizes=True, is_last=True), "training": {"net": state.state_dict()}}
     best = model_file_contents(net, loss_normalizes=True, training_summary={})
     for name, contents in (("last.pt", last), ("best.pt", best)):
@@ -223,6 +226,10 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="SHA-256"):
         load_model_file(tmp_path / "last.pt")
     folder.rename(tmp_path / "other")
+    # The adapters are not added to weights that have them already.
+    spare = network(folder, spare=str(tmp_path / "best.pt"))
+    tune(spare, trained="lora", lora_rank=2).load_state_dict(last["training"]["net"])
+    torch.testing.assert_close(spare.embed(batch, sample_rate=16000), expected, atol=1e-5, rtol=1e-5)
     found = load_model_file(tmp_path / "last.pt").net.embed(batch, sample_rate=16000)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
