@@ -85,7 +85,7 @@ SCHEDULES: dict[str, list[Moment]] = {
         (0, 2e-6, 0.0),
         *((e, half_cosine(2e-3, 1e-5, (e - 2) / 198), ramp(e, 12, 58)) for e in (2, 12, 30, 58, 200)),
     ],
-    "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 8), 0.2) for e in (0, 1, 4, 7, 8)],
+    "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 6), 0.2) for e in (0, 1, 3, 5, 6)],
     "exp01.yaml": _EXP01,
     "preset_balanced.yaml": _EXP01,
     "preset_far_field.yaml": _EXP01,

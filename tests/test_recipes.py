@@ -27,6 +27,7 @@ SHORT = """
 --data.max_seconds 0 --training.max_epochs 1 --training.accumulation_steps 1 --runtime.compile off
 --evaluation.eval_frames 80 --evaluation.num_crops 1 --evaluation.score_norm none --evaluation.bootstrap_samples 0
 --training.large_margin_epochs 0 --training.freeze_epochs 0 --training.freeze_norm_statistics false
+--training.initial_weight 0
 """
 
 

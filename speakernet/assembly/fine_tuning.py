@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 KEPT_FACTS = ("imported_from", "licence", "trained_on", "initial_model")
 """The facts of a model file that hold for what is made of it."""
-TRAINING_ONLY = frozenset({"frontend.dither"})
-"""Noise of training alone: features that are scored have none."""
+FREE = frozenset({"frontend.dither", "frontend.energy_floor_db"})
+"""What may differ from an initial model: noise of training alone, and the floor that narrow-band recordings need."""
 STAGE = "large-margin stage"
 STAGE_STREAM = 104
 """Key of the stage's own random draws, beside the run's seed."""
@@ -95,7 +95,7 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
     else:
         found, ours = _settings(contents), _settings(net.spec())
         # Another front end has other options; its name says enough.
-        others = [name for name in found if found[name] != ours.get(name, found[name]) and name not in TRAINING_ONLY]
+        others = [name for name in found if found[name] != ours.get(name, found[name]) and name not in FREE]
         if others:
             # Another model has other sizes too.
             listed = others[:1] if others[0] == "model.name" else others

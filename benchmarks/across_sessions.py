@@ -1,0 +1,239 @@
+"""Error rates of people outside the given calls: a model as it is, adapted, fine-tuned, and both.
+
+    python -m benchmarks.across_sessions S --model model.pt --calls $DATA/telephone_calls --divisions 10
+    python -m benchmarks.across_sessions S --model model.pt --calls … --fine_tune options.yaml --divisions 1
+
+The calls are a folder with `utterances.csv` (path, speaker, call, phone) and `trials.txt` (pairs of different calls).
+The people of the trials are divided into five parts by a seed, 0 for the first division. What is learned, back end or
+weights, is learned on the calls of all people but one part; trials within that part are scored, and those of the five
+parts are one list. With `--fine_tune` one network is trained for each part by `finetune.yaml` and the given options,
+and its embeddings go through the same back ends. `--also NAME=FILE` adds the row of another model as it is.
+
+Models and embeddings are kept in S: the same command goes on where it stopped.
+"""
+
+import argparse
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import speakernet
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
+from speakernet.cli import run_command
+from speakernet.data.lists import read_trials
+from speakernet.data.opening import open_source
+from speakernet.evaluation import adaptation
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.figures import SpeakerBootstrap, mean_differences
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.speakers import read_csv
+from speakernet.files import atomic_write
+from speakernet.inference.adapt import ENERGY_FLOOR_DB, TOTAL_SHARE, scores_of
+from speakernet.models.speaker_net import folded
+from speakernet.options import DEFAULT_SEED
+from speakernet.run_folder import BEST
+
+NUM_PARTS, NUM_DRAWS = 5, 1000
+SHRINKAGE = 0.7
+AS_IT_IS, FINE_TUNED = "as it is", "fine-tuned"
+BACK_ENDS: dict[str, Callable[..., adaptation.Transform]] = {
+    AS_IT_IS: lambda rows, labels: adaptation.Transform(((np.eye(rows.shape[1]), np.zeros(rows.shape[1])),)),
+    "mean": adaptation.centring,
+    "whitening": functools.partial(adaptation.whitening, shrinkage=SHRINKAGE),
+    "WCCN": functools.partial(adaptation.wccn, shrinkage=SHRINKAGE, total=TOTAL_SHARE),
+    "PLDA": functools.partial(adaptation.plda, shrinkage=SHRINKAGE),
+}
+"""Name in the table -> fit by embeddings and speakers; the first three need no speakers. Cf. `speakernet adapt`."""
+
+
+class Calls(NamedTuple):
+    """The recordings, and the trials as rows of them."""
+
+    folder: Path
+    names: list[str]
+    speakers: np.ndarray
+    """(recordings,) numbers."""
+    phones: np.ndarray
+    """(recordings,) kinds of telephone."""
+    enrol: np.ndarray
+    test: np.ndarray
+    labels: np.ndarray
+
+    def parts(self, division: int) -> np.ndarray:
+        """The part of each recording's speaker, (recordings,); -1 if the speaker is in no trial."""
+        tested = np.unique(self.speakers[self.enrol])
+        part = np.full(self.speakers.max() + 1, -1)
+        part[np.random.default_rng(division).permutation(tested)] = np.arange(len(tested)) % NUM_PARTS
+        return part[self.speakers]
+
+    def trials_within(self, parts: np.ndarray, part: int) -> np.ndarray:
+        """Rows of the trials between people of a part."""
+        return np.flatnonzero((parts[self.enrol] == part) & (parts[self.test] == part))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the calls, and how much to do."""
+    parser.add_argument("save_path", type=Path, help="folder for models, embeddings and table.md")
+    parser.add_argument("--model", type=Path, required=True, help="the model file that is adapted and fine-tuned")
+    parser.add_argument("--calls", type=Path, required=True, help="folder with utterances.csv, trials.txt and audio")
+    parser.add_argument("--divisions", type=int, default=1, help="into five parts (default %(default)s)")
+    parser.add_argument("--fine_tune", type=Path, metavar="YAML", help="fine-tune too: options beside finetune.yaml")
+    parser.add_argument("--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these of the five")
+    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=FILE", help="other models, as they are")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train and embed what is missing, then show the table."""
+    folder, calls = arguments.save_path, read_calls(arguments.calls)
+    folder.mkdir(parents=True, exist_ok=True)
+    floored = with_floor(arguments.model, folder / "floor.pt")
+    common = {"as published": embedded(arguments.model, calls, folder / "published.npz")}
+    for one in arguments.also:
+        name, _, path = one.partition("=")
+        common[name] = embedded(Path(path), calls, folder / f"{name}.npz")
+    own = embedded(floored, calls, folder / "floor.npz")
+    scored: dict[str, list[np.ndarray]] = {}
+    rows = []
+    for division in range(arguments.divisions):
+        parts = calls.parts(division)
+        for part in arguments.parts:
+            trials = calls.trials_within(parts, part)
+            rows.append(np.stack([trials, np.full(len(trials), division)]))
+            found = {name: scores(calls, one, parts, part, AS_IT_IS) for name, one in common.items()}
+            networks = {"energy floor": own}
+            if arguments.fine_tune:
+                model = fine_tuned(arguments, calls, floored, division, part)
+                networks[FINE_TUNED] = embedded(model, calls, model.parent / "calls.npz")
+            for network, embeddings in networks.items():
+                for name in BACK_ENDS:
+                    found[f"{network}, {name}"] = scores(calls, embeddings, parts, part, name)
+            for name, values in found.items():
+                scored.setdefault(name, []).append(values)
+    text = table(calls, {name: np.concatenate(values) for name, values in scored.items()}, np.concatenate(rows, axis=1))
+    with atomic_write(folder / "table.md") as file:
+        file.write(text)
+    sys.stdout.write(text)
+    return 0
+
+
+def read_calls(folder: Path) -> Calls:
+    """The table and the trials of a folder."""
+    _, rows = read_csv(folder / "utterances.csv", ("path", "speaker", "phone"))
+    trials = read_trials(folder / "trials.txt")
+    number = {row["path"]: at for at, row in enumerate(rows)}
+    places = np.array([number[name] for name in trials.names])
+    _, speakers = np.unique([row["speaker"] for row in rows], return_inverse=True)
+    assert trials.labels is not None, "the trials of the calls are labelled"
+    names, phones = [row["path"] for row in rows], np.array([row["phone"] for row in rows])
+    return Calls(folder, names, speakers, phones, places[trials.enrol], places[trials.test], trials.labels == 1)
+
+
+def with_floor(model: Path, out: Path) -> Path:
+    """The model with the energy floor that `speakernet adapt` adds for narrow-band recordings."""
+    contents = read_checkpoint(model)
+    contents["front_end"]["options"]["energy_floor_db"] = ENERGY_FLOOR_DB
+    write_checkpoint(out, contents)
+    return out
+
+
+def embedded(model: Path, calls: Calls, kept: Path) -> np.ndarray:
+    """Embeddings of all calls, (recordings, dim) float64; read from `kept` if this model wrote them."""
+    verifier = speakernet.load(model)
+    if kept.is_file():
+        with np.load(kept) as found:
+            if str(found["fingerprint"]) == verifier.fingerprint:
+                return found["embeddings"].astype(np.float64)
+    source, options = open_source(calls.folder, verifier.sample_rate), EvaluationOptions(embedding="whole")
+    net = folded(verifier.net).to(verifier.device)
+    rows = embed_utterances(net, source, calls.names, options, device=verifier.device, wrapped_seconds=0.0)[:, 0]
+    np.savez(kept, embeddings=rows, fingerprint=np.array(verifier.fingerprint))
+    return rows.astype(np.float64)
+
+
+def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, division: int, part: int) -> Path:
+    """The network that learned from the calls of all people but one part: a run of `speakernet train`."""
+    folder = arguments.save_path / f"division_{division}" / f"part_{part}"
+    if (folder / "calls.npz").is_file():
+        return folder / BEST
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, (train_list, trial_list) = calls.parts(division), (folder / "train_list.txt", folder / "trials.txt")
+    learned = np.flatnonzero(parts != part)
+    with atomic_write(train_list) as file:
+        file.writelines(f"p{calls.speakers[row]} {calls.names[row]}\n" for row in learned)
+    with atomic_write(trial_list) as file:
+        # Training needs some trials; all are scored here.
+        for row in calls.trials_within(parts, part)[::20]:
+            first, second = (calls.names[side[row]] for side in (calls.enrol, calls.test))
+            file.write(f"{calls.labels[row]:d} {first} {second}\n")
+    given: Mapping[str, Any] = {
+        "training.initial_model": model,
+        "training.save_path": folder,
+        # The trials judge, so they choose no epoch.
+        "training.final_model": "last",
+        "training.patience": 0,
+        "data.train_list": train_list,
+        "data.train_path": calls.folder,
+        "data.test_list": trial_list,
+        "data.test_path": calls.folder,
+    }
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "speakernet", "train", "--config", "finetune.yaml"]
+    with (folder / "output.txt").open("w") as output:
+        options = ["--config", str(arguments.fine_tune), *words]
+        subprocess.run([*command, *options], check=True, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    return folder / BEST
+
+
+def scores(calls: Calls, embeddings: np.ndarray, parts: np.ndarray, part: int, back_end: str) -> np.ndarray:
+    """Scores of the trials within a part, by a back end that was fitted on all others."""
+    others, trials = parts != part, calls.trials_within(parts, part)
+    transform = BACK_ENDS[back_end](embeddings[others], calls.speakers[others])
+    return scores_of(transform, transform.apply(embeddings), calls.enrol[trials], calls.test[trials])
+
+
+def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> str:
+    """A line for each system, by its scores; `rows` are their trials and divisions, (2, scores).
+
+    The EER is the mean of the divisions (lowest to highest), that of each kind of pair too; interval and difference
+    from the system before, under the same draws of speakers, are those of all divisions as one list.
+    """
+    trials, divisions = rows
+    enrol, test, labels = calls.enrol[trials], calls.test[trials], calls.labels[trials]
+    same_phone = calls.phones[enrol] == calls.phones[test]
+    people = calls.speakers
+    lines = [
+        f"{len(np.unique(divisions))} divisions, {len(trials)} trials, {labels.sum()} of one person",
+        "",
+        "| system | EER % (lowest to highest) | interval over people | same, other phone | better than row before |",
+        "|---|---|---|---|---|",
+    ]
+    before = None
+    for name, values in scored.items():
+        found = [_eers(values, labels, divisions, is_in) for is_in in (np.ones_like(labels), same_phone, ~same_phone)]
+        every, same, other = (np.mean(one) for one in found)
+        bootstrap = SpeakerBootstrap(values, labels, people[enrol], people[test], {})
+        low, high = bootstrap.measure(NUM_DRAWS, DEFAULT_SEED).eer_interval_percent or (np.nan, np.nan)
+        gain = ""
+        if before is not None:
+            (gained,) = mean_differences([bootstrap], [before], NUM_DRAWS, DEFAULT_SEED)
+            gain = "{:.2f} ({:.2f} to {:.2f})".format(gained.value, *(gained.interval or (np.nan, np.nan)))
+        spread = f"{every:.2f} ({min(found[0]):.2f} to {max(found[0]):.2f})"
+        lines.append(f"| {name} | {spread} | {low:.1f} to {high:.1f} | {same:.1f}, {other:.1f} | {gain} |")
+        before = bootstrap
+    return "\n".join(lines) + "\n"
+
+
+def _eers(values: np.ndarray, labels: np.ndarray, divisions: np.ndarray, is_in: np.ndarray) -> list[float]:
+    """The EER in percent of each division, among some of the trials."""
+    chosen = [is_in & (divisions == one) for one in np.unique(divisions)]
+    return [eer(values[one], labels[one]) for one in chosen]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("benchmarks.across_sessions", "python -m benchmarks.across_sessions", sys.argv[1:]))
