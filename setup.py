@@ -34,6 +34,8 @@ S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
 SHELL = ["shtab>=1.7"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", "huggingface_hub>=1,<3"]
+# silero-vad computes by onnxruntime, its weights lie in the wheel; pyannote.metrics is for `speakernet der` only.
+WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
@@ -43,6 +45,7 @@ EXTRAS = {
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ENCRYPTION,
     "ssl": SSL,
+    "who": WHO,
     "notebook": ["jupyterlab>=4"],
     "shell": SHELL,
     "docs": ["mkdocs-material>=9.5,<10"],
@@ -57,6 +60,7 @@ EXTRAS = {
         "jsonschema>=4.18",
         "types-jsonschema",
         *SSL,
+        *WHO,
         "httpx>=0.27",
         "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",

@@ -56,6 +56,8 @@ COMMANDS = {
     "embed": "embed recordings into one file",
     "enroll": "add recordings of a person to a store of people",
     "identify": "say which person in a store is speaking, or none of them",
+    "who": "say who speaks when in a recording, with the names of people in a store",
+    "der": "compute diarization error rates from RTTM",
     "people": "list, remove, purge, re-embed and export the people of a store",
 }
 """Command -> what it does; its module has the same name with underscores (`list` is `list_components`)."""
@@ -98,6 +100,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
     **dict.fromkeys(("transformers", "peft", "huggingface_hub"), "ssl"),
     "shtab": "shell",
+    "pyannote": "who",
 }
 """Library -> the extra that installs it, if it is another than `export`."""
 

@@ -47,6 +47,9 @@ CHUNK_SECONDS = 0.1
 
 MIN_ENROL_SECONDS = 2.0
 """Seconds of speech in a recording to enrol with; with less, scores spread so far that a voice is often missed."""
+MOST_SPEECH_SECONDS = 30.0
+"""A recording weighs no more than one of so much speech: more of one session adds no other session."""
+LEAST_WEIGHT_SECONDS = 0.1
 LEAST_SECONDS = 0.25
 """A syllable; less is refused wherever an answer would be believed."""
 SILENT_DB = -60.0
@@ -240,7 +243,7 @@ def inspect_recording(
         # Loud frames outweigh the pauses by themselves.
         spectrum += np.square(np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))).sum(axis=0)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
-    speech_seconds, ratio = _speech_share(levels) * recording.seconds, power_ratio_db(power)
+    speech_seconds, ratio = float(are_speech(levels).mean()) * recording.seconds, power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
         raise AudioError(
             f"{name}: silent, nothing above {SILENT_DB:g} dB of full scale; record it again, or turn the microphone up"
@@ -275,13 +278,11 @@ def usable(recording: Recording) -> Recording:
     return recording
 
 
-def _speech_share(levels: np.ndarray) -> float:
-    """The share of frames that are louder than pauses and noise; (frames,) dB."""
+def are_speech(levels: np.ndarray) -> np.ndarray:
+    """Which frames are louder than pauses and noise; (frames,) dB."""
     quiet, loud = np.percentile(levels, [10, 95])
-    if loud - quiet < LEAST_RANGE_DB:
-        return 0.0
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
-    return float(np.mean(levels >= least))
+    return (levels >= least) & (loud - quiet >= LEAST_RANGE_DB)
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,12 +23,26 @@ from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
 from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances, pair_scores, plda_of
 from speakernet.inference.decision import Decision, DecisionRule
+from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
 from speakernet.inference.people import TOP, PeopleStore, checked_name
-from speakernet.inference.recordings import Array, Audio, Quality, Recording, inspect_recording, open_recording, usable
+from speakernet.inference.recordings import (
+    LEAST_WEIGHT_SECONDS,
+    MOST_SPEECH_SECONDS,
+    Array,
+    Audio,
+    Quality,
+    Recording,
+    inspect_recording,
+    open_recording,
+    usable,
+)
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.models.speaker_net import folded
+
+if TYPE_CHECKING:
+    from speakernet.inference.who.conversation import Conversation
 
 BATCH_SIZE = 16
 """Recordings that are embedded at once; a long one is a batch of its own."""
@@ -37,9 +51,6 @@ STEP_SECONDS = 1.0
 """How often a stream has a new state."""
 WINDOW_SECONDS = 10.0
 """A stream embeds so much at once; what came before counts by its embedding."""
-MOST_SPEECH_SECONDS = 30.0
-"""A recording weighs no more than one of so much speech: more of one session adds no other session."""
-LEAST_WEIGHT_SECONDS = 0.1
 SAME_COSINE = 0.99999
 """Embeddings of one recording in different batches are at least this close."""
 
@@ -85,17 +96,6 @@ class Enrolment:
     total: int
     qualities: tuple[Quality, ...]
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Identification:
-    """Who a recording is."""
-
-    name: str | None
-    decision: Decision | None
-    candidates: tuple[tuple[str, float], ...]
-    num_people: int
-    stranger_rate: float | None
 
 
 def load(path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None) -> "SpeakerVerifier":
@@ -206,11 +206,17 @@ class SpeakerVerifier:
         last = recording.num_samples - window
         # The last window ends with the recording, so that nothing is left out.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
+        stops = starts + window
+        embeddings = self.embed_windows(recording, zip(starts.tolist(), stops.tolist(), strict=True), len(starts))
+        return Track(starts / self.sample_rate, stops / self.sample_rate, embeddings)
+
+    def embed_windows(self, recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int) -> np.ndarray:
+        """Embeddings of so many stretches of a recording, (first, last + 1) sample each: (windows, dim) float32."""
         pieces = (
-            (Stretch(row, int(start), window), recording.read(int(start), window)) for row, start in enumerate(starts)
+            (Stretch(row, start, stop - start), recording.read(start, stop - start))
+            for row, (start, stop) in enumerate(windows)
         )
-        embeddings = self._embed_pieces(pieces, len(starts))
-        return Track(starts / self.sample_rate, (starts + window) / self.sample_rate, embeddings.numpy())
+        return self._embed_pieces(pieces, num_windows).numpy()
 
     def embed_features(self, features: Array) -> Any:
         """The embeddings of features that were computed elsewhere, which are used as they are.
@@ -346,6 +352,30 @@ class SpeakerVerifier:
         return SpeakerStream(
             self, sample_rate, enrolled, {"false_accept_rate": false_accept_rate, "threshold": threshold}
         )
+
+    def who(
+        self,
+        audio: Audio,
+        store: PeopleStore | None = None,
+        *,
+        sample_rate: int | None = None,
+        **how: Any,
+    ) -> "Conversation":
+        """Who speaks when in a recording, with the names of a store's people (docs/who.md).
+
+        Args:
+            audio: a file or an array, as `embed` takes it; memory hardly grows with a file's length.
+            store: of people; None names nobody.
+            sample_rate: Hz, of an array.
+            how: `num_speakers`; `max_speakers`, 10 by default; `false_accept_rate` or `threshold`, as `identify`.
+
+        Raises:
+            ValueError: as `embed`; more speakers than windows of speech; no threshold for names.
+        """
+        # Late: clustering is scipy's, which takes a tenth of a second.
+        from speakernet.inference.who.conversation import who_speaks
+
+        return who_speaks(self, self.open(audio, sample_rate), store, **how)
 
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
         """A recording for this network; of a file only the header is read."""
@@ -535,21 +565,11 @@ def identify(
     none does, the strictest one, and `stranger_rate` is what it keeps. Odds below 1 never name anybody, unless
     `threshold` is given.
     """
-    num_people, needs_odds = len(store), threshold is None
-    if threshold is None:
-        threshold = verifier.rule.threshold_of_many(num_people, false_accept_rate)
-    elif false_accept_rate is not None:
-        raise ValueError("false_accept_rate and threshold were both given; expected one of them")
     # Before anything is embedded, not after.
-    rate = verifier.decide(0.0, threshold=threshold).false_accept_rate
-    stranger_rate = None if rate is None else min(1.0, rate * num_people)
+    open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)
     embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
-    candidates = tuple(store.identify(np.asarray(embedding), top=max(1, top)))
-    if not candidates:
-        return Identification(None, None, (), num_people, stranger_rate)
-    decision = verifier.decide(candidates[0][1], threshold=threshold)
-    is_somebody = decision.same_speaker and not (needs_odds and (decision.log_likelihood_ratio or 0.0) < 0)
-    return Identification(candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate)
+    limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+    return identify_embedding(verifier.rule, store, embedding, top=top, **limits)
 
 
 def _like(given: Any, embeddings: Tensor) -> Any:

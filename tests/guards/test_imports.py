@@ -49,6 +49,8 @@ ONE_DOOR = {
     "fsspec": {"training/mirror.py", "data/stores.py"},
     "onnx": {"inference"},
     "onnxruntime": {"inference"},
+    "silero_vad": {"inference/who/speech.py"},
+    "pyannote": {"inference/who/errors.py"},
     "fastapi": {"inference"},
     "uvicorn": {"inference"},
 }

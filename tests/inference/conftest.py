@@ -32,6 +32,12 @@ def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray
 
 
 @pytest.fixture(scope="session")
+def speak():
+    """The synthesiser of these voices."""
+    return spoken
+
+
+@pytest.fixture(scope="session")
 def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve synthetic speakers with five recordings each; `trials.txt` has all pairs."""
     root = tmp_path_factory.mktemp("voices")

@@ -1,0 +1,121 @@
+"""Say who speaks when in a recording, with the names of the people in a store.
+
+    speakernet who meeting.wav --model best.pt --store people.db --out meeting
+
+Without --out the turns are printed as RTTM. With it, DIR gets RTTM, RTTM with one speaker at a time, JSON and a page
+with a timeline that plays what is clicked. Whom the store does not know is `speaker 1`, `speaker 2`, …; --enroll puts
+one of them into the store. `-` reads a WAV from a pipe and prints each turn when it ends.
+"""
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speakernet.cli import DECISION, MODEL, STORE, limits_of, load_verifier, store_key
+from speakernet.terminal import counted, duration
+
+if TYPE_CHECKING:
+    from speakernet.inference.who.conversation import Conversation
+
+STANDARD_INPUT = "-"
+
+ARGUMENTS = {
+    "audio": {"help": "a recording: any format, rate, length and number of channels; - for a WAV from a pipe"},
+    **MODEL,
+    **STORE,
+    "--store": {"type": Path, "help": "the file of people whose names are used, such as people.db"},
+    "--speakers": {"type": int, "metavar": "N", "help": "number of speakers, if it is known"},
+    "--max-speakers": {"type": int, "metavar": "N", "help": "at most so many, if it is not (10)"},
+    "--out": {"type": Path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
+    "--enroll": {
+        "action": "append",
+        "default": [],
+        "metavar": "SPEAKER=NAME",
+        "help": 'put a voice of the recording into the store: "speaker 2=Anna"; may be repeated',
+    },
+    "--transcript": {"type": Path, "help": "words in JSON, or a .srt, to write with names beside the others"},
+    **DECISION,
+    "--far": {
+        "type": float,
+        "metavar": "RATE",
+        "help": "share of strangers that may get a name, over all people together (0.01)",
+    },
+}
+
+logger = logging.getLogger(__name__)
+
+
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Find the turns, write or print them, enrol who was named."""
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.who import files
+    from speakernet.inference.who.conversation import enroll_speaker
+
+    wanted = [text.partition("=")[::2] for text in arguments.enroll]
+    _check(arguments, wanted)
+    transcript = files.read_transcript(arguments.transcript) if arguments.transcript else None
+    verifier = load_verifier(arguments)
+    counts = {"num_speakers": arguments.speakers, "max_speakers": arguments.max_speakers}
+    how = {name: count for name, count in counts.items() if count is not None} | limits_of(arguments)
+    is_new = arguments.store is not None and not arguments.store.exists() and bool(wanted)
+    store = None
+    if arguments.store is not None and not is_new:
+        store = verifier.people(arguments.store, store_key(arguments), must_exist=True)
+    if arguments.audio == STANDARD_INPUT:
+        from speakernet.inference.who.live import print_turns
+
+        return print_turns(verifier, sys.stdin.buffer, store, **how)
+    recording = verifier.open(arguments.audio)
+    begun = time.monotonic()
+    found = verifier.who(recording, store, **how)
+    _log(found, time.monotonic() - begun)
+    if wanted:
+        people = store or verifier.people(arguments.store, store_key(arguments))
+        for label, name in wanted:
+            total = enroll_speaker(people, found, label.strip(), name)
+            logger.info("%s is %s in %s now, with %s", label, name.strip(), people.path, counted(total, "recording"))
+    if arguments.out is None:
+        return files.rttm_lines(files.name_of(found.recording), found.turns)
+    named = None if transcript is None else files.named_transcript(transcript, found.exclusive)
+    return [*summary(found), *map(str, files.write_files(arguments.out, found, recording, named))]
+
+
+def _check(arguments: argparse.Namespace, wanted: list[tuple[str, str]]) -> None:
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.people import checked_name
+
+    if arguments.store is None and (wanted or arguments.far is not None or arguments.threshold is not None):
+        raise ValueError("--enroll, --far and --threshold are about people in a store; name it with --store")
+    if arguments.transcript and arguments.out is None:
+        raise ValueError("--transcript is written beside the other files; name a folder with --out")
+    if arguments.audio == STANDARD_INPUT and (wanted or arguments.out or arguments.speakers):
+        raise ValueError("--enroll, --out and --speakers need the whole recording, and - is a pipe; record it first")
+    for label, name in wanted:
+        if not label.strip():
+            raise ValueError(f"--enroll {label}={name}: expected SPEAKER=NAME, such as 'speaker 2=Anna'")
+        checked_name(name)
+
+
+def _log(found: "Conversation", seconds: float) -> None:
+    factor = f"real-time factor {seconds / found.seconds:.3f}"
+    logger.info("%s of audio in %s (%s)", duration(found.seconds), duration(seconds), factor)
+    if found.detector == "energy":
+        logger.warning(
+            "speech was found by its energy, which takes music and doors for it: pip install 'speakernet[who]'"
+        )
+    if not found.turns:
+        logger.warning("%s: no speech was found", found.recording)
+
+
+def summary(found: "Conversation") -> list[str]:
+    """A line for each speaker: how long, and how sure the name is."""
+    head = f"{counted(len(found.speakers), 'speaker')} in {duration(found.speech_seconds)} of speech"
+    lines = [f"{head}, {duration(found.seconds)} in all"]
+    for one in found.speakers:
+        sure = "" if one.posterior is None else f", probability {one.posterior:.4f}"
+        nearest = "" if one.score is None else f", score {one.score:.4f}{sure}"
+        lines.append(f"  {one.name}: {duration(one.seconds)}{nearest}")
+    return lines

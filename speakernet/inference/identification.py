@@ -1,0 +1,57 @@
+"""Who of the people in a store an embedding is, or a stranger: `identify` and `who` decide by this one rule."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from speakernet.inference.decision import Decision, DecisionRule
+from speakernet.inference.people import TOP, PeopleStore
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Who a recording is."""
+
+    name: str | None
+    decision: Decision | None
+    candidates: tuple[tuple[str, float], ...]
+    num_people: int
+    stranger_rate: float | None
+
+
+def open_set_threshold(
+    rule: DecisionRule, num_people: int, false_accept_rate: float | None = None, threshold: float | str | None = None
+) -> float | str:
+    """What a score is compared with, checked before anything is embedded.
+
+    Raises:
+        ValueError: both were given, or a number out of range; `NotCalibratedError` without a threshold.
+    """
+    if threshold is None:
+        return rule.threshold_of_many(num_people, false_accept_rate)
+    if false_accept_rate is not None:
+        raise ValueError("false_accept_rate and threshold were both given; expected one of them")
+    rule.decide(0.0, threshold=threshold)
+    return threshold
+
+
+def identify_embedding(
+    rule: DecisionRule,
+    store: PeopleStore,
+    embedding: np.ndarray,
+    *,
+    top: int = TOP,
+    false_accept_rate: float | None = None,
+    threshold: float | str | None = None,
+) -> Identification:
+    """Compare with everybody; odds below 1 never name anybody, unless `threshold` is given."""
+    num_people, needs_odds = len(store), threshold is None
+    limit = open_set_threshold(rule, num_people, false_accept_rate, threshold)
+    rate = rule.decide(0.0, threshold=limit).false_accept_rate
+    stranger_rate = None if rate is None else min(1.0, rate * num_people)
+    candidates = tuple(store.identify(np.asarray(embedding), top=max(1, top)))
+    if not candidates:
+        return Identification(None, None, (), num_people, stranger_rate)
+    decision = rule.decide(candidates[0][1], threshold=limit)
+    is_somebody = decision.same_speaker and not (needs_odds and (decision.log_likelihood_ratio or 0.0) < 0)
+    return Identification(candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate)

@@ -1,0 +1,264 @@
+"""Who speaks when: speech, windows of embeddings, clusters, borders, turns, names.
+
+A recording is read piece by piece; what is kept of it grows by one embedding for each three quarters of a second of
+speech. Names come from a store of people by the rule of `identify`; nobody is put into it here.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from speakernet.data.audio import AudioError
+from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
+from speakernet.inference.people import PeopleStore
+from speakernet.inference.recordings import LEAST_WEIGHT_SECONDS, MOST_SPEECH_SECONDS, Recording
+from speakernet.inference.who.clustering import MOST_SPEAKERS, centres, cluster, runs
+from speakernet.inference.who.speech import find_speech
+from speakernet.terminal import Bar
+
+WINDOW_SECONDS, HOP_SECONDS = 1.5, 0.75
+LEAST_WINDOW_SECONDS = 0.5
+"""Shorter speech is embedded with what is around it."""
+SAME_TURN_SECONDS = 0.3
+"""A shorter pause does not end a turn."""
+BORDER_SECONDS, BORDER_WINDOW_SECONDS, BORDER_STEP_SECONDS = 0.6, 0.8, 0.1
+"""How far a border may move, what is embedded around each place that is tried, and how far apart these are."""
+MIXTURE_GAIN = 0.12
+"""Two at once, if the mean of two voices is nearer to a window than the nearer one by so much cosine."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Somebody speaks, from and to seconds."""
+
+    start: float
+    stop: float
+    speaker: str
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """One voice of a recording.
+
+    Attributes:
+        name: of a person in the store, else `speaker 1`, `speaker 2`, … in the order of their first words.
+        label: `speaker N`, whatever the name.
+        seconds: of speech.
+        posterior: of being that person, if everybody in the store and a stranger were equally likely before; None
+            without a name or a calibration.
+        score: of the nearest person; None without a store.
+        embedding: (dim,) mean of the voice's windows, as the network gives it.
+        digest: by which the store recognises it again.
+    """
+
+    name: str
+    label: str
+    seconds: float
+    posterior: float | None
+    score: float | None
+    embedding: np.ndarray
+    digest: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Who speaks when in a recording.
+
+    Attributes:
+        recording: its name.
+        seconds: duration.
+        detector: of speech, silero-vad or energy.
+        speakers: in the order of their first words.
+        turns: by start; those of two people may overlap.
+        exclusive: the same with one speaker at a time.
+    """
+
+    recording: str
+    seconds: float
+    detector: str
+    speakers: tuple[Speaker, ...]
+    turns: tuple[Turn, ...]
+    exclusive: tuple[Turn, ...]
+
+    @property
+    def speech_seconds(self) -> float:
+        """Seconds in which somebody speaks."""
+        return sum(turn.stop - turn.start for turn in self.exclusive)
+
+
+def who_speaks(
+    verifier: Any,
+    recording: Recording,
+    store: PeopleStore | None = None,
+    *,
+    num_speakers: int | None = None,
+    max_speakers: int = MOST_SPEAKERS,
+    false_accept_rate: float | None = None,
+    threshold: float | str | None = None,
+) -> Conversation:
+    """As `SpeakerVerifier.who`, whose verifier is the first argument."""
+    if (least := min(max_speakers, max_speakers if num_speakers is None else num_speakers)) < 1:
+        raise ValueError(f"{least} speakers; expected at least 1")
+    limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+    if store is not None:
+        # Before anything is embedded, not after.
+        open_set_threshold(verifier.rule, len(store), **limits)
+    speech, detector = find_speech(recording)
+    windows = windows_of(speech)
+    if len(windows) < (num_speakers or 0):
+        raise AudioError(
+            f"{recording.name}: {num_speakers} speakers in {np.diff(speech).sum():.1f} s of speech, "
+            f"{len(windows)} windows; expected at least one window of speech for each: give fewer speakers, or none"
+        )
+    if not len(windows):
+        return Conversation(recording.name, recording.seconds, detector, (), (), ())
+    with Bar("embedding", len(windows), "window") as bar:
+        embeddings = embed_stretches(verifier, recording, windows, bar)
+    units, lengths = mean_embeddings(embeddings, verifier.mean), np.diff(windows)[:, 0]
+    labels = cluster(units, lengths, num_speakers=num_speakers, max_speakers=max_speakers)
+    found = [
+        speaker_of(embeddings[labels == row], lengths[labels == row], row, store, verifier.rule, limits)
+        for row in range(labels.max() + 1)
+    ]
+    middle = centres(units, labels, lengths)
+    single = _refined(verifier, recording, middle, sections(speech, windows, labels))
+    second = _second_voices(windows, units, labels, middle)
+    names = [one.name for one in found]
+    exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
+    turns = joined([*exclusive, *(Turn(start, stop, names[row]) for start, stop, row in second)])
+    seconds = {name: sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names}
+    # Two clusters of one person are that person.
+    people = {one.name: replace(one, seconds=seconds[one.name]) for one in reversed(found)}
+    kept = tuple(people[name] for name in dict.fromkeys(names))
+    return Conversation(recording.name, recording.seconds, detector, kept, tuple(turns), tuple(exclusive))
+
+
+def windows_of(speech: np.ndarray) -> np.ndarray:
+    """Windows of equal distance in each stretch of speech, (windows, 2) seconds; a short stretch is one.
+
+    >>> windows_of(np.array([[0.0, 1.0], [2.0, 4.25]])).tolist()
+    [[0.0, 1.0], [2.0, 3.5], [2.75, 4.25]]
+    """
+    found = []
+    for start, stop in speech:
+        last = max(start, stop - WINDOW_SECONDS)
+        starts = np.linspace(start, last, int(np.ceil((last - start) / HOP_SECONDS)) + 1)
+        found.append(np.stack([starts, np.minimum(starts + WINDOW_SECONDS, stop)], axis=1))
+    return np.concatenate(found) if found else np.zeros((0, 2))
+
+
+def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, bar: Bar | None = None) -> np.ndarray:
+    """(windows, dim); those that are too short for the network, or for a voice, with what is around them."""
+    rate, num_samples = recording.sample_rate, recording.num_samples
+    least = min(max(round(LEAST_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
+    edges = np.round(windows * rate).astype(np.int64)
+    missing = np.maximum(least - (edges[:, 1] - edges[:, 0]), 0)
+    starts = np.clip(edges[:, 0] - missing // 2, 0, num_samples - least)
+    stops = np.clip(edges[:, 1], starts + least, num_samples)
+    given = zip(starts.tolist(), stops.tolist(), strict=True)
+    return np.asarray(verifier.embed_windows(recording, bar.over(given) if bar else given, len(windows)))
+
+
+def sections(speech: np.ndarray, windows: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:
+    """Start, stop and label of who speaks in each stretch of speech; borders are between the middles of windows."""
+    found, middles = [], windows.mean(axis=1)
+    of_stretch = np.searchsorted(speech[:, 0], windows[:, 0], side="right") - 1
+    for first, last in runs(of_stretch):
+        start, stop = speech[of_stretch[first]]
+        changes = runs(labels[first:last])
+        borders = [(middles[first + begin - 1] + middles[first + begin]) / 2 for begin, _ in changes[1:]]
+        edges = [start, *borders, stop]
+        found += [(float(edges[i]), float(edges[i + 1]), int(labels[first + b])) for i, (b, _) in enumerate(changes)]
+    return found
+
+
+def _refined(
+    verifier: Any, recording: Recording, middle: np.ndarray, single: list[tuple[float, float, int]]
+) -> list[tuple[float, float, int]]:
+    """The sections with each border where short windows around it change from the one voice to the other."""
+    edges = np.array([(start, stop) for start, stop, _ in single])
+    changes = np.flatnonzero(edges[1:, 0] == edges[:-1, 1])
+    around = np.arange(-BORDER_SECONDS, BORDER_SECONDS + BORDER_STEP_SECONDS / 2, BORDER_STEP_SECONDS)
+    times = edges[changes, 1, None] + around
+    half = BORDER_WINDOW_SECONDS / 2
+    windows = np.stack([times.ravel() - half, times.ravel() + half], axis=1)
+    with Bar("borders", len(windows), "window") as bar:
+        units = mean_embeddings(embed_stretches(verifier, recording, windows, bar), verifier.mean)
+    cosines = (units @ middle.T).reshape(*times.shape, len(middle))
+    for row, change in enumerate(changes.tolist()):
+        before, after = (cosines[row, :, single[one][2]] for one in (change, change + 1))
+        # Where what lies before is the one voice and what lies behind the other, most clearly.
+        place = int(np.cumsum(before - after).argmax())
+        border = times[row, place] + BORDER_STEP_SECONDS / 2
+        edges[change, 1] = edges[change + 1, 0] = np.clip(border, edges[change, 0], edges[change + 1, 1])
+    return [(float(start), float(stop), label) for (start, stop), (_, _, label) in zip(edges, single, strict=True)]
+
+
+def _second_voices(
+    windows: np.ndarray, units: np.ndarray, labels: np.ndarray, middle: np.ndarray
+) -> list[tuple[float, float, int]]:
+    """Windows in which a second person speaks too: start, stop, label."""
+    rows, own = np.arange(len(units)), (units * middle[labels]).sum(axis=1)
+    cosines = units @ middle.T
+    mixed = (own[:, None] + cosines) / np.sqrt(np.maximum(2.0 + 2.0 * (middle @ middle.T)[labels], 1e-6))
+    mixed[rows, labels] = -1.0
+    other = mixed.argmax(axis=1)
+    is_two = mixed[rows, other] - own > MIXTURE_GAIN
+    return [(float(windows[row, 0]), float(windows[row, 1]), int(other[row])) for row in np.flatnonzero(is_two)]
+
+
+def joined(turns: Sequence[Turn]) -> list[Turn]:
+    """By start, those of one speaker with a short pause between them as one.
+
+    >>> joined([Turn(0.0, 1.0, "Ada"), Turn(1.1, 2.0, "Ada"), Turn(1.5, 3.0, "Bo")])
+    [Turn(start=0.0, stop=2.0, speaker='Ada'), Turn(start=1.5, stop=3.0, speaker='Bo')]
+    """
+    found: list[Turn] = []
+    latest: dict[str, int] = {}
+    for turn in sorted(turns, key=lambda one: (one.start, one.stop)):
+        row = latest.get(turn.speaker)
+        if row is not None and turn.start - found[row].stop <= SAME_TURN_SECONDS:
+            found[row] = replace(found[row], stop=max(found[row].stop, turn.stop))
+        else:
+            latest[turn.speaker] = len(found)
+            found.append(turn)
+    return found
+
+
+def speaker_of(
+    embeddings: np.ndarray, seconds: np.ndarray, row: int, store: PeopleStore | None, rule: Any, limits: dict[str, Any]
+) -> Speaker:
+    """One cluster, with the name that the store gives it."""
+    mean, label = np.average(embeddings, axis=0, weights=seconds).astype(np.float32), f"speaker {row + 1}"
+    digest = hashlib.sha256(mean.tobytes()).hexdigest()
+    name, posterior, score = label, None, None
+    if store is not None and len(store):
+        found: Identification = identify_embedding(rule, store, mean, top=len(store), **limits)
+        assert found.decision is not None, "somebody is enrolled"
+        score = found.decision.score
+        if found.name is not None:
+            name = found.name
+            ratios = [rule.log_likelihood_ratio(one) for _, one in found.candidates]
+            if None not in ratios:
+                posterior = float(1.0 / np.exp(np.array([-ratios[0], *(one - ratios[0] for one in ratios)])).sum())
+    return Speaker(name, label, float(seconds.sum()), posterior, score, mean, digest)
+
+
+def enroll_speaker(store: PeopleStore, conversation: Conversation, label: str, name: str) -> int:
+    """Put a voice of a recording into a store under a name; returns how many recordings the person has.
+
+    Raises:
+        ValueError: no voice is called so.
+    """
+    known = {text: one for one in conversation.speakers for text in (one.name, one.label)}
+    if label not in known:
+        raise ValueError(f"nobody in {conversation.recording} is called {label!r}; expected one of {', '.join(known)}")
+    speaker = known[label]
+    weight = min(max(speaker.seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS)
+    # Without a source: the file holds other people too, so `reembed` must not take it.
+    details = {"seconds": conversation.seconds, "speech_seconds": speaker.seconds, "digest": speaker.digest}
+    return store.enroll(name, speaker.embedding[None], [weight], [details])

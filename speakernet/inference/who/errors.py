@@ -1,0 +1,130 @@
+"""Diarization error rates of turns against a reference, by pyannote.metrics, with intervals over recordings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pyannote.core import Annotation, Segment, Timeline
+from pyannote.metrics.diarization import DiarizationErrorRate, JaccardErrorRate
+
+from speakernet.files import FileError, open_text, reading
+
+FORMS = {".rttm": (1, 3, 4, 7), ".ctm": (0, 2, 3, 7), ".uem": (0, 2, 3, None)}
+"""Suffix -> columns of the recording, begin, duration (of .uem: end), and speaker."""
+EXPECTED = (
+    "RTTM (`SPEAKER file 1 begin seconds <NA> <NA> name …`), CTM with a speaker in column 8, or a folder of these"
+)
+COLUMNS = ("missed detection", "false alarm", "confusion", "total", "speaker error", "speaker count")
+"""Of pyannote.metrics: seconds, and for the Jaccard error rate a sum over speakers and their number."""
+
+
+@dataclass(frozen=True)
+class DiarizationErrors:
+    """Errors of one system.
+
+    Attributes:
+        names: of the recordings.
+        parts: (recordings, 6), `COLUMNS` of each.
+        num_right: recordings with the right number of speakers.
+    """
+
+    names: tuple[str, ...]
+    parts: np.ndarray
+    num_right: int
+
+    def rates(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """DER, misses, false alarms, confusion, JER, all in percent, over some of the recordings: (…, 5)."""
+        sums = self.parts[rows].sum(axis=-2)
+        wrong = np.concatenate([sums[..., :3].sum(axis=-1, keepdims=True), sums[..., :3]], axis=-1)
+        jaccard = sums[..., 4:5] / np.maximum(sums[..., 5:6], 1)
+        return 100 * np.concatenate([wrong / np.maximum(sums[..., 3:4], 1e-9), jaccard], axis=-1)
+
+    def draws(self, num_draws: int, seed: int) -> np.ndarray:
+        """Rates of so many draws of recordings with replacement, (draws, 5); the same draws for every system."""
+        count = len(self.names)
+        return self.rates(np.random.default_rng(seed).integers(count, size=(num_draws, count)))
+
+
+def read_turns(path: Path) -> dict[str, Annotation]:
+    """Turns of each recording in a file, or in all files of a folder, whatever lies between.
+
+    VoxConverse (`dev/*.rttm`), AMI (`rttms/*/*.rttm`) and DIHARD (`data/rttm/*.rttm`) are such folders.
+
+    Raises:
+        FileError: no such file, or a line of another form; the message names the line.
+    """
+    found: dict[str, Annotation] = {}
+    for name, begin, end, speaker in _rows(path, (".rttm", ".ctm")):
+        turns = found.setdefault(name, Annotation(uri=name))
+        if speaker is not None and end > begin:
+            turns[Segment(begin, end), turns.new_track(Segment(begin, end))] = speaker
+    return found
+
+
+def read_uem(path: Path) -> dict[str, Timeline]:
+    """The parts of each recording that are scored."""
+    found: dict[str, Timeline] = {}
+    for name, begin, end, _ in _rows(path, (".uem",)):
+        found.setdefault(name, Timeline(uri=name)).add(Segment(begin, end))
+    return found
+
+
+def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, float, str | None]]:
+    """Recording, begin and end in seconds, and speaker; None for a recording without speech, which a file names."""
+    files = sorted(one for one in path.rglob("*") if one.suffix in suffixes) if path.is_dir() else [path]
+    if not files:
+        raise FileError(f"{path}: no file that ends in {' or '.join(suffixes)} in this folder; expected {EXPECTED}")
+    for file in files:
+        with reading(file, EXPECTED), open_text(file) as text:
+            lines = text.read().splitlines()
+        name_at, begin_at, length_at, speaker_at = FORMS.get(file.suffix, FORMS[suffixes[0]])
+        # An empty RTTM says that nobody speaks in the recording of its name.
+        if not any(line.strip() for line in lines) and suffixes[0] == ".rttm":
+            yield file.stem, 0.0, 0.0, None
+        for number, line in enumerate(lines, start=1):
+            fields = line.split()
+            if not fields or fields[0].startswith(";;") or (file.suffix == ".rttm" and fields[0] != "SPEAKER"):
+                continue
+            try:
+                begin, length = float(fields[begin_at]), float(fields[length_at])
+                speaker = None if speaker_at is None else fields[speaker_at]
+            except (IndexError, ValueError):
+                begin, length, speaker = -1.0, -1.0, None
+            end = length if speaker_at is None else begin + length
+            if not (length >= 0 and np.isfinite(end) and begin >= 0):
+                raise FileError(f"{file}, line {number}: {line[:100]!r}; expected {EXPECTED}")
+            yield fields[name_at], begin, end, speaker
+
+
+def diarization_errors(
+    reference: Mapping[str, Annotation],
+    hypothesis: Mapping[str, Annotation],
+    scored: Mapping[str, Timeline] | None = None,
+    *,
+    collar: float,
+    skips_overlap: bool = False,
+) -> DiarizationErrors:
+    """Errors in each recording of the reference.
+
+    Args:
+        reference: turns of each recording.
+        hypothesis: the system's; a recording that it lacks has all speech missed.
+        scored: parts that count; without them all from the first to the last turn of both.
+        collar: seconds before and behind each border of the reference that do not count.
+        skips_overlap: leave out where two speak.
+    """
+    parts, num_right = [], 0
+    for name, true in reference.items():
+        given = hypothesis.get(name, Annotation(uri=name))
+        # pyannote.metrics means the whole width by a collar.
+        extent = Timeline([one.get_timeline().extent() for one in (true, given) if one]).extent()
+        region = (scored or {}).get(name) or Timeline([extent] if extent else [])
+        found = {
+            key: value
+            for metric in (DiarizationErrorRate(2 * collar, skips_overlap), JaccardErrorRate())
+            for key, value in metric.compute_components(true, given, uem=region).items()
+        }
+        parts.append([found[column] for column in COLUMNS])
+        num_right += len(true.crop(region).labels()) == len(given.crop(region).labels())
+    return DiarizationErrors(tuple(reference), np.array(parts, dtype=np.float64), num_right)

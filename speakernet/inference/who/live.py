@@ -1,0 +1,132 @@
+"""Who speaks, while it is heard: a pipe in, a line for each turn when it ends.
+
+Speech is looked for twice a second in what has not ended. When a pause or `LONGEST_SECONDS` ends a stretch, its windows
+are embedded, and each run of one voice goes to the nearest speaker so far, or to a new one. Nothing is taken back.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from speakernet.data.audio import audio_of_array
+from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.inference.people import PeopleStore
+from speakernet.inference.recordings import chunks_of, open_piped, open_recording
+from speakernet.inference.who.clustering import MOST_SPEAKERS, centres, cluster
+from speakernet.inference.who.conversation import Turn, embed_stretches, sections, speaker_of, windows_of
+from speakernet.inference.who.speech import find_speech
+
+STEP_SECONDS = 0.5
+PAUSE_SECONDS = 0.5
+"""So much silence ends a turn, and is the least latency."""
+LONGEST_SECONDS = 20.0
+SAME_SPEAKER = 0.45
+"""A run of windows with this cosine to a speaker so far is theirs."""
+MOST_WEIGHT_SECONDS = 60.0
+
+
+class LiveSpeakers:
+    """Turns of a stream, as they end; not for several threads.
+
+    Args:
+        verifier: embeds and names.
+        sample_rate: Hz, of the chunks.
+        store: of people; None names nobody.
+        max_speakers: so many at most.
+        limits: where names are given, as for `who_speaks`.
+    """
+
+    def __init__(
+        self,
+        verifier: Any,
+        sample_rate: int,
+        store: PeopleStore | None = None,
+        *,
+        max_speakers: int = MOST_SPEAKERS,
+        **limits: Any,
+    ) -> None:
+        self.verifier, self.sample_rate, self.store, self.limits = verifier, sample_rate, store, limits
+        self.max_speakers = max_speakers
+        self.begin_seconds = 0.0
+        """Of what is kept: all before belongs to turns that ended."""
+        self._chunks: list[np.ndarray] = []
+        self._num_samples = self._num_seen = 0
+        self._sums = np.zeros((0, verifier.embedding_dim))
+        self._seconds: list[float] = []
+
+    def add(self, chunk: np.ndarray) -> list[Turn]:
+        """Take (samples,) or (samples, channels) more; gives the turns that ended."""
+        samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
+        self._chunks.append(samples)
+        self._num_samples += len(samples)
+        if self._num_samples - self._num_seen < STEP_SECONDS * self.sample_rate:
+            return []
+        return self._ended(is_last=False)
+
+    def finish(self) -> list[Turn]:
+        """The turns of what is left."""
+        return self._ended(is_last=True)
+
+    def _ended(self, *, is_last: bool) -> list[Turn]:
+        if not self._num_samples:
+            return []
+        kept = np.concatenate(self._chunks)
+        recording = open_recording(kept, self.sample_rate, self.verifier.sample_rate)
+        self._chunks, self._num_seen = [kept], len(kept)
+        speech, _ = find_speech(recording)
+        is_over = (
+            (speech[:, 1] <= recording.seconds - PAUSE_SECONDS) | is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
+        )
+        # Stretches end in order: the first that goes on keeps those behind it.
+        ended = speech[: len(speech) if is_over.all() else int(is_over.argmin())]
+        least = self.verifier.net.min_samples
+        turns = list(self._turns(recording, ended)) if len(ended) and recording.num_samples >= least else []
+        # A second before speech that goes on, so that its beginning is heard again.
+        begun = speech[len(ended), 0] - 1.0 if len(ended) < len(speech) else recording.seconds - 1.0
+        cut = round(max(begun, ended[-1, 1] if len(ended) else 0.0, 0.0) * self.sample_rate)
+        self._chunks, self._num_samples = [kept[cut:]], len(kept) - cut
+        self._num_seen, self.begin_seconds = self._num_samples, self.begin_seconds + cut / self.sample_rate
+        return turns
+
+    def _turns(self, recording: Any, speech: np.ndarray) -> Iterator[Turn]:
+        windows = windows_of(speech)
+        embeddings = embed_stretches(self.verifier, recording, windows)
+        units, lengths = mean_embeddings(embeddings, self.verifier.mean), np.diff(windows)[:, 0]
+        labels = cluster(units, lengths, max_speakers=self.max_speakers)
+        rows = [self._row(one) for one in centres(units, labels, lengths)]
+        for label, row in enumerate(rows):
+            weighted = embeddings[labels == label] * lengths[labels == label, None]
+            self._sums[row] += weighted.sum(axis=0)
+            self._seconds[row] += float(lengths[labels == label].sum())
+        for start, stop, label in sections(speech, windows, labels):
+            row = rows[label]
+            mean, seconds = self._sums[row] / self._seconds[row], np.array([self._seconds[row]])
+            name = speaker_of(mean[None], seconds, row, self.store, self.verifier.rule, self.limits).name
+            yield Turn(self.begin_seconds + start, self.begin_seconds + stop, name)
+
+    def _row(self, unit: np.ndarray) -> int:
+        """The speaker so far, or a new one."""
+        scores = mean_embeddings(self._sums.astype(np.float32), self.verifier.mean) @ unit if len(self._sums) else []
+        if len(scores) and (max(scores) >= SAME_SPEAKER or len(scores) >= self.max_speakers):
+            return int(np.argmax(scores))
+        self._sums = np.concatenate([self._sums, np.zeros((1, self._sums.shape[1]))])
+        self._seconds.append(0.0)
+        return len(self._seconds) - 1
+
+
+def print_turns(verifier: Any, file: BinaryIO, store: PeopleStore | None, **how: Any) -> list[str]:
+    """Print `begin end speaker` for each turn of a piped WAV when it ends."""
+    info, begun = open_piped(file)
+    live = LiveSpeakers(verifier, info.sample_rate, store, **how)
+    for chunk in chunks_of(file, info, begun):
+        for turn in live.add(chunk):
+            sys.stdout.write(line_of(turn))
+            sys.stdout.flush()
+    return [line_of(turn).rstrip() for turn in live.finish()]
+
+
+def line_of(turn: Turn) -> str:
+    """As it is printed, seconds from the beginning of the stream."""
+    return f"{turn.start:.2f} {turn.stop:.2f} {turn.speaker}\n"

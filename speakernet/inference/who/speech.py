@@ -1,0 +1,73 @@
+"""Where in a recording somebody speaks: by silero-vad if it is installed, else by energy.
+
+Recordings are read in pieces of some minutes, so that memory does not grow with them. What is not speech (music, doors,
+dogs) only silero-vad knows.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from speakernet.data.audio import SAMPLE_RATE, audio_of_array
+from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
+from speakernet.inference.recordings import Recording, are_speech
+
+SILERO, ENERGY = "silero-vad", "energy"
+SILERO_SECONDS = 512 / SAMPLE_RATE
+PIECE_SECONDS = 300.0
+BEGIN, END = 0.3, 0.15
+"""Speech begins where its probability reaches the one, and ends where it falls below the other."""
+PADDING_SECONDS = 0.1
+"""Soft beginnings and ends of words that the detector misses."""
+LEAST_GAP_SECONDS = 0.3
+"""A shorter pause is part of the speech around it."""
+LEAST_SPEECH_SECONDS = 0.2
+
+
+@functools.cache
+def silero() -> Any:
+    """silero-vad over whole blocks of frames; None if it is not installed."""
+    # An extra; and it sets torch to one thread when it is imported.
+    threads = torch.get_num_threads()
+    try:
+        import onnxruntime  # noqa: F401  # by which it computes
+        import silero_vad
+    except ImportError:
+        return None
+    finally:
+        torch.set_num_threads(threads)
+    return silero_vad.load_silero_vad(sequence=True)
+
+
+def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
+    """Stretches of speech in seconds, (stretches, 2), in order and apart, and the name of the detector."""
+    step, detector, found = round(PIECE_SECONDS * recording.sample_rate), silero(), []
+    for start in range(0, recording.num_samples, step):
+        piece = recording.read(start, step)
+        at_16k = audio_of_array(piece, recording.sample_rate, SAMPLE_RATE)
+        found.append(detector.audio_forward(at_16k) if detector else frame_powers(at_16k))
+    scores = np.concatenate(found)
+    if detector:
+        return stretches(scores, SILERO_SECONDS, recording.seconds), SILERO
+    is_speech = are_speech(10 * np.log10(scores + 1e-12))
+    return stretches(is_speech.astype(np.float32), FRAME_SECONDS, recording.seconds), ENERGY
+
+
+def stretches(scores: np.ndarray, frame_seconds: float, seconds: float) -> np.ndarray:
+    """Stretches of speech, (stretches, 2) seconds, of the probability in each frame.
+
+    >>> stretches(np.array([0, 0, 0.4, 0.2, 0.2, 0.1, 0, 0.9]), 1.0, 8.0).tolist()
+    [[1.9, 5.1], [6.9, 8.0]]
+    """
+    # Above `BEGIN`, and around it what stays above `END`.
+    runs = np.split(np.arange(len(scores)), np.flatnonzero(np.diff(scores >= END)) + 1)
+    spoken = [run for run in runs if len(run) and scores[run].max() >= BEGIN]
+    if not spoken:
+        return np.zeros((0, 2))
+    edges = np.array([(run[0], run[-1] + 1) for run in spoken]) * frame_seconds
+    edges = np.clip(edges + np.array([-PADDING_SECONDS, PADDING_SECONDS]), 0.0, seconds)
+    apart = edges[1:, 0] - edges[:-1, 1] >= LEAST_GAP_SECONDS
+    joined = np.stack([edges[np.append(True, apart), 0], edges[np.append(apart, True), 1]], axis=1)
+    return joined[joined[:, 1] - joined[:, 0] >= LEAST_SPEECH_SECONDS]

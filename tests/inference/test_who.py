@@ -1,0 +1,209 @@
+"""Who speaks when: speech, clusters, turns, names, files and error rates, on synthetic voices and by hand."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+import speakernet
+from speakernet.cli import main
+from speakernet.data.audio import write_audio
+from speakernet.inference.who import conversation, files, live, speech
+from speakernet.inference.who.clustering import cluster
+from speakernet.inference.who.conversation import Turn, sections
+
+VOICES, ORDER = (0, 9, 5), (0, 1, 2, 0, 2, 1, 0, 1, 2)
+TURN_SECONDS, PAUSE_SECONDS = 3.0, 0.8
+
+
+@pytest.fixture(scope="module")
+def meeting(speak, tmp_path_factory):
+    """Three voices in nine turns: a file and its reference."""
+    folder = tmp_path_factory.mktemp("meeting")
+    noise = 0.003 * np.random.default_rng(1).standard_normal(round(PAUSE_SECONDS * 16000)).astype(np.float32)
+    parts, lines, at = [noise], [], PAUSE_SECONDS
+    for number, speaker in enumerate(ORDER):
+        parts += [speak(VOICES[speaker], 10 + number, TURN_SECONDS), noise]
+        lines.append(f"SPEAKER meeting 1 {at:.3f} {TURN_SECONDS:.3f} <NA> <NA> voice{speaker} <NA> <NA>")
+        at += TURN_SECONDS + PAUSE_SECONDS
+    write_audio(folder / "meeting.wav", np.concatenate(parts), 16000)
+    (folder / "truth.rttm").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def by_energy(monkeypatch):
+    """Synthetic voices are not speech for silero-vad, and the tiny network needs three seconds of them."""
+    monkeypatch.setattr(speech, "silero", lambda: None)
+    monkeypatch.setattr(conversation, "WINDOW_SECONDS", 3.0)
+    monkeypatch.setattr(conversation, "HOP_SECONDS", 1.5)
+
+
+@pytest.fixture(scope="module")
+def store(voices, calibrated, tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "people.db"
+    for speaker in (0, 7, 8, 9):
+        recordings = [str(voices / f"s{speaker:02d}" / f"{number}.wav") for number in range(3)]
+        assert main(["enroll", f"Voice {speaker}", *recordings, "--model", str(calibrated), "--store", str(path)]) == 0
+    return path
+
+
+def order_of(found):
+    return [turn.speaker for turn in found.turns]
+
+
+def test_turns_and_names(meeting, calibrated, store):
+    verifier = speakernet.load(calibrated, "cpu")
+    found = verifier.who(meeting / "meeting.wav", num_speakers=3)
+    assert order_of(found) == [f"speaker {one + 1}" for one in ORDER] and found.detector == "energy"
+    starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
+    assert np.abs([turn.start for turn in found.turns] - starts).max() < 0.3
+    named = verifier.who(meeting / "meeting.wav", verifier.people(store), num_speakers=3)
+    assert order_of(named) == [["Voice 0", "Voice 9", "speaker 3"][one] for one in ORDER]
+    assert [one.posterior is None for one in named.speakers] == [False, False, True]
+    assert all(one.posterior > 0.5 for one in named.speakers[:2])
+    samples, rate = soundfile.read(meeting / "meeting.wav", dtype="float32")
+    assert order_of(verifier.who(samples, sample_rate=rate)) == order_of(found)
+
+
+def test_the_command_writes_and_enrols(meeting, calibrated, store, tmp_path, capsys):
+    people, out = tmp_path / "people.db", tmp_path / "out"
+    people.write_bytes(store.read_bytes())
+    words = ["who", str(meeting / "meeting.wav"), "--model", str(calibrated), "--store", str(people), "--speakers", "3"]
+    assert main([*words, "--enroll", "speaker 3=Zoë <3", "--out", str(out)]) == 0
+    assert main([*words, "--out", str(out)]) == 0
+    kept = json.loads((out / "meeting.json").read_text())
+    assert [one["name"] for one in kept["speakers"]] == ["Voice 0", "Voice 9", "Zoë <3"]
+    page = (out / "meeting.html").read_text()
+    assert "Zoë \\u003c3" in page and "data:audio/flac;base64," in page and "__" not in page.split("base64")[0]
+    rttm = (out / "meeting.rttm").read_text()
+    assert rttm.count("\n") == len(ORDER) and "Zoë_<3" in rttm
+    capsys.readouterr()
+    assert main(["der", str(meeting / "truth.rttm"), str(out / "meeting.rttm"), "--collar", "0.3"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert float(table[1].split()[1]) < 5 and "right in 1 of 1" in table[2]
+
+
+def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
+    write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
+    (tmp_path / "words.json").write_text('[{"word": "a", "start": 2}]')
+    model, audio = ["--model", str(calibrated)], str(meeting / "meeting.wav")
+    assert main(["who", str(tmp_path / "silence.wav"), *model, "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "silence.rttm").read_text() == ""
+    capsys.readouterr()
+    for words, part in {
+        (audio, *model, "--speakers", "99"): "99 speakers in",
+        (audio, *model, "--speakers", "0"): "0 speakers",
+        (audio, "--model", str(uncalibrated), "--store", str(store)): "speakernet calibrate",
+        (audio, *model, "--enroll", "speaker 9=Zoë", "--store", str(store)): "speaker 9",
+        (audio, *model, "--enroll", "speaker 1=Zoë"): "--store",
+        (audio, *model, "--transcript", str(tmp_path / "words.json"), "--out", str(tmp_path)): "words.json",
+        (str(tmp_path / "none.wav"), *model): "none.wav",
+    }.items():
+        assert main(["who", *words]) == 1, words
+        out, err = capsys.readouterr()
+        assert out == "" and part in err and "Traceback" not in err, err
+
+
+def test_stretches_of_speech():
+    found = speech.stretches(np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.2, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4)
+    # Two stretches 0.4 s apart, less twice the padding, are one; what never reaches the beginning's threshold is none.
+    assert found == pytest.approx(np.array([[0.9, 5.5]]))
+
+
+def test_clusters_are_found():
+    random = np.random.default_rng(0)
+    truth = random.integers(4, size=400)
+    rows = np.eye(24)[truth] + 0.12 * random.standard_normal((400, 24))
+    units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    first = {label: rank for rank, label in enumerate(dict.fromkeys(truth.tolist()))}
+    expected = np.array([first[one] for one in truth])
+    for how in ({}, {"num_speakers": 4}):
+        assert (cluster(units, np.ones(400), **how) == expected).all()
+    assert cluster(units, np.ones(400), max_speakers=2).max() == 1
+    assert cluster(units[:10], np.ones(10), num_speakers=3).max() == 2
+    assert cluster(units[truth == 0], np.ones((truth == 0).sum())).max() == 0
+
+
+def test_many_windows_are_clustered_in_blocks(monkeypatch):
+    monkeypatch.setattr("speakernet.inference.who.clustering.MOST_POINTS", 60)
+    monkeypatch.setattr("speakernet.inference.who.clustering.BLOCK", 100)
+    random = np.random.default_rng(0)
+    truth = np.repeat([0, 1, 0], 100)
+    rows = np.eye(24)[truth] + 0.1 * random.standard_normal((300, 24))
+    units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    assert (cluster(units, np.ones(300)) == truth).all()
+
+
+def test_sections_change_between_the_middles_of_windows():
+    windows = np.array([[0.0, 1.5], [0.75, 2.25], [4.0, 5.0]])
+    found = sections(np.array([[0.0, 2.25], [4.0, 5.0]]), windows, np.array([0, 1, 1]))
+    assert found == [(0.0, 1.125, 0), (1.125, 2.25, 1), (4.0, 5.0, 1)]
+
+
+def test_a_mixture_has_a_second_voice():
+    middle = np.eye(2)
+    units = np.array([[1.0, 0.0], [0.7071, 0.7071], [0.0, 1.0]])
+    found = conversation._second_voices(np.array([[0, 1], [1, 2], [2, 3]]), units, np.array([0, 0, 1]), middle)
+    assert found == [(1.0, 2.0, 1)]
+
+
+def test_error_rates_by_hand(tmp_path, capsys):
+    def written(name, *turns):
+        lines = (f"SPEAKER {file} 1 {a} {b - a} <NA> <NA> {who} <NA> <NA>" for file, a, b, who in turns)
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        return str(tmp_path / name)
+
+    true = written("true.rttm", ("x", 0, 10, "a"), ("x", 8, 16, "b"), ("y", 0, 4, "c"))
+    # Of 22 s: one second missed in x (overlap half found), 2 s false in y, 1 s of b taken for a.
+    ours = written("ours.rttm", ("x", 0, 10, "1"), ("x", 9, 15, "2"), ("x", 15, 16, "1"), ("y", 0, 6, "1"))
+    nothing = written("nothing.rttm", ("x", 0, 0, "1"), ("y", 0, 0, "1"))
+    assert main(["der", true, ours, nothing, "--each"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    of_all, of_x, of_y = (np.array(line.split()[1:6], dtype=float) for line in lines[1:4])
+    assert of_all[:4] == pytest.approx([400 / 22, 100 / 22, 200 / 22, 100 / 22], abs=0.006)
+    assert of_x[:4] == pytest.approx([200 / 18, 100 / 18, 0, 100 / 18], abs=0.006)
+    assert of_y == pytest.approx([50, 0, 50, 0, 100 / 3], abs=0.006)
+    # a: 10 of 11 s are shared, b: 6 of 8.
+    assert of_x[4] == pytest.approx(100 * (1 / 11 + 2 / 8) / 2, abs=0.006)
+    assert float(lines[5].split()[1]) == 100 and "against" in lines[-1]
+    (tmp_path / "only.uem").write_text("x 1 0 8\ny 1 0 4\n")
+    assert main(["der", true, ours, "--uem", str(tmp_path / "only.uem")]) == 0
+    assert float(capsys.readouterr().out.splitlines()[1].split()[1]) == 0
+    (tmp_path / "bad.rttm").write_text("SPEAKER x 1 zero 1 <NA> <NA> a <NA> <NA>\n")
+    for words in (
+        (true, str(tmp_path / "bad.rttm")),
+        (true, ours, "--draws", "0"),
+        (true, str(tmp_path / "none.rttm")),
+    ):
+        assert main(["der", *words]) == 1
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_transcripts_get_names(tmp_path):
+    turns = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo")]
+    (tmp_path / "a.srt").write_text(
+        "1\n00:00:00,500 --> 00:00:01,000\nhello\n\n2\n00:00:03,000 --> 00:00:03,500\nyes\n"
+    )
+    named = files.named_transcript(files.read_transcript(tmp_path / "a.srt"), turns)[".srt"]
+    assert "Ada: hello" in named and "Bo: yes" in named and named.count("-->") == 2
+    (tmp_path / "a.json").write_text(
+        '{"segments": [{"start": 0, "end": 4, "words": [{"word": "so", "start": 3, "end": 4}]}]}'
+    )
+    (text,) = files.named_transcript(files.read_transcript(tmp_path / "a.json"), turns).values()
+    assert json.loads(text)["segments"][0]["words"][0]["speaker"] == "Bo"
+
+
+def test_a_pipe_gives_turns_as_they_end(meeting, calibrated, monkeypatch, capsys):
+    class Pipe:
+        buffer = io.BytesIO((meeting / "meeting.wav").read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Pipe)
+    monkeypatch.setattr(live, "PAUSE_SECONDS", 0.4)
+    assert main(["who", "-", "--model", str(calibrated)]) == 0
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
+    assert len(rows) >= len(ORDER) and all(np.abs(starts - float(row[0])).min() < TURN_SECONDS for row in rows)
+    assert float(rows[-1][1]) == pytest.approx(starts[-1] + TURN_SECONDS, abs=0.4)
