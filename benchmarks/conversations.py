@@ -42,7 +42,8 @@ def conversation(
     people: dict[str, list[Path]], seconds: float, overlap: float, random: np.random.Generator
 ) -> tuple[np.ndarray, list[Turn]]:
     """Samples and truth; in a share of the changes that gives this overlap one begins before the other ends."""
-    names, at, last, owed, turns = list(people), MARGIN_SECONDS, "", 0.0, []
+    names, at, last, owed = list(people), MARGIN_SECONDS, "", 0.0
+    turns: list[Turn] = []
     mixed = np.zeros(round((seconds + 60) * SAMPLE_RATE), np.float32)
     while at < seconds:
         # Everybody first speaks once.

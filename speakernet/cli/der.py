@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: pyannote.metrics is an extra, and takes a second.
     import numpy as np
 
+    # Late: the same.
     from speakernet.inference.who.errors import diarization_errors, read_turns, read_uem
 
     if arguments.draws < 1 or not arguments.collar >= 0:

@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.store is not None and not is_new:
         store = verifier.people(arguments.store, store_key(arguments), must_exist=True)
     if arguments.audio == STANDARD_INPUT:
+        # Late: the same.
         from speakernet.inference.who.live import print_turns
 
         return print_turns(verifier, sys.stdin.buffer, store, **how)

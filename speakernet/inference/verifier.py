@@ -8,6 +8,7 @@ person's other ones are warned about, or refused.
 
 import functools
 import hashlib
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -372,10 +373,10 @@ class SpeakerVerifier:
         Raises:
             ValueError: as `embed`; more speakers than windows of speech; no threshold for names.
         """
-        # Late: clustering is scipy's, which takes a tenth of a second.
-        from speakernet.inference.who.conversation import who_speaks
-
-        return who_speaks(self, self.open(audio, sample_rate), store, **how)
+        # Only here: it loads clustering and silero-vad.
+        conversation = importlib.import_module("speakernet.inference.who.conversation")
+        found: Conversation = conversation.who_speaks(self, self.open(audio, sample_rate), store, **how)
+        return found
 
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
         """A recording for this network; of a file only the header is read."""

@@ -54,28 +54,30 @@ def order_of(found):
     return [turn.speaker for turn in found.turns]
 
 
-def test_turns_and_names(meeting, calibrated, store):
+def test_turns_and_names(meeting, calibrated, tmp_path):
     verifier = speakernet.load(calibrated, "cpu")
     found = verifier.who(meeting / "meeting.wav", num_speakers=3)
     assert order_of(found) == [f"speaker {one + 1}" for one in ORDER] and found.detector == "energy"
     starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
     assert np.abs([turn.start for turn in found.turns] - starts).max() < 0.3
-    named = verifier.who(meeting / "meeting.wav", verifier.people(store), num_speakers=3)
-    assert order_of(named) == [["Voice 0", "Voice 9", "speaker 3"][one] for one in ORDER]
+    people = verifier.people(tmp_path / "people.db")
+    assert conversation.enroll_speaker(people, found, "speaker 1", "Ada") == 1
+    assert conversation.enroll_speaker(people, found, "speaker 2", "Bo") == 1
+    named = verifier.who(meeting / "meeting.wav", people, num_speakers=3)
+    assert order_of(named) == [["Ada", "Bo", "speaker 3"][one] for one in ORDER]
     assert [one.posterior is None for one in named.speakers] == [False, False, True]
     assert all(one.posterior > 0.5 for one in named.speakers[:2])
     samples, rate = soundfile.read(meeting / "meeting.wav", dtype="float32")
     assert order_of(verifier.who(samples, sample_rate=rate)) == order_of(found)
 
 
-def test_the_command_writes_and_enrols(meeting, calibrated, store, tmp_path, capsys):
+def test_the_command_writes_and_enrols(meeting, calibrated, tmp_path, capsys):
     people, out = tmp_path / "people.db", tmp_path / "out"
-    people.write_bytes(store.read_bytes())
     words = ["who", str(meeting / "meeting.wav"), "--model", str(calibrated), "--store", str(people), "--speakers", "3"]
-    assert main([*words, "--enroll", "speaker 3=Zoë <3", "--out", str(out)]) == 0
+    assert main([*words, "--enroll", "speaker 3=Zoë <3", "--enroll", "speaker 1=Ada", "--out", str(out)]) == 0
     assert main([*words, "--out", str(out)]) == 0
     kept = json.loads((out / "meeting.json").read_text())
-    assert [one["name"] for one in kept["speakers"]] == ["Voice 0", "Voice 9", "Zoë <3"]
+    assert [one["name"] for one in kept["speakers"]] == ["Ada", "speaker 2", "Zoë <3"]
     page = (out / "meeting.html").read_text()
     assert "Zoë \\u003c3" in page and "data:audio/flac;base64," in page and "__" not in page.split("base64")[0]
     rttm = (out / "meeting.rttm").read_text()

@@ -14,6 +14,15 @@ from speakernet.data.audio import SAMPLE_RATE, audio_of_array
 from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
 from speakernet.inference.recordings import Recording, are_speech
 
+# silero-vad sets torch to one thread when it is imported.
+_threads = torch.get_num_threads()
+try:
+    import onnxruntime  # noqa: F401  # by which it computes
+    import silero_vad
+except ImportError:  # An extra.
+    silero_vad = None
+torch.set_num_threads(_threads)
+
 SILERO, ENERGY = "silero-vad", "energy"
 SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
@@ -29,16 +38,7 @@ LEAST_SPEECH_SECONDS = 0.2
 @functools.cache
 def silero() -> Any:
     """silero-vad over whole blocks of frames; None if it is not installed."""
-    # An extra; and it sets torch to one thread when it is imported.
-    threads = torch.get_num_threads()
-    try:
-        import onnxruntime  # noqa: F401  # by which it computes
-        import silero_vad
-    except ImportError:
-        return None
-    finally:
-        torch.set_num_threads(threads)
-    return silero_vad.load_silero_vad(sequence=True)
+    return silero_vad and silero_vad.load_silero_vad(sequence=True)
 
 
 def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
