@@ -224,8 +224,10 @@ def in_words(declared: Any) -> str:
     if origin is list:
         return f"a list in brackets of {in_words(arguments[0])}"
     if origin is dict:
-        fields = getattr(typing.get_args(arguments[1])[0], "model_fields", {}) if typing.get_args(arguments[1]) else {}
-        return f"names in braces, each with {{{', '.join(fields) or 'option: value'}}}"
+        if typing.get_origin(arguments[1]) is not Annotated:
+            return "names in braces, each with {option: value}"
+        fields = ", ".join(typing.get_args(arguments[1])[0].model_fields)
+        return f"names (letters, digits, _ + -) in braces, each with a path or with {{{fields}}}"
     if origin in (typing.Union, types.UnionType, Literal):
         return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
     return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__

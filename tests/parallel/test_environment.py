@@ -6,12 +6,8 @@ import time
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
-from speakernet.assembly.training import refuse_impossible
-from speakernet.config import Config
-from speakernet.config.schema import replaced
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import distributed, group
 from speakernet.parallel.distributed import Place, find_place, is_first, is_first_here, refuse_differences
@@ -125,14 +121,6 @@ def test_differences_are_named(monkeypatch):
     monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, other])
     with pytest.raises(ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"):
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
-
-
-def test_what_several_processes_cannot_do_is_refused(monkeypatch):
-    """From the configuration and the network alone: no data has been read then."""
-    config = replaced(Config(), runtime={"device": "cpu", "compile": "on"})
-    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
-    with pytest.raises(ValueError, match=r"runtime\.compile: on, but .*start one process"):
-        refuse_impossible(config, nn.Identity(), torch.device("cpu"))
 
 
 def test_who_is_silent_is_named_once(monkeypatch, caplog):
