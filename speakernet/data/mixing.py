@@ -1,7 +1,7 @@
-"""The order of what cannot be shuffled as a whole: shards that are streamed, and several corpora in one run.
+"""The order of what cannot be shuffled as a whole: shards that are streamed.
 
-Both make an epoch of parts, from which every batch takes its share (`sampling.Parts`). What they plan depends on
-(labels, seed, epoch) alone; a stream for each process depends on the number of processes too. Touches no audio.
+An epoch is made of parts, from which every batch takes its share (`sampling.Parts`). The plan depends on (labels,
+seed, epoch, number of streams) alone. Touches no audio.
 """
 
 import numpy as np

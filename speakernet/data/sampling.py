@@ -22,7 +22,7 @@ from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-_ORDER, _LENGTH, SHARDS, BLOCK, CORPUS, IN_BATCH = range(6)  # Keys of the samplers' own random streams.
+_ORDER, _LENGTH, SHARDS, BLOCK = range(4)  # Keys of the samplers' own random streams.
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
 MAX_ROUNDS = 30
 ROWS_AT_ONCE = 1 << 20
@@ -111,20 +111,14 @@ class Parts:
     units: Sequence[np.ndarray]
     ends: np.ndarray
     """Where each part of a batch ends, as a share of the batch; the last one is 1."""
-    shuffled_by: np.random.Generator | None = None
-    """Shuffles the units of each batch; None: part comes after part, so that each is a rank's."""
 
     def __len__(self) -> int:
         return sum(map(len, self.units))
 
     def counts(self, sizes: np.ndarray) -> np.ndarray:
         """Units of each part in batches of those sizes, int64 (batches, parts)."""
-        if self.shuffled_by is None:
-            # As `rank_share` cuts a batch.
-            return np.diff(np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0)
-        # Rounded over the whole epoch, not batch by batch: a small share is one in every third batch or so.
-        ends = np.floor(np.cumsum(sizes)[:, None] * self.ends + 1e-9).astype(np.int64)
-        return np.diff(np.diff(ends, axis=0, prepend=0), axis=1, prepend=0)
+        # As `rank_share` cuts a batch.
+        return np.diff(np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0)
 
     def num_batches(self, sizes: np.ndarray) -> int:
         """How many batches of those sizes every part can give its share of."""
@@ -134,15 +128,13 @@ class Parts:
         )
 
     def take(self, sizes: np.ndarray) -> np.ndarray:
-        """The units of batches of those sizes, one batch after the other, (units, utterances of a unit)."""
+        """The units of batches of those sizes, (units, utterances of a unit); in each part after part, as the ranks are."""
         owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), self.counts(sizes).ravel())
         taken = np.empty((len(owners), self.units[0].shape[1]), dtype=self.units[0].dtype)
         for part, units in enumerate(self.units):
             places = np.flatnonzero(owners == part)
             taken[places] = units[: len(places)]
-        if self.shuffled_by is None:
-            return taken
-        return taken[np.lexsort((self.shuffled_by.random(len(taken)), np.repeat(np.arange(len(sizes)), sizes)))]
+        return taken
 
 
 def crc32_of(numbers: np.ndarray, start: int = 0) -> int:
@@ -185,7 +177,7 @@ class Sampler(ABC):
     """Utterances of one speaker that stay together."""
 
     in_parts: Callable[[int], Parts] | None = None
-    """The parts of an epoch, for a corpus that is streamed or several corpora (`mixing.py`); None: all is shuffled."""
+    """The parts of an epoch, for a corpus that is streamed (`mixing.py`); None: all is shuffled."""
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""

@@ -55,7 +55,7 @@ class PretrainedOptions(TrunkOptions):
     lora_dropout: Share = 0.0
     """Dropout before the adapters."""
     reference: bool = False
-    """Model files name the files of frozen weights, with SHA-256, in place of holding them (`--reference`)."""
+    """Model files name the files of frozen weights, with SHA-256, in place of holding them."""
     spare: InputPath = ""
     """A model file with the same backbone, for when its folder is gone; a resumed run takes its best.pt."""
 
