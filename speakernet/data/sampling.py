@@ -128,7 +128,7 @@ class Parts:
         )
 
     def take(self, sizes: np.ndarray) -> np.ndarray:
-        """The units of batches of those sizes, (units, utterances of a unit); in each part after part, as the ranks are."""
+        """The units of batches of those sizes, (units, utterances of a unit), part after part in each, as ranks are."""
         owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), self.counts(sizes).ravel())
         taken = np.empty((len(owners), self.units[0].shape[1]), dtype=self.units[0].dtype)
         for part, units in enumerate(self.units):
