@@ -46,9 +46,6 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 
-    foreign = None
-    if arguments.plda is not None:
-        foreign = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
     found = adapt.adapt(
         arguments.model,
         arguments.recordings,
@@ -56,7 +53,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         out=arguments.out,
         method=arguments.method,
         out_of_domain=arguments.out_of_domain,
-        foreign=foreign,
+        plda=arguments.plda,
+        mean=arguments.mean,
+        transform=arguments.transform,
         trials=arguments.trials,
         audio=arguments.audio,
         device=arguments.device,

@@ -61,17 +61,6 @@ Fitter = Callable[..., Transform]
 """Embeddings and labels (None without any) to a back end."""
 
 
-class Labels(NamedTuple):
-    """Who speaks, and in which session, (recordings,) each; -1 is not known."""
-
-    speakers: np.ndarray
-    sessions: np.ndarray
-
-    def take(self, rows: np.ndarray) -> "Labels":
-        """Those of some recordings."""
-        return Labels(self.speakers[rows], self.sessions[rows])
-
-
 class Domain(NamedTuple):
     """Recordings of the target domain, embedded."""
 
@@ -81,34 +70,9 @@ class Domain(NamedTuple):
     """(recordings, dim)"""
     plain: np.ndarray
     """(recordings, dim) by the model as it is."""
-    who: Labels | None
+    who: np.ndarray | None
+    """(2, recordings) numbers of speakers and sessions, -1 for a session that is not known; None without labels."""
     names: list[str]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A back end with what it was fitted on."""
-
-    name: str
-    transform: Transform
-    rows: np.ndarray
-    labels: np.ndarray | None = None
-    tried: dict[str, float] = field(default_factory=dict)
-    """Method -> EER in percent, if there was a choice."""
-    scored: tuple[TrialList, np.ndarray] | None = None
-    """Trials of speakers that were left out of the fit, and their scores."""
-
-
-@dataclass(frozen=True)
-class ForeignFiles:
-    """A PLDA of another toolkit with what comes before it."""
-
-    plda: str | Path
-    """Of Kaldi (binary or text) or wespeaker (HDF5)."""
-    mean: str | Path | None = None
-    """Kaldi's vector that is subtracted first; the mean of the recordings without one."""
-    transform: str | Path | None = None
-    """Kaldi's matrix that follows, such as an LDA."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +101,9 @@ def adapt(
     out: str | Path | None = None,
     method: str = "auto",
     out_of_domain: str | Path | None = None,
-    foreign: ForeignFiles | None = None,
+    plda: str | Path | None = None,
+    mean: str | Path | None = None,
+    transform: str | Path | None = None,
     trials: str | Path | None = None,
     audio: str | Path | None = None,
     device: str = "auto",
@@ -153,7 +119,9 @@ def adapt(
         method: one of ADAPTATIONS; auto: with labels the best by cross-validation, else whitening, or the mean alone if
             the recordings are few.
         out_of_domain: a folder of other labelled recordings (a folder a speaker), for coral and an adapted plda.
-        foreign: a PLDA of another toolkit, used in place of a method of our own.
+        plda: a PLDA of Kaldi (binary or text) or wespeaker (HDF5), used in place of a method of our own.
+        mean: Kaldi's vector that is subtracted before it; the mean of the recordings without one.
+        transform: Kaldi's matrix that follows, such as an LDA.
         trials: a labelled list, to compare both models on.
         audio: the folder of its audio; beside the list by default.
         device: where the network runs.
@@ -175,47 +143,51 @@ def adapt(
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
     notes: list[str] = []
-    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, foreign is None)
-    if foreign is None:
-        chosen = _chosen(verifier, domain, method, out_of_domain)
+    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, plda is None)
+    name, tried, scored = f"plda of {Path(plda or '').name}", dict[str, float](), None
+    if plda is None:
+        name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
     else:
-        chosen = Chosen(f"plda of {Path(foreign.plda).name}", imported(domain.rows, foreign), domain.rows)
-    num_speakers = 0 if chosen.labels is None else len(np.unique(chosen.labels))
-    num_recordings = len(chosen.rows)
-    facts = {"method": chosen.name, "recordings": num_recordings, "speakers": num_speakers, "eer_percent": chosen.tried}
-    contents = _contents(verifier, domain.net, chosen.transform, facts)
+        found = imported(domain.rows, plda, mean, transform)
+    num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
+    num_recordings = len(domain.rows)
+    facts = {"method": name, "recordings": num_recordings, "speakers": num_speakers, "eer_percent": tried}
+    contents = _contents(verifier, domain.net, found, facts)
     fit = None
-    if chosen.scored is not None:
+    if scored is not None:
         backend = verifying_backend(contents).describe(WHOLE)
-        fit = fit_scores(*chosen.scored, default_of(EvaluationOptions, "calibration_prior"), backend)
+        fit = fit_scores(*scored, default_of(EvaluationOptions, "calibration_prior"), backend)
         contents |= fit.changes(contents)
     compared = [] if given is None else _compared(verifier, contents, given, audio, domain.names, notes)
     write_checkpoint(target, contents)
-    return Adapted(target, chosen.name, num_recordings, num_speakers, chosen.tried, fit, notes, compared)
+    return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes, compared)
 
 
-def _chosen(verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None) -> "Chosen":
-    """The back end for the domain's recordings: the best of those that can be tried, or the usual one."""
+def _chosen(
+    verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
+) -> tuple[str, Transform, dict[str, float], tuple[TrialList, np.ndarray] | None]:
+    """The best back end of those that can be tried, or the usual one: name, EERs in percent, scores of the trials."""
     own, who, others = domain.rows, domain.who, None
     if out_of_domain is not None:
-        others = _others(verifier, domain.net, out_of_domain)
+        source, names = audio_inputs([str(out_of_domain)], verifier.sample_rate)
+        theirs = _labels_of(list(names), [str(out_of_domain)], FOLDERS, [])
+        others = _embed(verifier, domain.net, source, names, "other domain"), theirs[0]
     elif method == "coral":
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
+    fitters = _fitters(method, own, who, others)
     if who is None:
-        name, fitter = _unlabelled(method, own, others)
-        return Chosen(name, fitter(own, None), own)
-    known = np.flatnonzero(who.speakers >= 0)
-    own, who = own[known], who.take(known)
-    fitters = _labelled(method, own, who, others)
+        # PLDA of the others is given the excess of the domain, whatever the share that stands in its name.
+        name = list(fitters)[-1]
+        return name, fitters[name](own, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
     unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),))
-    tried, scored = {AS_IT_IS: cross_validated(domain.plain[known], who, lambda *_: unchanged)[0]}, {}
-    for name, fitter in fitters.items():
-        tried[name], scored[name] = cross_validated(own, who, fitter)
+    found = {name: cross_validated(own, who, fitter) for name, fitter in fitters.items()}
+    as_it_is = cross_validated(domain.plain, who, lambda *_: unchanged)[0]
+    tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
     name = min(fitters, key=tried.__getitem__)
-    if method == "auto" and tried[name] >= tried[AS_IT_IS]:
+    if method == "auto" and tried[name] >= as_it_is:
         raise ValueError(f"nothing is better than the model as it is: {in_words(tried)}; nothing was written")
-    return Chosen(name, fitters[name](own, who.speakers), own, who.speakers, tried, scored[name])
+    return name, fitters[name](own, who[0]), tried, found[name][1]
 
 
 def in_words(tried: Mapping[str, float]) -> str:
@@ -223,21 +195,23 @@ def in_words(tried: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1]))
 
 
-def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
+def imported(
+    own: np.ndarray, plda: str | Path, mean: str | Path | None = None, transform: str | Path | None = None
+) -> Transform:
     """A PLDA of Kaldi or wespeaker behind the mean, a linear transform if there is one, and unit length.
 
     Kaldi and wespeaker set the length before PLDA to the root of the dimension, as is done here in the last map.
     """
-    foreign, first = read_plda(files.plda), np.eye(own.shape[1])
-    centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
+    foreign, first = read_plda(plda), np.eye(own.shape[1])
+    centre = own.mean(axis=0) if mean is None else read_array(mean).reshape(-1)
     offset = np.zeros(len(first))
-    if files.transform is not None and (matrix := read_array(files.transform)).ndim == 2:
+    if transform is not None and (matrix := read_array(transform)).ndim == 2:
         # Kaldi keeps an offset as a last column.
         first, offset = matrix[:, : len(first)], matrix[:, len(first) :].sum(axis=1)
     dim = len(foreign.between)
     if centre.shape != (own.shape[1],) or first.shape != (dim, own.shape[1]):
         raise ValueError(
-            f"{files.plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
+            f"{plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
             f"{first.shape[1]} to {first.shape[0]}; the model gives {own.shape[1]}: import what was made with its "
             "embeddings"
         )
@@ -246,80 +220,60 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     return Transform(((first, offset - first @ centre), last), Plda(foreign.between, weights))
 
 
-def cross_validated(rows: np.ndarray, who: Labels, fitter: Fitter) -> tuple[float, tuple[TrialList, np.ndarray]]:
+def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, tuple[TrialList, np.ndarray]]:
     """The EER in percent of speakers that were left out of the fit, mean of several divisions; trials and scores.
 
     Recordings are compared across sessions wherever a speaker has several: in one session the channel is compared too.
+    `who` is (2, recordings), see `Domain`.
     """
-    errors, kept = [], []
+    errors, kept, (number, sessions) = [], [], (np.unique(who[0], return_inverse=True)[1], who[1])
     for draw in range(NUM_DRAWS):
-        random = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw)
-        speakers, number = np.unique(who.speakers, return_inverse=True)
-        fold = (random.permutation(len(speakers)) % NUM_FOLDS)[number]
-        scores, labels, pairs = [], [], []
+        random, parts = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw), []
+        fold = (random.permutation(number.max() + 1) % NUM_FOLDS)[number]
         for part in range(NUM_FOLDS):
-            transform = fitter(rows[fold != part], who.speakers[fold != part])
+            transform = fitter(rows[fold != part], number[fold != part])
             shuffled = random.permutation(np.flatnonzero(fold == part))
-            order = who.speakers[shuffled]
+            order = number[shuffled]
             rank = np.array([np.count_nonzero(order[:place] == one) for place, one in enumerate(order)])
             chosen = np.sort(shuffled[rank < MOST_EACH])
-            units = transform.apply(rows[chosen])
             enrol, test = np.triu_indices(len(chosen), 1)
-            first, second = who.take(chosen[enrol]), who.take(chosen[test])
-            is_target, is_same_session = first.speakers == second.speakers, first.sessions == second.sessions
-            is_kept = ~(is_target & is_same_session & (first.sessions >= 0))
-            enrol, test = enrol[is_kept], test[is_kept]
-            scores.append(scores_of(transform, units, enrol, test))
-            labels.append(is_target[is_kept])
-            pairs.append(np.stack([chosen[enrol], chosen[test]]))
-        kept.append((np.concatenate(scores), np.concatenate(labels), np.concatenate(pairs, axis=1)))
+            pairs = chosen[np.stack([enrol, test])]
+            is_target, is_same_session = (one[pairs[0]] == one[pairs[1]] for one in (number, sessions))
+            is_kept = ~(is_target & is_same_session & (sessions[pairs[0]] >= 0))
+            compare = cosine_scores if transform.plda is None else transform.plda.trial_scores
+            scores = compare(transform.apply(rows[chosen]), enrol[is_kept], test[is_kept])
+            parts.append((scores, is_target[is_kept], *pairs[:, is_kept].astype(np.int32)))
+        kept.append([np.concatenate(one) for one in zip(*parts, strict=True)])
         errors.append(eer(kept[-1][0], kept[-1][1]))
-    found, truth, (enrol, test) = kept[0]
+    found, truth, enrol, test = kept[0]
     names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
-    trials = TrialList(
-        names, enrol.astype(np.int32), test.astype(np.int32), truth.astype(np.int8), "cross-validation", ""
+    return float(np.mean(errors)), (
+        TrialList(names, enrol, test, truth.astype(np.int8), "cross-validation", ""),
+        found,
     )
-    return float(np.mean(errors)), (trials, found)
 
 
-def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Scores of trials between adapted embeddings, (trials,) float32."""
-    compare = cosine_scores if transform.plda is None else transform.plda.trial_scores
-    return compare(units, enrol, test)
-
-
-def _unlabelled(method: str, own: np.ndarray, others: tuple[np.ndarray, np.ndarray] | None) -> tuple[str, Fitter]:
-    """The one method for recordings without labels."""
-    if method in ("lda", "wccn") or (method == "plda" and others is None):
+def _fitters(
+    method: str, own: np.ndarray, who: np.ndarray | None, others: tuple[np.ndarray, np.ndarray] | None
+) -> dict[str, Fitter]:
+    """The methods to try with their settings, by name; without labels the last one is meant."""
+    shrinkages: Sequence[float] = SHRINKAGES[-1:]
+    dim = 0
+    if who is not None:
+        _, counts = np.unique(who[0], return_counts=True)
+        if (several := int((counts > 1).sum())) < FEWEST_SPEAKERS:
+            raise ValueError(
+                f"{several} of {len(counts)} speakers have several recordings; expected {FEWEST_SPEAKERS} or more, "
+                "to choose by speakers that are left out: label more, or leave --labels away"
+            )
+        # A part of the speakers is left out of each fit.
+        shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
+    elif method in ("lda", "wccn") or (method == "plda" and others is None):
         other_way = ", or other labelled recordings with --out-of-domain" if method == "plda" else ""
         raise ValueError(f"{method} needs to know who speaks; give --labels{other_way}")
-    if method == "auto":
+    elif method == "auto":
         # With fewer recordings the covariance is a guess.
         method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
-    found = _fitters(0, others, (SHRINKAGES[-1],))
-    # Without labels every share means the same: PLDA of the others, given the excess of the domain.
-    wanted = f"plda {SHRINKAGES[-1]} interpolated" if method == "plda" else method
-    return next((name, fitter) for name, fitter in found.items() if name.startswith(wanted))
-
-
-def _labelled(
-    method: str, own: np.ndarray, who: Labels, others: tuple[np.ndarray, np.ndarray] | None
-) -> dict[str, Fitter]:
-    """The methods to try, if there are speakers enough to choose among them."""
-    _, counts = np.unique(who.speakers, return_counts=True)
-    if (several := int((counts > 1).sum())) < FEWEST_SPEAKERS:
-        raise ValueError(
-            f"{several} of {len(counts)} speakers have several recordings; expected {FEWEST_SPEAKERS} or more, "
-            "to choose by speakers that are left out: label more, or leave --labels away"
-        )
-    # A part of the speakers is left out of each fit.
-    dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
-    found = _fitters(dim, others, SHRINKAGES)
-    return {name: one for name, one in found.items() if method in ("auto", name.split()[0])}
-
-
-def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages: Sequence[float]) -> dict[str, Fitter]:
-    """The methods with the settings that are tried, by their names; `dim` is the most that an LDA can give."""
     found: dict[str, Fitter] = {"mean": adaptation.centring}
     for share in shrinkages:
         found |= {
@@ -331,14 +285,13 @@ def _fitters(dim: int, others: tuple[np.ndarray, np.ndarray] | None, shrinkages:
             f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
         }
         if others is not None:
-            found[f"coral {share}"] = functools.partial(adaptation.coral, others=others[0], shrinkage=share)
-            theirs = functools.partial(
-                adaptation.adapted_plda, others=others[0], other_labels=others[1], shrinkage=share
-            )
+            given: dict[str, Any] = {"others": others[0], "shrinkage": share}
+            found[f"coral {share}"] = functools.partial(adaptation.coral, **given)
+            theirs = functools.partial(adaptation.adapted_plda, **given, other_labels=others[1])
             found |= {
                 f"plda {share} interpolated {one}": functools.partial(theirs, share=one) for one in INTERPOLATIONS
             }
-    return found
+    return {name: one for name, one in found.items() if method in ("auto", name.split()[0])}
 
 
 def embedded(
@@ -355,58 +308,62 @@ def embedded(
             raise ValueError(
                 f"{recordings[0]}: embeddings of another model than {verifier.name}; embed them again with it"
             )
-        names, rows = [str(one) for one in kept["names"]], kept["embeddings"].astype(np.float64)
-        _check_enough(len(rows), recordings)
-        who = None if labels is None else _labels_of(names, recordings, labels, notes)
-        return Domain(verifier.net, rows, rows, who, names)
+        usable, who = _usable([str(one) for one in kept["names"]], {}, recordings, labels, notes)
+        rows = kept["embeddings"][usable].astype(np.float64)
+        return Domain(verifier.net, rows, rows, who, [str(one) for one in kept["names"][usable]])
     source, table = audio_inputs(recordings, verifier.sample_rate)
-    usable, refused, num_narrow = [], [], 0
+    refused, num_narrow, net = dict[int, str](), 0, verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
         for row, name in enumerate(table):
             try:
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
                 num_narrow += any(one.startswith(NARROW) for one in quality.warnings)
-                usable.append(row)
             except AudioError as error:
-                refused.append(str(error).replace("the array", name))
+                refused[row] = str(error).replace("the array", name)
             bar.update(1)
-    _check_enough(len(usable), recordings, f" ({len(refused)} cannot be used: {refused[0]})" if refused else "")
-    if refused:
-        more = " …" if len(refused) > MAX_NAMED else ""
-        notes.append(f"left out {len(refused)} recordings: {'; '.join(refused[:MAX_NAMED])}{more}")
-    table = table.take(np.array(usable))
-    names = list(table)
     # Before anything is embedded, not after.
-    who = None if labels is None else _labels_of(names, recordings, labels, notes)
-    net = verifier.net
-    if needs_floor and 2 * num_narrow > len(usable) and "energy_floor_db" in type(net.front_end.options).model_fields:
+    usable, who = _usable(list(table), refused, recordings, labels, notes)
+    table, num_heard = table.take(usable), len(table) - len(refused)
+    if needs_floor and 2 * num_narrow > num_heard and "energy_floor_db" in type(net.front_end.options).model_fields:
         net = _with_floor(net, ENERGY_FLOOR_DB)
         notes.append(
-            f"{num_narrow} of {len(usable)} recordings have an empty upper band, as over a telephone: the front end "
+            f"{num_narrow} of {num_heard} recordings have an empty upper band, as over a telephone: the front end "
             f"gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
         )
     rows = _embed(verifier, net, source, table, "recordings")
     # What the adapted model is compared with in the cross-validation.
     plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "as it is")
-    return Domain(net, rows, plain, who, names)
+    return Domain(net, rows, plain, who, list(table))
 
 
-def _check_enough(number: int, recordings: list[str], why: str = "") -> None:
-    if number < FEWEST_RECORDINGS:
+def _usable(
+    names: list[str], refused: dict[int, str], roots: list[str], labels: str | Path | None, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows of the recordings that can be used, and who speaks in them, (2, rows); None without labels."""
+    heard = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
+    listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
+    if len(heard) < FEWEST_RECORDINGS:
+        why = f" ({len(refused)} cannot be used: {listed})" if refused else ""
         raise ValueError(
-            f"{number} usable recordings in {', '.join(recordings)[:200]}{why}; expected {FEWEST_RECORDINGS} or more, "
+            f"{len(heard)} usable recordings in {', '.join(roots)[:200]}{why}; expected {FEWEST_RECORDINGS} or more, "
             "of many people"
         )
+    if refused:
+        notes.append(f"left out {len(refused)} recordings: {listed}")
+    if labels is None:
+        return heard, None
+    who = _labels_of([names[row] for row in heard], roots, labels, notes)
+    is_known = who[0] >= 0
+    return heard[is_known], who[:, is_known]
 
 
 def _embed(
     verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
 ) -> np.ndarray:
     """(utterances, dim) float64, as `SpeakerVerifier.embed` gives them."""
-    used = folded(net).to(verifier.device)
-    options = EvaluationOptions(embedding="whole")
     given: dict[str, Any] = {"device": verifier.device, "description": description, "wrapped_seconds": 0.0}
-    return embed_utterances(used, source, names, options, **given)[:, 0].astype(np.float64)
+    rows = embed_utterances(folded(net).to(verifier.device), source, names, WHOLE, **given)
+    return rows[:, 0].astype(np.float64)
 
 
 def _with_floor(net: SpeakerNet, floor_db: float) -> SpeakerNet:
@@ -417,59 +374,45 @@ def _with_floor(net: SpeakerNet, floor_db: float) -> SpeakerNet:
     return twin.eval().to(next(net.parameters()).device)
 
 
-def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> Labels:
-    """Speakers and sessions of recordings by a table, a list, or the folders below the roots."""
-    by_name: dict[str, tuple[str, str]] = {}
-    if str(labels) == FOLDERS:
-        for name in names:
-            root = next((one for one in roots if Path(name).is_relative_to(one)), "")
-            parts = Path(name).relative_to(root).parts if root else Path(name).parts
-            if len(parts) > 1:
-                by_name[name] = parts[0], "/".join(parts[:-1]) if len(parts) > 2 else ""
-    else:
-        bases = [Path(labels).parent, *map(Path, roots), Path()]
-        known = {str(Path(name).resolve()): name for name in names}
-        for path, speaker, session in _rows_of(labels):
-            places = (str((base / path).resolve()) for base in bases)
-            if (found := next((known[place] for place in places if place in known), None)) is not None:
-                by_name[found] = speaker, session
-    if not by_name:
+def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> np.ndarray:
+    """Numbers of speakers and sessions by a table, a list, or the folders below the roots, (2, names); -1 unknown."""
+    bases = [Path(labels).parent, *map(Path, roots), Path()]
+    known, found = {str(Path(name).resolve()): row for row, name in enumerate(names)}, dict[int, tuple[str, str]]()
+    for path, speaker, session in _rows_of(names, roots, labels):
+        places = (str((base / path).resolve()) for base in bases)
+        if (row := next((known[place] for place in places if place in known), None)) is not None:
+            found[row] = speaker, session
+    if not found:
         raise ValueError(
             f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected paths from the list, "
             "from the folder of the recordings, or from here"
         )
-    if missing := len(names) - len(by_name):
+    if missing := len(names) - len(found):
         notes.append(f"{missing} recordings have no label and are left out")
-    speakers = {one: number for number, one in enumerate(sorted({one for one, _ in by_name.values()}))}
-    sessions = {one: number for number, one in enumerate(sorted(set(by_name.values())))}
+    sessions = sorted(set(found.values()))
+    speakers = sorted({one for one, _ in sessions})
     if len(speakers) < 2:
-        raise ValueError(f"{labels}: all recordings are of one speaker, {next(iter(speakers))}; expected several")
-    has_sessions = len(sessions) > len(speakers)
-    if not has_sessions:
+        raise ValueError(f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several")
+    if not (has_sessions := len(sessions) > len(speakers)):
         notes.append("nobody is known to have several sessions: pairs of one session make these figures optimistic")
-    unknown = ("", "")
-    pairs = [by_name.get(name, unknown) for name in names]
-    return Labels(
-        np.array([speakers.get(one[0], -1) for one in pairs]),
-        np.array([sessions[one] if has_sessions and one != unknown else -1 for one in pairs]),
-    )
+    who = np.full((2, len(names)), -1)
+    for row, one in found.items():
+        who[:, row] = speakers.index(one[0]), sessions.index(one) if has_sessions else -1
+    return who
 
 
-def _rows_of(labels: str | Path) -> list[tuple[str, str, str]]:
-    """Path, speaker and session (empty if it is not known) of every line of a list or a table."""
+def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tuple[str, str, str]]:
+    """Path, speaker and session (empty if it is not known) by the folders of the names, a table or a list."""
+    if str(labels) == FOLDERS:
+        below = ((name, next((one for one in roots if Path(name).is_relative_to(one)), "")) for name in names)
+        parts = [(name, Path(name).relative_to(root).parts) for name, root in below]
+        return [(name, one[0], "/".join(one[:-1]) if len(one) > 2 else "") for name, one in parts if len(one) > 1]
     if Path(labels).suffix.lower() == ".csv":
         columns, rows = read_csv(labels, ("path", "speaker"))
         session = next((one for one in ("session", "call") if one in columns), "")
         return [(row["path"], row["speaker"], row.get(session, "")) for row in rows]
     given = read_training_list(labels)
     return [(path, given.speakers[label], "") for path, label in zip(given.paths, given.labels, strict=True)]
-
-
-def _others(verifier: SpeakerVerifier, net: SpeakerNet, folder: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings and speakers of the other domain's recordings."""
-    source, names = audio_inputs([str(folder)], verifier.sample_rate)
-    who = _labels_of(list(names), [str(folder)], FOLDERS, [])
-    return _embed(verifier, net, source, names, "other domain"), who.speakers
 
 
 def _contents(verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, facts: Mapping[str, Any]) -> dict[str, Any]:

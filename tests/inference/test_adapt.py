@@ -19,7 +19,7 @@ from speakernet.data.lists import read_trials
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import Plda
-from speakernet.inference.adapt import AS_IT_IS, Labels, adapt, cross_validated, embedded
+from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validated, embedded
 from speakernet.inference.people import StoreError
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -117,7 +117,7 @@ def test_the_choice_is_by_speakers_that_were_left_out(voices, uncalibrated, tmp_
 
 def test_cross_validation_compares_strangers_across_sessions():
     random = np.random.default_rng(0)
-    who = Labels(np.repeat(np.arange(20), 4), np.repeat(np.arange(40), 2))
+    who = np.stack([np.repeat(np.arange(20), 4), np.repeat(np.arange(40), 2)])
     rows = random.standard_normal((80, 5))
     fitted_on = []
 
@@ -127,8 +127,8 @@ def test_cross_validation_compares_strangers_across_sessions():
 
     error, (trials, scores) = cross_validated(rows, who, fitter)
     assert len(fitted_on) == 15 and all(len(one) == 16 for one in fitted_on)
-    first, second = who.take(trials.enrol), who.take(trials.test)
-    assert (trials.labels == (first.speakers == second.speakers)).all() and (first.sessions != second.sessions).all()
+    same_speaker, same_session = who[:, trials.enrol] == who[:, trials.test]
+    assert (trials.labels == same_speaker).all() and not same_session.any()
     # Four pairs across the two sessions of each speaker.
     assert trials.labels.sum() == 80 and abs(error - eer(scores, trials.labels)) < 15
 
@@ -214,7 +214,7 @@ def test_telephone_calls_of_people_outside(shared_data, tmp_path):
     enrol, test = rows_of[trials.enrol], rows_of[trials.test]
     is_short = (enrol >= 0) & (test >= 0)
     enrol, test, is_target = enrol[is_short], test[is_short], trials.labels[is_short]
-    tested = np.unique(domain.who.speakers[enrol])
+    tested = np.unique(domain.who[0][enrol])
     methods = {
         "as it is": (domain.plain, lambda rows, _: adaptation.Transform(((np.eye(192), np.zeros(192)),))),
         "no labels": (domain.rows, lambda rows, _: adaptation.whitening(rows, shrinkage=0.7)),
@@ -222,14 +222,14 @@ def test_telephone_calls_of_people_outside(shared_data, tmp_path):
     }
     errors = dict.fromkeys(methods, 0.0)
     for draw in range(5):
-        fold = np.full(domain.who.speakers.max() + 1, -1)
+        fold = np.full(domain.who[0].max() + 1, -1)
         fold[np.random.default_rng(draw).permutation(tested)] = np.arange(len(tested)) % 5
-        of = fold[domain.who.speakers]
+        of = fold[domain.who[0]]
         for name, (rows, fit) in methods.items():
             scores, labels = [], []
             for part in range(5):
                 is_tested = (of[enrol] == part) & (of[test] == part)
-                units = fit(rows[of != part], domain.who.speakers[of != part]).apply(rows)
+                units = fit(rows[of != part], domain.who[0][of != part]).apply(rows)
                 scores.append((units[enrol[is_tested]] * units[test[is_tested]]).sum(axis=1))
                 labels.append(is_target[is_tested])
             errors[name] += eer(np.concatenate(scores), np.concatenate(labels)) / 5
