@@ -127,7 +127,7 @@ def run_evaluation(
     section, seed = config.evaluation, config.runtime.seed
     if section.metadata:
         # What cannot be read is refused before anything slow starts; so is an unknown sweep.
-        read_metadata(section.metadata, ())
+        read_metadata(section.metadata, list(inputs.test.trials.names))
     sweep = _build_sweep(config) if section.sweep else None
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
     lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
@@ -150,8 +150,10 @@ def run_evaluation(
         if not evaluation.results.why_no_eer:
             # Every process takes part: embedding is shared.
             given, draws = (trials, evaluation.scores, speakers), min(MAX_DRAWS, section.bootstrap_samples)
+            # The table is of the reported list, and need not know the others' recordings.
+            sliced_by = section.model_copy(update={"metadata": "", "slices": []}) if name else section
             found["slices"] = all_slices(
-                *given, source, section, num_threads=reader_threads(section), num_draws=draws, seed=seed
+                *given, source, sliced_by, num_threads=reader_threads(section), num_draws=draws, seed=seed
             )
             # Each step embeds the list once more: the reported one is enough.
             if sweep and not name:

@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 
+    foreign = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform) if arguments.plda else None
     found = adapt.adapt(
         arguments.model,
         arguments.recordings,
@@ -53,9 +54,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         out=arguments.out,
         method=arguments.method,
         out_of_domain=arguments.out_of_domain,
-        plda=arguments.plda,
-        mean=arguments.mean,
-        transform=arguments.transform,
+        foreign=foreign,
         trials=arguments.trials,
         audio=arguments.audio,
         device=arguments.device,

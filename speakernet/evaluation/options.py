@@ -48,7 +48,7 @@ class EvaluationOptions(Options):
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""
     metadata: InputPath = ""
-    """CSV with a column path and any others (gender, age, …): results are sliced by them."""
+    """CSV with a column path and any others (gender, age, …): results of the (first) test list are sliced by them."""
     slices: list[str] = Field(default=[])
     """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"

@@ -62,7 +62,7 @@ Card = dict[str, Any]
 Section = dict[str, Any]
 
 CURVES = (
-    ("evaluation", "eer_percent", "EER on held-out speakers (%)", "Held-out EER"),
+    ("evaluation", "eer_percent", "EER (%)", "Held-out EER"),
     ("step", "loss", "loss", "Training loss"),
     ("step", "accuracy_percent", "accuracy (%)", "Training accuracy"),
     ("step", "learning_rate", "learning rate", "Learning rate"),
@@ -444,7 +444,7 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
                     found = ((at, lists.get(name)) for at, lists in listed)
                     points = [(at, one[key]) for at, one in found if isinstance(one, dict) and is_number(one.get(key))]
                     if points:
-                        series[f"{run.name}, {name}"] = tuple(np.array(points, float).T)
+                        series[f"{run.name}, {name}" if len(runs) > 1 else name] = tuple(np.array(points, float).T)
             rows = [(one.get("epoch", 0), *one.get("eer_interval_percent", ())) for one in records]
             rows = [one for one in rows if key == "eer_percent" and len(one) == 3 and all(map(is_number, one))]
             if rows:

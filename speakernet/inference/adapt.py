@@ -75,6 +75,17 @@ class Domain(NamedTuple):
     names: list[str]
 
 
+class ForeignFiles(NamedTuple):
+    """A PLDA of another toolkit with what comes before it."""
+
+    plda: str | Path
+    """Of Kaldi (binary or text) or wespeaker (HDF5)."""
+    mean: str | Path | None = None
+    """Kaldi's vector that is subtracted first; the mean of the recordings without one."""
+    transform: str | Path | None = None
+    """Kaldi's matrix that follows, such as an LDA."""
+
+
 @dataclass(frozen=True)
 class Adapted:
     """What `adapt` wrote, and how it was chosen."""
@@ -101,9 +112,7 @@ def adapt(
     out: str | Path | None = None,
     method: str = "auto",
     out_of_domain: str | Path | None = None,
-    plda: str | Path | None = None,
-    mean: str | Path | None = None,
-    transform: str | Path | None = None,
+    foreign: ForeignFiles | None = None,
     trials: str | Path | None = None,
     audio: str | Path | None = None,
     device: str = "auto",
@@ -119,9 +128,7 @@ def adapt(
         method: one of ADAPTATIONS; auto: with labels the best by cross-validation, else whitening, or the mean alone if
             the recordings are few.
         out_of_domain: a folder of other labelled recordings (a folder a speaker), for coral and an adapted plda.
-        plda: a PLDA of Kaldi (binary or text) or wespeaker (HDF5), used in place of a method of our own.
-        mean: Kaldi's vector that is subtracted before it; the mean of the recordings without one.
-        transform: Kaldi's matrix that follows, such as an LDA.
+        foreign: a PLDA of another toolkit, used in place of a method of our own.
         trials: a labelled list, to compare both models on.
         audio: the folder of its audio; beside the list by default.
         device: where the network runs.
@@ -143,12 +150,12 @@ def adapt(
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
     notes: list[str] = []
-    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, plda is None)
-    name, tried, scored = f"plda of {Path(plda or '').name}", dict[str, float](), None
-    if plda is None:
+    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, foreign is None)
+    if foreign is None:
         name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
     else:
-        found = imported(domain.rows, plda, mean, transform)
+        name, tried, scored = f"plda of {Path(foreign.plda).name}", {}, None
+        found = imported(domain.rows, foreign)
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
     num_recordings = len(domain.rows)
     facts = {"method": name, "recordings": num_recordings, "speakers": num_speakers, "eer_percent": tried}
@@ -195,23 +202,21 @@ def in_words(tried: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1]))
 
 
-def imported(
-    own: np.ndarray, plda: str | Path, mean: str | Path | None = None, transform: str | Path | None = None
-) -> Transform:
+def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     """A PLDA of Kaldi or wespeaker behind the mean, a linear transform if there is one, and unit length.
 
     Kaldi and wespeaker set the length before PLDA to the root of the dimension, as is done here in the last map.
     """
-    foreign, first = read_plda(plda), np.eye(own.shape[1])
-    centre = own.mean(axis=0) if mean is None else read_array(mean).reshape(-1)
+    foreign, first = read_plda(files.plda), np.eye(own.shape[1])
+    centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
     offset = np.zeros(len(first))
-    if transform is not None and (matrix := read_array(transform)).ndim == 2:
+    if files.transform is not None and (matrix := read_array(files.transform)).ndim == 2:
         # Kaldi keeps an offset as a last column.
         first, offset = matrix[:, : len(first)], matrix[:, len(first) :].sum(axis=1)
     dim = len(foreign.between)
     if centre.shape != (own.shape[1],) or first.shape != (dim, own.shape[1]):
         raise ValueError(
-            f"{plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
+            f"{files.plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
             f"{first.shape[1]} to {first.shape[0]}; the model gives {own.shape[1]}: import what was made with its "
             "embeddings"
         )
@@ -240,8 +245,7 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
             pairs = chosen[np.stack([enrol, test])]
             is_target, is_same_session = (one[pairs[0]] == one[pairs[1]] for one in (number, sessions))
             is_kept = ~(is_target & is_same_session & (sessions[pairs[0]] >= 0))
-            compare = cosine_scores if transform.plda is None else transform.plda.trial_scores
-            scores = compare(transform.apply(rows[chosen]), enrol[is_kept], test[is_kept])
+            scores = scores_of(transform, transform.apply(rows[chosen]), enrol[is_kept], test[is_kept])
             parts.append((scores, is_target[is_kept], *pairs[:, is_kept].astype(np.int32)))
         kept.append([np.concatenate(one) for one in zip(*parts, strict=True)])
         errors.append(eer(kept[-1][0], kept[-1][1]))
@@ -251,6 +255,12 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
         TrialList(names, enrol, test, truth.astype(np.int8), "cross-validation", ""),
         found,
     )
+
+
+def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Scores of trials between adapted embeddings, (trials,) float32."""
+    compare = cosine_scores if transform.plda is None else transform.plda.trial_scores
+    return compare(units, enrol, test)
 
 
 def _fitters(

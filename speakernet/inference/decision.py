@@ -212,4 +212,5 @@ def described_threshold(one: Mapping[str, Any]) -> str:
     rates = ""
     if one.get("miss_rate") is not None and one.get("false_accept_rate") is not None:
         rates = f": misses {100 * one['miss_rate']:.3g} %, false accepts {100 * one['false_accept_rate']:.3g} %"
-    return f"{one['threshold']:.4f} ({threshold_label(str(one['name']))}{rates}{fitted_on})"
+    of = " on the log-likelihood ratio" if one["backend"].get("inputs") else ""
+    return f"{one['threshold']:.4f}{of} ({threshold_label(str(one['name']))}{rates}{fitted_on})"

@@ -117,6 +117,22 @@ def test_scores_are_those_of_the_list_alone(run: Path, lists: Path, tmp_path: Pa
     assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
 
 
+def test_a_table_of_the_first_list_slices_it_alone(run: Path, lists: Path, tmp_path: Path) -> None:
+    trials = read_trials(lists / "hard.txt")
+    names = list(trials.names)
+    (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},{row % 2}\n" for row, name in enumerate(names)))
+    other = "".join(f"{label} spk00/utt0.wav spk0{1 - label}/utt1.wav\n" for label in (0, 1))
+    (tmp_path / "other.txt").write_text(other)
+    options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path / "out")]
+    options += ["--test_list", str(lists / "hard.txt"), "--data.test_lists", f"{{X: {tmp_path / 'other.txt'}}}"]
+    options += ["--evaluation.metadata", str(tmp_path / "of.csv")]
+    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
+    assert main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
+    assert "kind" in str([one["by"] for one in results_of(tmp_path / "out" / "eval" / "hard")["slices"]])
+    (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},a\n" for name in names[1:]))
+    assert main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 1
+
+
 @pytest.mark.slow
 def test_a_run_continues_and_is_scored_with_its_lists(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))

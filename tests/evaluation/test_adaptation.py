@@ -12,7 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from speakernet.checkpoint import CheckpointError
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Covariances, Transform, two_covariances
-from speakernet.inference.adapt import imported
+from speakernet.inference.adapt import ForeignFiles, imported
 from speakernet.models.importers.plda import read_array, read_plda
 
 DIM, SPEAKERS, EACH = 6, 40, 8
@@ -144,7 +144,7 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
     else:
         path.write_bytes(b"\0B<Plda> " + kaldi_binary(mean, transform, psi) + b"</Plda> ")
     expected = reference(ROWS[:8] - ROWS.mean(axis=0), (transform, offset, psi), is_kaldi=kind != "hdf5")
-    found = imported(ROWS, path)
+    found = imported(ROWS, ForeignFiles(path))
     units = found.apply(ROWS[:8])
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     # Behind Kaldi's own mean and a transform with an offset, too.
@@ -153,11 +153,11 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
     (tmp_path / "mean").write_bytes(kaldi_text(centre))
     rows = RANDOM.standard_normal((8, 9))
     expected = reference((rows - centre) @ lda[:, :9].T + lda[:, 9], (transform, offset, psi), is_kaldi=kind != "hdf5")
-    found = imported(rows, path, tmp_path / "mean", tmp_path / "lda")
+    found = imported(rows, ForeignFiles(path, tmp_path / "mean", tmp_path / "lda"))
     units = found.apply(rows)
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="its embeddings"):
-        imported(ROWS[:, :4], path)
+        imported(ROWS[:, :4], ForeignFiles(path))
 
 
 @pytest.mark.parametrize(
