@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from speakernet.files import human_bytes
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
+from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.sync_norm import synchronize_norms
@@ -76,7 +77,7 @@ def _train(
 ) -> tuple[list[float], int]:
     """Seconds of each step but the first, and bytes sent by a process a step; a rank shares the head."""
     if rank is not None:
-        head.shard(rank, RANKS)
+        shard(head, rank, RANKS)
     trained = DistributedDataParallel(head, gradient_as_bucket_view=True) if rank is None else head
     optimizer = torch.optim.SGD(head.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True, fused=True)
     num_speakers = head.num_classes

@@ -13,7 +13,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from speakernet.evaluation.calibration import (
 )
 from speakernet.evaluation.embedding import (
     Embedder,
-    EmbeddingNet,
     Unions,
     modes_of,
     one_pass,
@@ -64,6 +63,9 @@ from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
 from speakernet.terminal import MAX_NAMED
 from speakernet.training.precision import DTYPES, choose_precision
 
+if TYPE_CHECKING:
+    from speakernet.evaluation.embedding import EmbeddingNet
+
 logger = logging.getLogger(__name__)
 
 VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
@@ -74,7 +76,7 @@ MAX_DRAWS = 200
 
 
 def build_validation(
-    config: Config, inputs: Inputs, net: EmbeddingNet, is_stopped: Callable[[], bool] = lambda: False
+    config: Config, inputs: Inputs, net: "EmbeddingNet", is_stopped: Callable[[], bool] = lambda: False
 ) -> Callable[[int], dict[str, Any]]:
     """A callable that evaluates the network, after so many epochs, on the validation list or a fixed subset of it.
 
@@ -385,7 +387,7 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     return ModelFile(net.eval(), model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings))
 
 
-def _embedder(config: Config, net: EmbeddingNet, device: torch.device, wanted: str) -> Embedder:
+def _embedder(config: Config, net: "EmbeddingNet", device: torch.device, wanted: str) -> Embedder:
     name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     # The cores of this process are counted here, once.

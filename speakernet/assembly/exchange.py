@@ -17,7 +17,7 @@ from speakernet.data.audio import audio_of_array, read_audio
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances
+from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
@@ -171,7 +171,7 @@ class ExportedEmbedder:
         return torch.from_numpy(np.concatenate(rows))
 
 
-def _eer_percent(net: EmbeddingNet, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
+def _eer_percent(net: Any, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
     embeddings = embed_utterances(net, source, trials.names, EvaluationOptions(embedding="whole"))
     assert trials.labels is not None
     return eer(verifying_backend(model.contents).score(embeddings, trials)[0], trials.labels)

@@ -19,7 +19,7 @@ from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config
 from speakernet.frontend.perturbation import keep_draws_eager
-from speakernet.losses.options import LOSSES, LossOptions
+from speakernet.losses.options import LOSSES
 from speakernet.machine.device import find_device
 from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
@@ -27,7 +27,6 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import OUTSIDE, Choice, create, lookup
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import sharded_names
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, CONFIG, PROFILE
 from speakernet.terminal import counted
@@ -48,10 +47,6 @@ logger = logging.getLogger(__name__)
 Validate = Callable[[int], Mapping[str, Any]]
 """Figures of the network as it is after so many epochs."""
 
-FEWEST_SPEAKERS = 20_000
-"""From which `loss.sharded: auto` shards: below, a head takes little memory, and its gradients travel with the rest."""
-FEWEST_CROPS = 32
-"""Of a process, from which `runtime.sync_batch_norm: auto` leaves it its own statistics, as published recipes do."""
 MINING_STREAM = 103
 """Key of the random stream for mining triplets, beside the run's seed."""
 
@@ -285,7 +280,7 @@ def build_trainer(
     config: Config,
     net: SpeakerNet,
     loss: nn.Module,
-    loader: trainer.Loader,
+    loader: "trainer.Loader",
     validate: Validate,
     run_folder: str | Path,
     device: torch.device,
@@ -312,15 +307,9 @@ def build_trainer(
     ranks = None
     if distributed.is_distributed():
         # Late: one process does not load what several exchange.
-        from speakernet.parallel.sync_norm import synchronize_norms
-        from speakernet.training.ranks import SeveralProcesses
+        from speakernet.assembly.ranks import join_ranks
 
-        shared = choose_shared_norms(config, distributed.world_size())
-        # The network of a second stage may have them already.
-        count = synchronize_norms(net, device) if shared.value else 0
-        logger.info("batch norm over the batch of all processes: %s; %s changed", shared, counted(count, "layer"))
-        shard_head(config.loss, loss)
-        ranks = SeveralProcesses(net, loss, device)
+        ranks = join_ranks(config, net, loss, device)
     apply_memory_options(config, net, device, precision)
     profiler = None
     if runtime.profiling and distributed.is_main():
@@ -374,15 +363,6 @@ def build_trainer(
     )
 
 
-def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
-    """Whether batch norm is over the batch of all processes, and why."""
-    crops = config.data.batch_size * config.data.utterances_per_speaker // num_processes
-    asked = config.runtime.sync_batch_norm
-    reason = "as asked" if asked != "auto" else f"from {FEWEST_CROPS} a process normalises by its own"
-    is_shared = asked == "on" or (asked == "auto" and crops < FEWEST_CROPS)
-    return Choice(is_shared, f"{counted(crops, 'crop')} a process, {reason}")
-
-
 def batch_factor(config: Config) -> Choice[float]:
     """What all learning rates are multiplied by because the batch is not the one that they were chosen for, and why."""
     training = config.training
@@ -394,33 +374,3 @@ def batch_factor(config: Config) -> Choice[float]:
         f"{batch} utterances a step, chosen for {training.reference_batch}; training.batch_scaling: "
         f"{training.batch_scaling}",
     )
-
-
-def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
-    """Whether the ranks keep a share each of a head of so many speakers, and why."""
-    refusals = {
-        "switched off": options.sharded == "off",
-        "the loss has no head": not options.has_head,
-    }
-    for reason, holds in refusals.items():
-        if holds:
-            return Choice(False, reason)
-    several, is_asked = f"{num_classes:,} speakers on {num_processes} processes", options.sharded == "on"
-    reason = f"{several}, as asked" if is_asked else f"{several}; it pays from {FEWEST_SPEAKERS:,}"
-    return Choice(is_asked or num_classes >= FEWEST_SPEAKERS, reason)
-
-
-def shard_head(options: LossOptions, loss: nn.Module) -> None:
-    """Let each rank keep a share of the speakers, in place, if that was asked for or pays.
-
-    Called when the whole head has its first weights, before the optimizer is made.
-    """
-    # The second stage trains the head of the first.
-    if sharded_names(loss):
-        return
-    choice = choose_sharding(options, getattr(loss, "num_classes", 0), distributed.world_size())
-    asked_in_vain = options.sharded == "on" and not choice.value
-    level = logging.WARNING if asked_in_vain else logging.INFO if choice.value else logging.DEBUG
-    logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
-    if choice.value:
-        loss.shard(distributed.rank(), distributed.world_size())  # type: ignore[operator]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,21 @@ from speakernet.machine.settings import many_shapes
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
 from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, Bar
+
+if TYPE_CHECKING:
+
+    class EmbeddingNet(Protocol):
+        """What is needed of a network: SpeakerNet, or anything like it."""
+
+        sample_rate: int
+
+        @property
+        def min_samples(self) -> int:
+            """Samples of the shortest waveform that it takes."""
+
+        def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
+            """(batch, samples) in -1..1 at `sample_rate`, and (batch,) samples -> (batch, dim)."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +78,6 @@ MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 WIDTHS_AN_OCTAVE = 8
 """For batches of few shapes: at most an eighth of a batch is padding for the sake of its shape."""
-
-
-class EmbeddingNet(Protocol):
-    """What is needed of a network: SpeakerNet, or anything like it."""
-
-    sample_rate: int
-
-    @property
-    def min_samples(self) -> int:
-        """Samples of the shortest waveform that it takes."""
-
-    def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
-        """(batch, samples) in -1..1 at `sample_rate`, and (batch,) samples -> (batch, dim)."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def way_of(options: EvaluationOptions) -> dict[str, Any]:
 
 
 def embed_utterances(
-    net: EmbeddingNet,
+    net: "EmbeddingNet",
     source: AudioSource,
     names: StringTable | Sequence[str],
     options: EvaluationOptions,
@@ -378,7 +380,7 @@ def _read(
 class Embedder:
     """A network with how it is run, and the folders in which its embeddings are kept."""
 
-    net: EmbeddingNet
+    net: "EmbeddingNet"
     options: EvaluationOptions
     device: torch.device | str = "cpu"
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
@@ -426,7 +428,7 @@ def one_pass(lists: Iterable[tuple[StringTable, AudioSource]], unions: Unions) -
     made: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
 
     def embed(
-        net: EmbeddingNet, source: AudioSource, names: StringTable, options: EvaluationOptions, **how: Any
+        net: "EmbeddingNet", source: AudioSource, names: StringTable, options: EvaluationOptions, **how: Any
     ) -> np.ndarray:
         key = id(source), options.embedding
         if key not in made or id(names) not in made[key][0]:

@@ -131,8 +131,8 @@ class SpeechBrainFbankOptions(MelOptions):
 
 FEATURES: dict[str, Component] = {
     "log_mel": Component(LogMelOptions, "speakernet.frontend.features:LogMel"),
-    "fbank": Component(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
-    "mfcc": Component(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
+    "fbank": Component(KaldiFbankOptions, "speakernet.frontend.kaldi:KaldiFbank"),
+    "mfcc": Component(KaldiMfccOptions, "speakernet.frontend.kaldi:KaldiMfcc"),
     "speechbrain": Component(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
     "tf_mel": Component(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
     "raw": Component(

@@ -271,10 +271,6 @@ class Combined(MetricLoss):
     def margin(self, margin: float) -> None:
         self.head.margin = margin
 
-    def shard(self, rank: int, world_size: int) -> None:
-        """Shard the classes of the classification loss; see `ClassificationLoss.shard`."""
-        self.head.shard(rank, world_size)
-
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Both losses, weighted and added."""
         first, accuracy = self.head(embeddings.flatten(0, 1), labels.repeat_interleave(embeddings.shape[1]))

@@ -160,8 +160,8 @@ CLASSIFICATIONS: dict[str, Component] = {
     "softmax": Component(SoftmaxOptions, "speakernet.losses.classification:Softmax"),
     "amsoftmax": Component(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
     "aamsoftmax": Component(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
-    "sphereface2": Component(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
-    "hamsoftmax": Component(HAMSoftmaxOptions, "speakernet.losses.classification:HAMSoftmax"),
+    "sphereface2": Component(SphereFace2Options, "speakernet.losses.other_heads:SphereFace2"),
+    "hamsoftmax": Component(HAMSoftmaxOptions, "speakernet.losses.other_heads:HAMSoftmax"),
 }
 """Losses with a head, each for itself or within `combined`."""
 METRICS: dict[str, Component] = {

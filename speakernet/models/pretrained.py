@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.frontend.features import KaldiFbank
+from speakernet.frontend.kaldi import KaldiFbank
 from speakernet.frontend.options import KaldiFbankOptions
 from speakernet.models.backbones import (
     BACKBONE_PREFIX,

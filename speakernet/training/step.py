@@ -27,29 +27,29 @@ from speakernet.training.precision import Precision
 if TYPE_CHECKING:
     from speakernet.training.profiler import StepProfiler
 
+    class BatchLike(Protocol):
+        """What a step needs of a batch; `speakernet.data` has the real one."""
+
+        waveforms: Tensor
+        """(batch, samples) float32."""
+        labels: Tensor
+        """(batch,) int64."""
+        indices: Tensor
+        """(batch,) int64 on the CPU, rows of the training list."""
+        shares: tuple[int, ...]
+        """Utterances that each rank has of the whole batch."""
+        draw_key: int
+        """Of the random draws in this epoch, together with the rows."""
+
+        @property
+        def warps(self) -> np.ndarray:
+            """(batch,) int64: the vocal tract of each utterance."""
+
+
 NUM_NUMBERS = 3
 """Of a step: weight, loss and accuracy."""
 NUM_REQUESTS = 2
 """Of a rank, after a step: to stop, and to save."""
-
-
-class BatchLike(Protocol):
-    """What a step needs of a batch; `speakernet.data` has the real one."""
-
-    waveforms: Tensor
-    """(batch, samples) float32."""
-    labels: Tensor
-    """(batch,) int64."""
-    indices: Tensor
-    """(batch,) int64 on the CPU, rows of the training list."""
-    shares: tuple[int, ...]
-    """Utterances that each rank has of the whole batch."""
-    draw_key: int
-    """Of the random draws in this epoch, together with the rows."""
-
-    @property
-    def warps(self) -> np.ndarray:
-        """(batch,) int64: the vocal tract of each utterance."""
 
 
 @dataclasses.dataclass
@@ -149,7 +149,7 @@ class TrainingStep:
         self._reset()
 
     def run(
-        self, batches: Iterator[BatchLike], count: int, name: str, learning_rate: float, steps_left: float = 0
+        self, batches: "Iterator[BatchLike]", count: int, name: str, learning_rate: float, steps_left: float = 0
     ) -> StepOutcome:
         """A step over the next `count` micro-batches; `steps_left` of the run decide whether compiling pays."""
         data = forward_backward = 0.0
@@ -189,7 +189,7 @@ class TrainingStep:
     _weight_unit: float
     _num_utterances: int
 
-    def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
+    def add(self, batch: "BatchLike", *, is_last: bool = True) -> None:
         """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
         if not self.indices:
             self.guard.remember()
@@ -254,7 +254,7 @@ class TrainingStep:
         self._reset()
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
-    def key_draws(self, batch: BatchLike) -> None:
+    def key_draws(self, batch: "BatchLike") -> None:
         """Name the coming utterances, and their vocal tracts, to the components that draw (masks, dither)."""
         for module in self._keyed:
             module.key_draws(batch.draw_key, batch.indices.numpy())

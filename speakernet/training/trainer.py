@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.optim.swa_utils import update_bn
@@ -53,8 +53,34 @@ from speakernet.training.progress import (
     rates,
 )
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.step import BatchLike, TrainingStep
+from speakernet.training.step import TrainingStep
 from speakernet.training.threads import ThreadWatch
+
+if TYPE_CHECKING:
+    from speakernet.training.step import BatchLike
+
+    class Loader(Protocol):
+        """What the trainer needs of a loader; `speakernet.data.loader` has the real one."""
+
+        def set_epoch(self, epoch: int) -> None:
+            """Choose the epoch (from 0) that the next iteration gives."""
+
+        def __len__(self) -> int: ...
+
+        def __iter__(self) -> Iterator[Any]: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            """The position inside the epoch."""
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            """Continue from a position; ValueError if the epoch has other batches now."""
+
+        def file_names(self, indices: torch.Tensor) -> list[str]:
+            """The files of some utterances."""
+
+        def epoch_report(self) -> Mapping[str, Any]:
+            """What happened in the epoch: files skipped, cache hits …"""
+
 
 logger = logging.getLogger(__name__)
 
@@ -64,36 +90,13 @@ SECONDS_TO_JUDGE = 10.0
 """Of steps, before a warning that they wait for data: the first ones wait for caches and workers."""
 
 
-class Loader(Protocol):
-    """What the trainer needs of a loader; `speakernet.data.loader` has the real one."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) that the next iteration gives."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position inside the epoch."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position; ValueError if the epoch has other batches now."""
-
-    def file_names(self, indices: torch.Tensor) -> list[str]:
-        """The files of some utterances."""
-
-    def epoch_report(self) -> Mapping[str, Any]:
-        """What happened in the epoch: files skipped, cache hits …"""
-
-
 class Trainer:
     """Trains a network; everything it writes is in the store's folder."""
 
     def __init__(
         self,
         step: TrainingStep,
-        loader: Loader,
+        loader: "Loader",
         validate: Callable[[int], Mapping[str, Any]],
         learning_rate: LearningRateSchedule,
         margin: MarginSchedule | None,
@@ -231,7 +234,7 @@ class Trainer:
         done, in_epoch = -(-self.state.batch // count), -(-len(self.loader) // count)
         return self.state.epoch * per_epoch + done * (per_epoch / in_epoch)
 
-    def run_step(self, batches: Iterator[BatchLike]) -> None:
+    def run_step(self, batches: "Iterator[BatchLike]") -> None:
         """One optimizer step and what comes between two."""
         begin, state, options, position = time.perf_counter(), self.state, self.options, self.position
         count = min(options.accumulation_steps, len(self.loader) - state.batch)
@@ -395,7 +398,7 @@ class Trainer:
         self.loader.set_epoch(self.state.epoch)
         logger.info("batch-norm statistics measured over %d batches", most)
 
-    def _waveforms(self, batch: BatchLike) -> torch.Tensor:
+    def _waveforms(self, batch: "BatchLike") -> torch.Tensor:
         self.step.key_draws(batch)
         return batch.waveforms
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly import training
+from speakernet.assembly import ranks, training
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.fine_tuning import train_large_margin_stage
 from speakernet.assembly.inputs import Inputs
@@ -225,8 +225,8 @@ def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog
 @pytest.mark.parametrize(
     ("options", "speakers", "processes", "is_shared", "reason"),
     [
-        (AAMSoftmaxOptions(), training.FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
-        (AAMSoftmaxOptions(), training.FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
+        (AAMSoftmaxOptions(), ranks.FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
+        (AAMSoftmaxOptions(), ranks.FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
         (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as asked"),
         (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
         (CombinedOptions(), 10**6, 8, True, "1,000,000 speakers on 8 processes"),
@@ -234,7 +234,7 @@ def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog
     ],
 )
 def test_choices_have_reasons(options, speakers, processes, is_shared, reason):
-    choice = training.choose_sharding(options, speakers, processes)
+    choice = ranks.choose_sharding(options, speakers, processes)
     assert choice.value is is_shared and reason in choice.reason
 
 
@@ -306,7 +306,7 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
 def test_batch_norm_is_shared_where_batches_are_small(batch_size, processes, asked, is_shared, reason):
     # Of two utterances each.
     data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
-    choice = training.choose_shared_norms(replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes)
+    choice = ranks.choose_shared_norms(replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes)
     assert choice.value is is_shared and reason in choice.reason
 
 

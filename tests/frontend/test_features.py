@@ -10,7 +10,8 @@ import torch
 import torchaudio
 from torch import nn
 
-from speakernet.frontend.features import FrontEnd, KaldiFbank, KaldiMfcc, LogMel, normalize_waveforms, use_convolution
+from speakernet.frontend.features import FrontEnd, LogMel, normalize_waveforms, use_convolution
+from speakernet.frontend.kaldi import KaldiFbank, KaldiMfcc
 from speakernet.frontend.options import (
     FEATURES,
     KaldiFbankOptions,

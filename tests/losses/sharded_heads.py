@@ -14,6 +14,7 @@ from speakernet.losses.options import (
     SphereFace2Options,
     TripletOptions,
 )
+from speakernet.losses.sharded import shard as shard_classes
 from speakernet.options import create
 from speakernet.parallel.sharding import join_state, parameters_of, share_of, total_norm
 
@@ -59,7 +60,7 @@ def compare(options, rank):
     """The largest difference of each kind between two shares and the whole head, and how large the head is here."""
     whole, net = loss_and_net(options)
     shard, twin = loss_and_net(options)
-    shard.shard(rank, 2)
+    shard_classes(shard, rank, 2)
     assert shard.sees_all_ranks
     own, own_optimizer = optimizer_over(net, whole), optimizer_over(twin, shard)
     worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
@@ -102,7 +103,7 @@ def _loads_into_shares(whole, options, moments, rank):
     saved = whole.state_dict()
     before = {name: tensor.clone() for name, tensor in saved.items() if tensor.ndim}
     fresh, net = loss_and_net(options)
-    fresh.shard(rank, 2)
+    shard_classes(fresh, rank, 2)
     fresh.load_state_dict(saved)
     parameters = parameters_of(optimizer_over(net, fresh))
     taken = join_state(moments, parameters, back=True)

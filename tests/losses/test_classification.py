@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.classification import AAMSoftmax, AMSoftmax, HAMSoftmax, Softmax, SphereFace2
+from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax
 from speakernet.losses.options import (
     CLASSIFICATIONS,
     AAMSoftmaxOptions,
@@ -14,6 +14,7 @@ from speakernet.losses.options import (
     SoftmaxOptions,
     SphereFace2Options,
 )
+from speakernet.losses.other_heads import HAMSoftmax, SphereFace2
 
 
 def batch(num_classes=7, dim=5, size=6, seed=0):

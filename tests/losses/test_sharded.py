@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from speakernet.losses import LOSSES
-from speakernet.losses.classification import ClassShard
 from speakernet.losses.options import CombinedOptions, GE2EOptions, SoftmaxOptions
+from speakernet.losses.sharded import ClassShard
 from speakernet.parallel.sharding import RowShare
 from tests.losses.sharded_heads import HEADS
 

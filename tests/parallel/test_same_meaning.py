@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from speakernet.losses.options import LOSSES
+from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
 from speakernet.parallel import distributed
@@ -124,7 +125,7 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
         if not case.has_own_norms:
             synchronize_norms(net, CPU)
         if case.is_sharded:
-            loss.shard(distributed.rank(), distributed.world_size())
+            shard(loss, distributed.rank(), distributed.world_size())
     step = TrainingStep(
         net,
         loss,

@@ -1,0 +1,105 @@
+"""Kaldi's filterbank and cepstra, for whole batches, on any device, with gradients."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torchaudio.compliance.kaldi import get_mel_banks
+
+from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
+from speakernet.frontend.perturbation import KeyedDraws
+from speakernet.options import SAMPLE_RATE
+
+# Kaldi's cepstral lifter.
+LIFTER = 22.0
+
+
+class KaldiFbank(MelFrontEnd):
+    """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options.
+
+    Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
+    """
+
+    options: KaldiFbankOptions
+
+    def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
+        super().__init__(options, sample_rate)
+        self.noise = KeyedDraws(seed)
+        # A Hann window to this power is Kaldi's own `povey` window.
+        is_povey = self.options.window == "povey"
+        shape = (torch.hann_window if is_povey else torch.hamming_window)(self.window_samples, periodic=False)
+        shape = shape**0.85 if is_povey else shape
+        self.register_buffer("window", shape, persistent=False)
+
+    def make_bank(self, finer: int) -> Tensor:
+        """Kaldi's triangles, from 20 Hz to half the sample rate."""
+        # 0 is the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
+        points, rate = self.fft_samples * finer, float(self.sample_rate)
+        bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, 0.0, 100.0, -500.0, 1.0)
+        # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
+        return functional.pad(bank, (0, 1)).T.contiguous()
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Only whole windows count (Kaldi's snip-edges)."""
+        return (num_samples - self.window_samples) // self.hop_samples + 1
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """Scale, dither; each frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
+        waveforms = waveforms * self.options.scale
+        if self.training and self.options.dither:
+            waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
+        energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
+        if self.options.energy_floor_db:
+            energies = energies + self.floor(energies, lengths)
+        # Kaldi's own floor, so that digital silence stays finite.
+        features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
+        return normalize_features(
+            features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
+        )
+
+    def spectrum(self, waveforms: Tensor) -> Tensor:
+        """Each window: mean removed, pre-emphasis 0.97, the window's shape, transform."""
+        frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
+        frames = frames - frames.mean(dim=2, keepdim=True)
+        # In Kaldi the sample before a frame's first is equal to it.
+        previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
+        frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
+        return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
+
+    def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
+        """The utterances' mean energies, `energy_floor_db` down, (batch, 1, 1); of (batch, frames, mels)."""
+        count: int | Tensor = energies.shape[1]
+        if lengths is not None:
+            count = frames = self.num_frames(lengths).to(energies.device)
+            energies = energies * valid_frames(frames, energies.shape[1]).unsqueeze(2)
+        # In float64, so that an utterance in a longer batch has the same sum.
+        mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
+        return (10 ** (-self.options.energy_floor_db / 10) * mean).float().reshape(-1, 1, 1)
+
+    def of_energies(self, energies: Tensor) -> Tensor:
+        """(batch, frames, mels) logarithms to (batch, frames, features): here themselves."""
+        return energies
+
+
+class KaldiMfcc(KaldiFbank):
+    """Kaldi's mel-frequency cepstra: a cosine transform of the logarithms, higher coefficients raised.
+
+    Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
+    """
+
+    def __init__(self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
+        super().__init__(options, sample_rate, seed)
+        self.num_features = options.num_cepstra
+        bands, order = torch.arange(options.num_mels), torch.arange(options.num_cepstra)
+        # In float64: the argument of the cosine reaches hundreds.
+        angle = torch.pi / options.num_mels * (bands.double().unsqueeze(1) + 0.5) * order.double()
+        transform = torch.cos(angle) * (2.0 / options.num_mels) ** 0.5  # (mels, cepstra)
+        transform[:, 0] = (1.0 / options.num_mels) ** 0.5
+        lifter = 1.0 + 0.5 * LIFTER * torch.sin(torch.pi * order.double() / LIFTER)
+        self.register_buffer("transform", (transform * lifter).float(), persistent=False)
+
+    def of_energies(self, energies: Tensor) -> Tensor:
+        """(batch, frames, mels) to (batch, frames, cepstra)."""
+        return torch.matmul(energies, cast(Tensor, self.transform))
