@@ -33,7 +33,8 @@ SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
 SHELL = ["shtab>=1.7"]
-SSL = ["transformers>=5,<6", "peft>=0.18,<1", "huggingface_hub>=1,<3"]
+HUB = ["huggingface_hub>=1,<3"]
+SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
 # silero-vad computes by onnxruntime, its weights lie in the wheel; pyannote.metrics is for `speakernet der` only.
 WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
 EXTRAS = {
@@ -44,6 +45,7 @@ EXTRAS = {
     "remote": S3,
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ENCRYPTION,
+    "hub": HUB,
     "ssl": SSL,
     "who": WHO,
     "notebook": ["jupyterlab>=4"],

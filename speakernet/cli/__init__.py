@@ -47,6 +47,10 @@ COMMANDS = {
     "find-batch-size": "find the fastest batch size that fits into memory",
     "benchmark": "measure the loader and the training step of a configuration",
     "import-weights": "convert another toolkit's checkpoint into a model file",
+    "import-config": "convert a configuration of wespeaker into one of ours",
+    "models": "list published models that can be used by name",
+    "fetch": "fetch a published model and make it a model file",
+    "push": "put a model file and a card about it on the Hugging Face hub",
     "export": "export a model for other programs: ONNX, TorchScript, …",
     "serve": "serve a model and a store of people over HTTP",
     "info": "show what a model file holds",
@@ -98,7 +102,8 @@ SYSTEM_ADVICE = {
 
 EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
-    **dict.fromkeys(("transformers", "peft", "huggingface_hub"), "ssl"),
+    **dict.fromkeys(("transformers", "peft"), "ssl"),
+    "huggingface_hub": "hub",
     "shtab": "shell",
     "pyannote": "who",
 }
@@ -286,7 +291,10 @@ def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
     # Late: a command that takes no configuration does not read the options of every component.
     from speakernet.config import load_config
 
-    return load_config(arguments, _is_classic_checkpoint, _settings_of_model)
+    loaded = load_config(arguments, _is_classic_checkpoint, _settings_of_model)
+    if given := loaded.config.training.initial_model:
+        loaded.config.training.initial_model = model_path(given)
+    return loaded
 
 
 def _is_classic_checkpoint(path: Path) -> bool:
@@ -302,6 +310,7 @@ def _is_classic_checkpoint(path: Path) -> bool:
 
 def _settings_of_model(path: Path) -> Mapping[str, Any]:
     """The network that a model file describes, as dotted keys of the configuration and values."""
+    path = Path(model_path(path.as_posix()))
     if not path.is_file():
         return {}
     # Late: only a run that starts from a model needs torch before its options are read.
@@ -317,10 +326,38 @@ def _threshold(text: str) -> float | str:
         return text
 
 
+def model_path(name: str) -> str:
+    """The file of a model that is given by its path, or by the name of a published one, which is fetched."""
+    if Path(name).exists():
+        return name
+    # Late: only names need the table of published models, and what fetches and imports them.
+    from speakernet.assembly.published import path_of
+
+    try:
+        return str(path_of(name))
+    except ValueError as error:
+        error.exit_status = 2  # type: ignore[attr-defined]
+        raise
+
+
+class ModelFile(argparse.Action):
+    """An argument that is a model file, or the name of a published model."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None) -> None:
+        """Keep the file, which is fetched if it is not there."""
+        setattr(namespace, self.dest, model_path(value))
+
+
+MODEL_ARGUMENT: dict[str, Any] = {
+    "action": ModelFile,
+    "help": "a model file, such as exps/exp01/best.pt, or a name that `speakernet models` lists",
+}
 MODEL = {
-    "--model": {"required": True, "help": "a model file, such as exps/exp01/best.pt, or an imported one"},
+    "--model": {**MODEL_ARGUMENT, "required": True},
     "--device": {"default": "auto", "help": "cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one"},
 }
+FILE_TO_CHANGE = {"required": True, "help": "a model file; `speakernet fetch NAME --out FILE` writes a published one"}
+"""For commands that write into a model file or beside it: what is in the cache stays as it was fetched."""
 STORE = {
     "--store": {"type": Path, "required": True, "help": "the file of people, such as people.db"},
     "--key-file": {

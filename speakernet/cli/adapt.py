@@ -12,12 +12,13 @@ out of its fit, and the file gets a calibration. People have to be enrolled agai
 import argparse
 from pathlib import Path
 
-from speakernet.cli import MODEL
+from speakernet.cli import FILE_TO_CHANGE, MODEL
 from speakernet.evaluation.options import ADAPTATIONS
 from speakernet.terminal import counted
 
 ARGUMENTS = {
     **MODEL,
+    "--model": FILE_TO_CHANGE,
     "--recordings": {
         "nargs": "+",
         "required": True,

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.cli import MODEL, STORE, load_verifier, store_key
+from speakernet.cli import FILE_TO_CHANGE, MODEL, STORE, load_verifier, store_key
 from speakernet.evaluation.figures import cautions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
@@ -23,6 +23,7 @@ QUALITIES = ("duration", "magnitude", "snr")
 
 ARGUMENTS = {
     **MODEL,
+    "--model": FILE_TO_CHANGE,
     "--trials": {"type": Path, "help": "labelled trial list: `1 enrol test` or `0 enrol test` a line"},
     "--audio": {"type": Path, "help": "folder or packed corpus of its audio; default: beside the list"},
     **STORE,

@@ -1,22 +1,27 @@
-"""Enroll a person: add recordings to a store of people, which is made if it is missing.
+"""Enroll a person, or many: add recordings to a store of people, which is made if it is missing.
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
+    speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder a person, by its name
 
 Kept are name, embedding and path of each recording, never audio. Little speech, clipping, noise, a narrow band and a
-voice unlike the person's other recordings cause warnings; --strict refuses them.
+voice unlike the person's other recordings cause warnings; --strict refuses them. With --folder a person whose
+recordings are refused is left out, the others are enrolled, and the exit status is 1; the same command again adds only
+what is missing.
 """
 
 import argparse
 import functools
 import logging
 import sys
+from pathlib import Path
 
 from speakernet.cli import MODEL, STORE, load_verifier, store_key
 from speakernet.terminal import counted
 
 ARGUMENTS = {
-    "name": {"help": "the person's name; new, or already in the store"},
-    "audio": {"nargs": "+", "help": "recordings, lists and folders, which are walked"},
+    "name": {"nargs": "?", "help": "the person's name; new, or already in the store"},
+    "audio": {"nargs": "*", "help": "recordings, lists and folders, which are walked"},
+    "--folder": {"type": Path, "help": "a folder with one subfolder a person, in place of name and recordings"},
     **MODEL,
     **STORE,
     "--strict": {"action": "store_true", "help": "refuse what causes a warning"},
@@ -25,23 +30,47 @@ ARGUMENTS = {
 logger = logging.getLogger(__name__)
 
 
-def run(arguments: argparse.Namespace) -> list[str]:
-    """Inspect the recordings, embed them, keep the embeddings."""
+def run(arguments: argparse.Namespace) -> int:
+    """Inspect the recordings, embed them, keep the embeddings; status 1 if people were left out."""
+    folder, store = arguments.folder, arguments.store
+    if bool(folder) == bool(arguments.audio) or (folder and arguments.name):
+        raise ValueError("give a person's name and recordings, or --folder with one subfolder a person")
+    people = [(arguments.name, arguments.audio)]
+    if folder:
+        people = [(one.name, [str(one)]) for one in sorted(folder.iterdir()) if one.is_dir() and one.name[0] != "."]
+        if not people:
+            raise ValueError(f"{folder} has no subfolder; expected one for each person, with recordings in it")
     # Late: --help and a mistyped option need no torch.
+    from speakernet.data.audio import AudioError
     from speakernet.inference.people import checked_name
     from speakernet.inference.recordings import audio_inputs
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
-    _, files = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
-    checked_name(arguments.name)
-    recordings = [verifier.open(file) for file in files]
     # A mistyped path makes a second store without the people of the first.
-    new = "" if arguments.store.exists() else "the new store "
-    made = functools.partial(verifier.people, arguments.store, store_key(arguments))
-    done = enroll(verifier, made if new else made(), arguments.name, recordings, is_strict=arguments.strict)
-    for warning in done.warnings:
-        logger.warning("%s", warning)
-    seconds = sum(one.speech_seconds for one in done.qualities)
-    added = f"{counted(done.added, 'recording')} added ({seconds:.1f} s of speech), {done.total} in all"
-    return [f"{done.name}: {added}, in {new}{arguments.store}"]
+    new, left_out = "" if store.exists() else "the new store ", 0
+    opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
+    # Everybody's, before anybody is enrolled.
+    listed = [
+        (checked_name(name), list(audio_inputs(given, verifier.sample_rate, sys.stdin)[1])) for name, given in people
+    ]
+    for name, files in listed:
+        try:
+            recordings = [verifier.open(file) for file in files]
+            done = enroll(
+                verifier, opened() if store.exists() else opened, name, recordings, is_strict=arguments.strict
+            )
+        except AudioError as error:
+            if not folder:
+                raise
+            logger.warning("%s is left out: %s", name, error)
+            left_out += 1
+            continue
+        for warning in done.warnings:
+            logger.warning("%s", warning)
+        seconds = sum(one.speech_seconds for one in done.qualities)
+        added = f"{counted(done.added, 'recording')} added ({seconds:.1f} s of speech), {done.total} in all"
+        sys.stdout.write(f"{done.name}: {added}, in {new}{store}\n")
+    if folder:
+        sys.stdout.write(f"{counted(len(listed) - left_out, 'person')} of {len(listed)} enrolled in {store}\n")
+    return int(left_out > 0)

@@ -9,8 +9,10 @@ are those of the model.
 import argparse
 from pathlib import Path
 
+from speakernet.cli import MODEL_ARGUMENT
+
 ARGUMENTS = {
-    "model": {"help": "a model file, such as exps/exp01/best.pt"},
+    "model": MODEL_ARGUMENT,
     "--out": {"required": True, "metavar": "FILE", "help": "ends in .onnx, .pt2 or .safetensors"},
     "--speech": {
         "type": Path,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from speakernet.cli import MODEL_ARGUMENT
 from speakernet.files import human_bytes, sha256_of
 
-ARGUMENTS = {"model": {"help": "a model file, such as exps/exp01/best.pt"}}
+ARGUMENTS = {"model": MODEL_ARGUMENT}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import MODEL, STORE, load_verifier, store_key
+from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, store_key
 from speakernet.terminal import counted
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ARGUMENTS = {
     "name": {"nargs": "?", "help": "the person to remove or purge"},
     **STORE,
     **MODEL,
-    "--model": {"help": "reembed: the model file to change to"},
+    "--model": {**MODEL_ARGUMENT, "help": "reembed: the model file to change to"},
     "--drop-missing": {"action": "store_true", "help": "reembed: leave out recordings whose files are gone"},
     "--out": {"type": Path, "help": "export: the file to write: .json or .npz"},
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},

@@ -7,16 +7,15 @@ variable SPEAKERNET_TOKEN, or generated and printed at the start. Audio is never
 import argparse
 from pathlib import Path
 
-from speakernet.cli import store_key
+from speakernet.cli import MODEL, store_key
 
 ARGUMENTS = {
-    "--model": {"required": True, "help": "a model file, such as exps/exp01/best.pt"},
+    **MODEL,
     "--store": {"type": Path, "metavar": "FILE", "help": "file of enrolled people (default: none are kept)"},
     "--key-file": {"type": Path, "metavar": "FILE", "help": "the store's key (default: SPEAKERNET_STORE_KEY)"},
     "--host": {"default": "127.0.0.1", "help": "address to listen on (default %(default)s)"},
     "--port": {"type": int, "default": 8000, "help": "0 takes any (default %(default)s)"},
     "--token-file": {"type": Path, "metavar": "FILE", "help": "file with the token of every request"},
-    "--device": {"default": "auto", "help": "auto, cpu, cuda (default %(default)s)"},
 }
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import huggingface_hub
 import yaml
-from huggingface_hub import errors
 from safetensors.torch import load_file
 from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint
-from speakernet.files import error_line, read_yaml, reading, sha256_of
+from speakernet.files import read_yaml, reading, sha256_of
+from speakernet.models import hub
 from speakernet.models.options.pretrained import PretrainedOptions
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ CONFIG, PREPROCESSOR, CARD, INDEX = (
 BACKBONE_PREFIX = "trunk.backbone."
 OPTION = "model.options.backbone"
 SAMPLE_RATE_KEY = "sampling_rate"
-HUB_SECONDS = 20.0
 # What pretraining and recognition heads add to the model itself, and what only masks in training.
 NOT_OF_THE_BACKBONE = ("masked_spec_embed", "quantizer.", "project_hid.", "project_q.", "lm_head.", "mask_emb")
 TO_CONVERT = (
@@ -125,26 +123,8 @@ def _folder(name: str, revision: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    wanted = {"revision": revision, "allow_patterns": [CONFIG, PREPROCESSOR, CARD, "*.safetensors", INDEX]}
-    try:
-        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-        return Path(huggingface_hub.snapshot_download(name, **wanted))
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise CheckpointError(
-            f"{OPTION}: {name} ({revision}) is neither a folder nor a model of the hub ({error_line(error)}); "
-            "check its spelling, or log in with `hf auth login` if it is a private one"
-        ) from error
-    except Exception as error:
-        # httpx, the hub and the system have their own errors for a network that is not there.
-        try:
-            cached = Path(huggingface_hub.snapshot_download(name, **wanted, local_files_only=True))
-        except Exception:
-            raise CheckpointError(
-                f"{OPTION}: {name} is not a folder, is not in the cache, and the hub cannot be reached "
-                f"({error_line(error)}); download it once where there is a network, or give a folder"
-            ) from error
-        logger.warning("the hub cannot be reached (%s): the cached copy %s is used", error_line(error), cached)
-        return cached
+    wanted = [CONFIG, PREPROCESSOR, CARD, "*.safetensors", INDEX]
+    return hub.snapshot(name, revision, wanted, f"{OPTION}: {name}")
 
 
 def _of_model_file(path: Path) -> Backbone:

@@ -158,6 +158,36 @@ def test_mistakes_with_stores(say, voices, calibrated, uncalibrated, store, tmp_
         assert not (tmp_path / "new.db").exists()
 
 
+def test_enroll_many(say, voices, calibrated, tmp_path, caplog):
+    folder, words = tmp_path / "my_voices", ["--model", calibrated, "--store", tmp_path / "p.db"]
+    for name, speaker in (("Ada", 0), ("Bo", 5), ("Cy", 6)):
+        (folder / name / "monday").mkdir(parents=True)
+        for number in range(2):
+            shutil.copy(voices / f"s0{speaker}/{number}.wav", folder / name / "monday")
+    (folder / ".hidden").mkdir()
+    (folder / "notes.txt").write_text("not a person")
+    write_audio(folder / "Bo" / "silent.wav", np.zeros(16000), 16000)
+    status, out, _ = say("enroll", "--folder", folder, *words)
+    assert status == 1 and "2 people of 3 enrolled" in out and "Bo" not in out
+    assert "Bo is left out" in caplog.text and "silent.wav" in caplog.text
+    (folder / "Bo" / "silent.wav").unlink()
+    status, out, _ = say("enroll", "--folder", folder, *words)
+    assert status == 0 and "3 people of 3 enrolled" in out and "Bo: 2 recordings added" in out
+    assert "Ada: 0 recordings added" in out
+    assert say("identify", voices / "s05/3.wav", *words, "--threshold=-1")[1].startswith("Bo score ")
+    for wrong in (
+        [],
+        ["Ada"],
+        ["Ada", voices / "s00/0.wav", "--folder", folder],
+        ["--folder", folder / "Ada" / "monday"],
+    ):
+        assert say("enroll", *wrong, *words)[0] == 1
+    (folder / "unknown").mkdir()
+    shutil.copy(voices / "s07/0.wav", folder / "unknown")
+    assert "unknown" in say("enroll", "--folder", folder, *words[:3], tmp_path / "new.db")[2]
+    assert not (tmp_path / "new.db").exists(), "all names are looked at first"
+
+
 def test_enroll_warns_and_refuses_when_strict(say, voices, calibrated, tmp_path, caplog):
     names = [voices / "s00/0.wav", voices / "s00/1.wav", voices / "s00/2.wav", voices / "s06/0.wav"]
     words = ["--model", calibrated, "--store", tmp_path / "p.db"]

@@ -1,9 +1,5 @@
 """Pretrained backbones: every architecture from its folder, the hub, what is trained, and model files without peft."""
 
-import functools
-import http.server
-import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,12 +7,12 @@ import torch
 
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.cli import main
-from speakernet.models import backbones
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.options.poolings import CAMHFAOptions, LayerSumOptions, MHFAOptions
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.optimizers import Freezing, parameter_groups
 from speakernet.training.options import TrainingOptions
+from tests.hub_server import local_hub
 from tests.small_networks import SMALL
 
 transformers = pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
@@ -254,65 +250,16 @@ def test_bad_input(tmp_path, change, options, message):
         tune(network(options.get("backbone", folder)), trained="lora", **options)
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """The part of the hub's protocol by which `huggingface_hub` gets a snapshot."""
-
-    commit = "0123456789abcdef0123456789abcdef01234567"
-
-    def __init__(self, folder, *arguments):
-        self.folder = folder
-        super().__init__(*arguments)
-
-    def log_message(self, *_):
-        """Silence."""
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        words = self.path.partition("?")[0].strip("/").split("/")
-        is_known = "/".join(words[2:4] if words[0] == "api" else words[:2]) == "us/tiny"
-        if not is_known:
-            self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
-        elif "tree" in words:
-            files = [{"type": "file", "path": one.name, "size": 1, "oid": one.name} for one in self.folder.iterdir()]
-            self.answer(json.dumps(files).encode(), 200, {"Content-Type": "application/json"})
-        elif words[0] == "api":
-            names = [{"rfilename": one.name} for one in self.folder.iterdir()]
-            facts = {"id": "us/tiny", "modelId": "us/tiny", "sha": self.commit, "siblings": names}
-            self.answer(json.dumps(facts).encode(), 200, {"Content-Type": "application/json"})
-        else:
-            data = (self.folder / words[-1]).read_bytes()
-            self.answer(data, 200, {"ETag": f'"{words[-1]}"', "X-Repo-Commit": self.commit})
-
-    def answer(self, data, status, headers):
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-
 def test_the_hub(folders, tmp_path, monkeypatch, caplog):
-    constants = pytest.importorskip("huggingface_hub.constants", reason="the extra `ssl` is not installed")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Hub, folders["hubert"]))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    # HF_ENDPOINT and HF_HUB_CACHE, which are read at import.
-    here = f"http://127.0.0.1:{server.server_port}"
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, here)
-    monkeypatch.setattr(constants, "ENDPOINT", here)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(backbones, "HUB_SECONDS", 2.0)
-    local, batch = network(folders["hubert"]), waves(8000)
-    net = network("us/tiny")
-    assert torch.equal(net.embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000))
-    assert net.spec()["model"]["options"]["source"]["commit"] == Hub.commit
-    with pytest.raises(CheckpointError, match="us/other"):
-        network("us/other")
-    server.shutdown()
-    server.server_close()
+    with local_hub(monkeypatch, tmp_path / "cache") as server:
+        server.folders["us/tiny"] = folders["hubert"]
+        local, batch = network(folders["hubert"]), waves(8000)
+        net = network("us/tiny")
+        assert torch.equal(net.embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000))
+        commit = net.spec()["model"]["options"]["source"]["commit"]
+        assert len(commit) == 40 and commit in str(next((tmp_path / "cache").rglob("config.json")))
+        with pytest.raises(CheckpointError, match="us/other"):
+            network("us/other")
     assert torch.equal(network("us/tiny").embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000))
     assert str(tmp_path / "cache") in caplog.text
     with pytest.raises(CheckpointError, match="us/another"):

@@ -1,0 +1,176 @@
+"""Published speaker models by name: where each lies (published.yaml), fetched once, checked, and made a model file.
+
+A name is one of that table, or a repository of the Hugging Face hub with a model file of ours (`speakernet push`).
+A table's checkpoint is read by the importers, without running code from it, and kept as a model file in the cache.
+"""
+
+import functools
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from speakernet.corpora.download import DownloadOptions, RemoteFile, download_file
+from speakernet.corpora.steps import Folder
+from speakernet.data.lookup import default_cache_folder
+from speakernet.files import atomic_write, exclusive, free_name, read_yaml, sha256_of
+from speakernet.inference import verifier
+from speakernet.models.importers import PUBLISHED, import_network
+from speakernet.models.model_file import load_model_file, model_file_contents
+from speakernet.options import lookup
+from speakernet.terminal import Bar
+
+MODEL_FILE = "model.pt"
+"""In a repository of ours."""
+CARD = """---
+library_name: speakernet
+tags: [speaker-verification, speaker-recognition, audio]
+license: {licence}
+---
+# {title}
+
+A speaker-verification model: {model}, {parameters:,} parameters, embeddings of {dim} numbers, from speech at {rate} Hz.
+It does not detect replayed or synthetic voices.
+
+{facts}
+
+```python
+import speakernet
+
+verifier = speakernet.load("{name}")
+verifier.verify("a.wav", "b.wav", threshold=0.4)
+```
+"""
+NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".model", ".safetensors", ".onnx")
+IN_CARD = ("licence", "trained_on", "imported_from", "address", "sha256", "initial_model", "best_eer_percent", "epoch")
+
+
+def load(
+    path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None
+) -> verifier.SpeakerVerifier:
+    """A model file, our own or imported, or a published model by its name, ready to use.
+
+    Args:
+        path: such as `exps/exp01/best.pt`, `wespeaker/resnet34-LM` (`speakernet models` lists the names), or a
+            repository of the Hugging Face hub that holds a model file (`owner/name`, `owner/name@revision`).
+        device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU if there is one.
+        local_rank: the rank on this machine, if there are several: for `auto` the number of its GPU.
+
+    Raises:
+        ValueError: not a model file, a damaged or newer one, a device that is not here, or a name that is not known,
+            cannot be fetched or has another SHA-256 than it should.
+    """
+    return verifier.load(path_of(path), device, local_rank)
+
+
+@functools.cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """The table of published models by name."""
+    text = resources.files(__package__).joinpath("published.yaml").read_text("utf-8")
+    return dict(read_yaml(text, "published.yaml"))
+
+
+def cached(name: str) -> Path:
+    """Where the model file of a name of the table is, once it was fetched."""
+    return default_cache_folder() / "models" / f"{name}.pt"
+
+
+def path_of(name: str | Path) -> Path:
+    """The file of a path, which is itself, or of a name, which is fetched if it is not there."""
+    path = Path(name)
+    is_path = path.exists() or path.parent.exists() or path.suffix in SUFFIXES
+    return fetch(str(name)) if str(name) in catalogue() or (not is_path and NAME.fullmatch(str(name))) else path
+
+
+def fetch(name: str) -> Path:
+    """The model file of a name; fetched and checked by its SHA-256 if it is not there."""
+    owner, slash, _ = name.partition("/")
+    if name not in catalogue() and slash and all(one.partition("/")[0] != owner for one in catalogue()):
+        repository, _, revision = name.partition("@")
+        file, of_hub = _in_repository(name, repository, revision or "main", [MODEL_FILE])
+        _checked(file, of_hub, name)
+        return file
+    entry, target = lookup(catalogue(), name, "published model"), cached(name)
+    with exclusive(target.parent, waits=True):
+        if target.is_file():
+            return target
+        if "hub" in entry:
+            file, of_hub = _in_repository(name, entry["hub"], "main", entry["files"])
+        else:
+            file, of_hub = _from_address(name, entry, target), ""
+        # Without a published sum the hub's own counts, else that of the first fetch.
+        note = target.with_suffix(".sha256")
+        first = note.read_text("utf-8").strip() if note.is_file() else of_hub
+        found = _checked(file, entry.get("sha256") or first, name)
+        net, _ = import_network(PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file)
+        facts = {
+            **{"imported_from": entry["importer"], "name": name, "file": file.name, "sha256": found},
+            **{"address": entry.get("hub") or entry["url"], "licence": entry.get("licence", "not given")},
+            **{"trained_on": entry["trained_on"], "published_eer_percent": entry.get("eer", {})},
+        }
+        with atomic_write(note) as kept:
+            kept.write(found)
+        write_checkpoint(target, model_file_contents(net, loss_normalizes=True, training_summary=facts))
+        if "hub" not in entry:
+            file.unlink()
+    return target
+
+
+def _in_repository(name: str, repository: str, revision: str, files: Sequence[str]) -> tuple[Path, str]:
+    """The first of these files that a repository of the hub has, in the hub's cache, and the hub's SHA-256 of it."""
+    hub = importlib.import_module("speakernet.models.hub")
+    folder = hub.snapshot(repository, revision, files, name if name == repository else f"{name}: {repository}")
+    file = next((folder / one for one in files if (folder / one).is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; is it another one?")
+    return file, hub.published_sha256(file)
+
+
+def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
+    """The checkpoint from an address, beside its target; what was fetched before a kill is used."""
+    if importlib.import_module("speakernet.models.hub").constants.HF_HUB_OFFLINE:
+        raise CheckpointError(
+            f"{name} is not in the cache, {target}, and HF_HUB_OFFLINE is set; fetch it once where there is a network"
+        )
+    file = RemoteFile(f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), entry["url"])
+    with Bar(f"fetch {name}", entry.get("bytes"), "B") as bar:
+        return download_file(file, Folder(target.parent), DownloadOptions(), bar.update)
+
+
+def _checked(file: Path, expected: str, name: str) -> str:
+    """The file's SHA-256; one that differs from what is `expected`, if anything is, is moved aside and refused."""
+    found = sha256_of(file)
+    if expected and found != expected:
+        content = file.resolve()
+        aside = free_name(content, "wrong")
+        content.rename(aside)
+        if content != file:
+            file.unlink()
+        raise CheckpointError(
+            f"{name}: {file.name} has the SHA-256 {found}, expected {expected}; it was moved to {aside}. Fetch it "
+            "again; if the sum stays, the publisher has replaced the file"
+        )
+    return found
+
+
+def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
+    """Put a model file and a card about it into a repository of the hub; its address."""
+    net, contents = (model := load_model_file(path)).net, model.contents
+    summary = contents.get("training_summary") or {}
+    summary |= {"licence": licence} if licence else {}
+    facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
+    card = CARD.format(
+        **{"name": name, "title": name.partition("/")[2], "model": net.model_name, "dim": net.embedding_dim},
+        **{"rate": net.sample_rate, "parameters": sum(one.numel() for one in net.parameters())},
+        licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
+        facts="\n".join(facts),
+    )
+    hub = importlib.import_module("speakernet.models.hub")
+    done: str = hub.push(name, {MODEL_FILE: Path(path), "README.md": card.encode()}, is_private=is_private)
+    return done

@@ -1,0 +1,47 @@
+"""Convert a configuration of wespeaker into one of ours.
+
+    speakernet import-config conf/resnet.yaml --large-margin conf/resnet_lm.yaml --out my_resnet.yaml
+
+Network, features, augmentation, loss, schedules, batch and epochs are taken over; learning rates are those of all its
+GPUs together. What has no counterpart is printed, and a network or front end that does not exist here is refused. The
+lists are yours to add: --train_list, --test_list, --noise_path, --rir_path, or a second --config.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from speakernet.config.schema import config_from_dict
+from speakernet.config.wespeaker import converted
+from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, reading, refuse_overwriting
+
+ERROR_STATUS = 2
+EXPECTED = "a configuration of wespeaker, with dataset_args, model, optimizer and scheduler_args"
+ARGUMENTS = {
+    "file": {"type": Path, "help": "its configuration"},
+    "--large-margin": {"type": Path, "metavar": "FILE", "help": "that of its large-margin stage"},
+    "--out": {"type": Path, "required": True, "help": "the configuration to write"},
+}
+
+
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Read, convert, check, write; what was not taken over."""
+    files = [one for one in (arguments.file, arguments.large_margin) if one]
+    refuse_overwriting([arguments.out], files)
+    try:
+        sections, notes = converted(*map(_read, files))
+        config_from_dict(sections)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise FileError(f"{arguments.file}: {error} is not there or not as expected; expected {EXPECTED}") from error
+    with atomic_write(arguments.out) as file:
+        file.write(f"# From {arguments.file.name} of wespeaker; give lists and audio beside it\n")
+        yaml.safe_dump(sections, file, sort_keys=False)
+    lines = [f"not taken over: {note}" for note in notes]
+    return [f"{arguments.out}: {sections['model']['name']} of {arguments.file}", *lines]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with reading(path, EXPECTED), open_text(path) as file:
+        return dict(read_yaml(file.read(MOST_YAML + 1), str(path)))

@@ -1,0 +1,195 @@
+"""Published models by name: from a local hub and a local address, checked, cut, private, offline; pushed and loaded."""
+
+import functools
+import http.server
+import re
+import threading
+from pathlib import Path
+
+import huggingface_hub.constants as constants
+import pytest
+import torch
+
+import speakernet
+from speakernet.assembly import published
+from speakernet.checkpoint import read_checkpoint
+from speakernet.cli import load_configuration, main
+from speakernet.files import sha256_of
+from speakernet.models.importers import PUBLISHED
+from tests.hub_server import TOKEN, local_hub
+from tests.models.test_published_models import GOLDEN, contents_of, golden_features
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "campplus_3dspeaker_192.pt"
+CASE = next(case for case in GOLDEN if case.get("note") == "custom")
+ENTRY = {
+    **{"importer": "redimnet", "model": "ReDimNet", "licence": "MIT", "trained_on": "nothing", "sample_rate": 16000},
+    **{"eer": {"VoxCeleb1-O": 1.5}, "parameters": "0.3 M"},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint as the authors of ReDimNet write them, with golden embeddings."""
+    path = tmp_path_factory.mktemp("published") / "tiny.pt"
+    torch.save(contents_of(CASE), path)
+    return path
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Silence."""
+
+
+@pytest.fixture()
+def server(checkpoint, tmp_path, monkeypatch):
+    """A local hub with the checkpoint, and the names `redimnet/tiny` (of the hub) and `redimnet/address`."""
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "ours"))
+    files = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=checkpoint.parent))
+    threading.Thread(target=functools.partial(files.serve_forever, 0.05), daemon=True).start()
+    table = {
+        "redimnet/tiny": {**ENTRY, "hub": "authors/tiny", "files": ["absent.pt", "tiny.pt"]},
+        "redimnet/address": {**ENTRY, "url": f"http://127.0.0.1:{files.server_port}/tiny.pt"},
+    }
+    monkeypatch.setattr(published, "catalogue", lambda: table)
+    (folder := tmp_path / "authors").mkdir()
+    (folder / "tiny.pt").write_bytes(checkpoint.read_bytes())
+    with local_hub(monkeypatch, tmp_path / "hub") as hub:
+        hub.folders["authors/tiny"] = folder
+        yield hub
+    files.shutdown()
+    files.server_close()
+
+
+def refused(capsys, *words):
+    """The one sentence with which a command ends, with status 2."""
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    *before, line = capsys.readouterr().err.strip().splitlines()
+    # The hub's library draws bars and says that it asks again.
+    assert not any("Traceback" in one for one in before)
+    return line
+
+
+def models_kept(tmp_path):
+    return sorted(one.name for one in (tmp_path / "ours").rglob("*.pt"))
+
+
+def test_every_row_of_the_table():
+    for name, entry in published.catalogue().items():
+        format = PUBLISHED[entry["importer"]]
+        assert entry["model"] in format.models({"model_config": {}} if format.SOURCE == "redimnet" else {}), name
+        assert ("hub" in entry) == ("files" in entry) == ("url" not in entry), name
+        assert published.NAME.fullmatch(entry.get("hub", name)) and entry.get("url", "https://").startswith("https://")
+        assert re.fullmatch("[0-9a-f]{64}", entry.get("sha256", "0" * 64)) and entry["trained_on"], name
+        assert entry["sample_rate"] == 16000 and all(0 < one < 10 for one in entry.get("eer", {}).values()), name
+    if REFERENCE.is_file():
+        assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
+
+
+def test_a_name_is_a_model_file(server, checkpoint, tmp_path, monkeypatch, capsys):
+    # The connection ends in the middle, once; the library keeps whole blocks.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 65536)
+    server.cut_at = checkpoint.stat().st_size // 2
+    for name in ("redimnet/tiny", "redimnet/address"):
+        assert main(["fetch", name, "--out", str(tmp_path / "copy.pt")]) == 0
+        summary = read_checkpoint(tmp_path / "copy.pt")["training_summary"]
+        assert summary["licence"] == "MIT" and summary["sha256"] == sha256_of(checkpoint) and summary["name"] == name
+    ranges = [int(one[6:-1]) for *_, one in server.requests if one]
+    assert len(ranges) == 1 and 0 < ranges[0] <= checkpoint.stat().st_size // 2, "the rest alone was asked for"
+    # From here on without a network.
+    server.shutdown()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    verifier = speakernet.load("redimnet/tiny", "cpu")
+    features, wanted = golden_features(208, CASE["num_mels"]), torch.tensor(CASE["embeddings"][0])
+    found = verifier.embed_features(features)[0]
+    assert (found - wanted).norm() / wanted.norm() < 1e-4
+    assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
+    assert main(["models"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 3 and re.search(r"redimnet/tiny +1\.5 +- +0\.3 M +MIT +yes +nothing", listed[1])
+    loaded = load_configuration(["--config", "finetune", "--initial_model", "redimnet/tiny"])
+    assert loaded.config.training.initial_model == str(published.cached("redimnet/tiny"))
+    assert (loaded.config.model.name, loaded.config.frontend.num_mels) == ("ReDimNetB0", CASE["num_mels"])
+
+
+def test_another_file_than_expected(server, checkpoint, tmp_path, capsys):
+    right, wrong = sha256_of(checkpoint), "0" * 64
+    for name in published.catalogue():
+        published.catalogue()[name]["sha256"] = wrong
+        line = refused(capsys, "fetch", name)
+        aside = Path(re.search(r"moved to (\S+)\. ", line).group(1))
+        assert right in line and wrong in line and sha256_of(aside) == right and not models_kept(tmp_path)
+        del published.catalogue()[name]["sha256"]
+        assert main(["fetch", name]) == 0
+        # Without a published sum that of the first fetch counts.
+        published.cached(name).unlink()
+        note = published.cached(name).with_suffix(".sha256")
+        assert note.read_text() == right
+        note.write_text(wrong)
+        assert wrong in refused(capsys, "fetch", name) and models_kept(tmp_path) == []
+        note.unlink()
+
+
+def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
+    server.private.add("authors/tiny")
+    server.folders["authors/empty"] = tmp_path / "hub"
+    (tmp_path / "hub").mkdir()
+    for name, words in (
+        ("redimnet/tny", ("'redimnet/tny'", "did you mean 'redimnet/tiny'")),
+        ("tny", ("'tny'", "known", "redimnet/tiny")),
+        ("redimnet/tiny", ("authors/tiny", "hf auth login", "HF_TOKEN")),
+        ("authors/tiny", ("authors/tiny", "hf auth login")),
+        ("nobody/nothing", ("nobody/nothing", "spelling")),
+        ("authors/empty", ("authors/empty", "no model.pt")),
+    ):
+        line = refused(capsys, "fetch", name)
+        assert all(one in line for one in words), line
+    for words in (
+        ("verify", "a.wav", "b.wav", "--model", "redimnet/tny"),
+        ("embed", "a.wav", "--out", "e.npz", "--model", "redimnet/tny"),
+        ("train", "--config", "exp01", "--initial_model", "redimnet/tny"),
+    ):
+        assert "'redimnet/tiny'" in refused(capsys, *words)
+    # A path with a typing mistake is no name of the hub.
+    assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(["fetch", "redimnet/tiny"]) == 0
+    published.cached("redimnet/tiny").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert main(["fetch", "redimnet/tiny"]) == 0, "the hub's own cache has the checkpoint"
+    for name in ("redimnet/address", "nobody/nothing"):
+        line = refused(capsys, "fetch", name)
+        assert "in the cache" in line and ("HF_HUB_OFFLINE" in line or "cannot be reached" in line)
+    assert models_kept(tmp_path) == ["tiny.pt"]
+
+
+class Harm:
+    def __reduce__(self):
+        return Path.touch, (Path("harmed"),)
+
+
+def test_no_code_is_run(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": Harm()}, tmp_path / "authors" / "tiny.pt")
+    assert "could run code" in refused(capsys, "fetch", "redimnet/tiny")
+    assert not Path("harmed").exists() and not models_kept(tmp_path)
+
+
+def test_push(server, tmp_path, monkeypatch, capsys):
+    file = str(published.fetch("redimnet/tiny"))
+    assert "hf auth login" in refused(capsys, "push", "us/voices", "--model", file)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(["push", "us/voices", "--model", file, "--private"]) == 0
+    assert f"{server.address}/us/voices" in capsys.readouterr().out
+    folder = server.folders["us/voices"]
+    assert sha256_of(folder / "model.pt") == sha256_of(file) and "us/voices" in server.private
+    card = (folder / "README.md").read_text()
+    for words in ("license: mit", "library_name: speakernet", 'speakernet.load("us/voices")', "297,417", "nothing"):
+        assert words in card
+    for name in ("us/voices", "us/voices@main"):
+        assert speakernet.load(name, "cpu").fingerprint == speakernet.load(file, "cpu").fingerprint
+    # Another model on the hub is another file in the cache; a damaged one there is noticed.
+    (blob,) = (one for one in (tmp_path / "hub").rglob("*") if one.is_file() and one.name == sha256_of(file))
+    blob.write_bytes(b"x" + blob.read_bytes()[1:])
+    assert "SHA-256" in refused(capsys, "info", "us/voices")
+    assert speakernet.load("us/voices", "cpu").sample_rate == 16000

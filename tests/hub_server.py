@@ -1,0 +1,171 @@
+"""A local server that speaks the part of the hub's protocol by which `huggingface_hub` fetches and uploads a model.
+
+Large files are named by their SHA-256, parts are sent, a private repository wants a token, a connection can be cut, and
+what is uploaded can be fetched.
+"""
+
+import base64
+import contextlib
+import functools
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants as constants
+import pytest
+
+from speakernet.models import hub
+
+TOKEN = "hf_of_the_tests"
+LARGE = (".pt", ".bin", ".ckpt", "avg_model")
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Repositories by name, each a folder."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folders: dict[str, Path] = {}
+        self.private: set[str] = set()
+        self.cut_at = 0
+        """Bytes of the next large file after which the connection ends, once."""
+        self.requests: list[tuple[str, str, str]] = []
+        """Method, path and range of each request for a file."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        """Silence."""
+
+    def repository(self, words: list[str]) -> Path | None:
+        """The folder of owner and name, if it is there and may be seen."""
+        name = "/".join(words[:2]).removesuffix(".git")
+        if name in self.server.private and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return None
+        return self.server.folders.get(name)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        words = path.strip("/").split("/")
+        is_api = words[0] == "api"
+        folder = self.repository(words[2:] if is_api else words)
+        if folder is None:
+            return self.answer({"error": "not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+        files = sorted(one for one in folder.iterdir() if one.is_file())
+        commit = hashlib.sha1(b"".join(one.name.encode() + one.read_bytes() for one in files)).hexdigest()
+        if is_api and "tree" in words:
+            return self.answer([{"type": "file", "path": one.name, **self.facts(one)} for one in files])
+        if is_api:
+            name, siblings = "/".join(words[2:4]), [{"rfilename": one.name} for one in files]
+            return self.answer({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
+        file = folder / words[-1]
+        self.server.requests.append((self.command, path, self.headers.get("Range", "")))
+        if not file.is_file():
+            return self.answer({}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        data, first = file.read_bytes(), int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
+        headers = {"ETag": f'"{self.facts(file)["oid"]}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        headers |= {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
+        self.answer(data[first:], 206 if first else 200, headers)
+
+    @staticmethod
+    def facts(file: Path) -> dict[str, object]:
+        """Size and name of a file's content, as the hub has them."""
+        data, is_large = file.read_bytes(), file.name.endswith(LARGE)
+        found = {"size": len(data), "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()}
+        return found | ({"lfs": {**found, "pointerSize": 134}} if is_large else {})
+
+    def do_POST(self) -> None:
+        words = self.path.partition("?")[0].strip("/").split("/")
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if words[-1] == "validate-yaml":
+            return self.answer({"errors": [], "warnings": []})
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.answer({"error": "log in"}, 401, {})
+        if words[1:] == ["repos", "create"]:
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            folder = self.server.folders.setdefault(name, next(iter(self.server.folders.values())).parent / name)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.server.private |= {name} if asked.get("visibility") == "private" or asked.get("private") else set()
+            return self.answer({"url": f"{self.server.address}/{name}"})
+        if "preupload" in words:
+            modes = [
+                {
+                    **{"path": one["path"], "shouldIgnore": False, "oid": None},
+                    "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
+                }
+                for one in json.loads(body)["files"]
+            ]
+            return self.answer({"files": modes})
+        folder = self.repository(words if words[-1] == "batch" else words[2:])
+        assert folder is not None
+        if words[-1] == "batch":
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{self.server.address}/put/{folder.parent.name}/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
+            return self.answer({"transfer": "basic", "objects": objects})
+        for line in body.splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                (folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            elif entry["key"] == "lfsFile":
+                (folder.parent / value["oid"]).replace(folder / value["path"])
+        where = "/".join(words[2:4])
+        url = f"{self.server.address}/{where}/commit/{'0' * 40}"
+        return self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": url})
+
+    def do_PUT(self) -> None:
+        _, owner, oid = self.path.strip("/").split("/")
+        root = next(iter(self.server.folders.values())).parent
+        (root / owner / oid).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(b"")
+
+    def answer(self, data: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        content = data if isinstance(data, bytes) else json.dumps(data).encode()
+        kind = "application/octet-stream" if isinstance(data, bytes) else "application/json"
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if isinstance(data, bytes) and 0 < self.server.cut_at < len(content):
+            self.wfile.write(content[: self.server.cut_at])
+            self.server.cut_at, self.close_connection = 0, True
+            return
+        self.wfile.write(content)
+
+
+@contextlib.contextmanager
+def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Server]:
+    """A server in place of the hub, with a cache of its own and no token."""
+    server = Server()
+    threading.Thread(target=functools.partial(server.serve_forever, 0.05), daemon=True).start()
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
+    # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH, which are read at import.
+    for name, value in (
+        *(("ENDPOINT", server.address), ("HUGGINGFACE_CO_URL_TEMPLATE", template)),
+        *(("HF_HUB_CACHE", str(cache)), ("HF_TOKEN_PATH", str(cache / "token")), ("HF_HUB_DISABLE_XET", True)),
+    ):
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(hub, "HUB_SECONDS", 2.0)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
