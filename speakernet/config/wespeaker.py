@@ -53,7 +53,7 @@ MODELS = {
     **{"SimAM_ResNet34_ASP": "SimAM_ResNet34", "SimAM_ResNet100_ASP": "SimAM_ResNet100"},
     **{"ERes2Net34_Base": "ERes2NetBase", "ERes2Net34_Large": "ERes2NetLarge"},
 }
-LOSSES = {
+LOSSES: dict[str, dict[str, Any]] = {
     "arc_margin": {"name": "aamsoftmax"},
     "arc_margin_intertopk_subcenter": {"name": "aamsoftmax", "sub_centers": 3, "inter_top_k": 5},
     "add_margin": {"name": "amsoftmax"},
