@@ -336,6 +336,7 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
+@dataclass(eq=False)
 class GrowingFile:
     """Bytes appended to a file, each piece whole or not at all; what cannot be written is dropped.
 
@@ -343,9 +344,8 @@ class GrowingFile:
     folder are made with the first piece. Every piece reaches the system before `append` returns, so a kill loses none.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._has_failed = False
+    path: Path
+    _has_failed: bool = False
 
     def append(self, content: bytes) -> bool:
         """Write a piece at the end; returns whether it is there now."""

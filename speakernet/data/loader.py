@@ -5,6 +5,7 @@ what travels between processes is a few hundred bytes. With a GPU the transfer (
 augmentation run on a stream of their own beside the step before.
 """
 
+import dataclasses
 import functools
 import logging
 from collections import Counter, deque
@@ -78,7 +79,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         plan, options = self.plan, self.options
-        requests = Requests(self, plan)
+        requests = Requests(self, plan, range(self.batch, len(plan)))
         # Of this rank's share of the epoch.
         total = max(1, len(plan.rows) // self.world_size)
         allowed = options.max_bad_share * total
@@ -200,27 +201,29 @@ class TrainingLoader:
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Requests(Sequence[BatchRequest]):
     """What is left of an epoch for one rank, each request made when it is asked for: an epoch may have a million.
 
     Whole batches are asked for, not utterances: what goes to a worker and back is then a few hundred bytes.
     """
 
-    def __init__(self, loader: TrainingLoader, plan: EpochPlan) -> None:
-        self._loader, self._plan = loader, plan
-        self._numbers = range(loader.batch, len(plan))
+    loader: TrainingLoader
+    plan: EpochPlan
+    numbers: range
+    """Of the batches, within the epoch."""
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
-        number, plan, sampler = self._numbers[place], self._plan, self._loader.sampler
-        share = rank_share(plan, number, sampler.unit, self._loader.rank, self._loader.world_size)
-        num_samples = crop_samples(int(plan.crop_frames[number]), self._loader.options.sample_rate)
-        speeds = plan.voices[share] % len(sampler.voices.speeds)
-        return BatchRequest(self._loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number)
+        loader, number, plan = self.loader, self.numbers[place], self.plan
+        share = rank_share(plan, number, loader.sampler.unit, loader.rank, loader.world_size)
+        num_samples = crop_samples(int(plan.crop_frames[number]), loader.options.sample_rate)
+        speeds = plan.voices[share] % len(loader.sampler.voices.speeds)
+        return BatchRequest(loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number)
 
 
 def _one_ahead(

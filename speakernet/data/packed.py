@@ -431,7 +431,7 @@ class PackedRows(RowReader):
     def whole_crops(self, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> np.ndarray:
         """The first sample in `samples` of crops that lie wholly in their rows, -1 for the others; int64 (crops,)."""
         is_whole = (starts >= 0) & (starts + num_samples <= self.lengths[rows])
-        return np.where(is_whole, self.starts_of(rows) + starts, -1)
+        return np.where(is_whole, self.offsets[rows] // 2 + starts, -1)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without a further look."""

@@ -40,17 +40,17 @@ for _flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
 CAN_READ_AT = hasattr(os, "preadv")  # not on Windows
 
 
+@dataclass(eq=False)
 class AudioCache:
     """Decoded audio by key within a byte budget; the least recently used goes first. Safe with threads.
 
     Each process has a cache of its own, so the budget is that of one worker.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = int(budget_bytes)
-        self._entries: OrderedDict[Hashable, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-        self.used_bytes = 0
+    budget_bytes: int
+    used_bytes: int = 0
+    _entries: OrderedDict[Hashable, np.ndarray] = field(default_factory=OrderedDict)
+    _lock: Any = field(default_factory=threading.Lock)
 
     def admits(self, num_samples: int) -> bool:
         """Whether float32 audio of that length is worth keeping: an eighth of the budget at most."""

@@ -66,7 +66,10 @@ def evaluate(
     scored = score_trials(embedder, backend, trials, source)
     llrs, notes = None, []
     if calibration is not None:
-        llrs = calibration.apply(calibration_inputs(calibration.inputs, scored, trials, source))
+        inputs = scored.scores
+        if calibration.inputs != SCORE_ONLY:
+            inputs = calibration_inputs(calibration.inputs, scored, trials, source)
+        llrs = calibration.apply(inputs)
         if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
             by_ratio = figures(trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed)
             notes = [f"by log-likelihood ratio, with quality measures: {headline_sentence(by_ratio)}"]

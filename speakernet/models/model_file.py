@@ -103,9 +103,7 @@ def model_file_contents(
     return {
         "format_version": FORMAT_VERSION,
         **net.spec(),
-        "weights": {
-            strip_wrappers(name): value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()
-        },
+        "weights": {name: value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()},
         **({"reference": len(fixed)} if fixed else {}),
         "loss_normalizes": loss_normalizes,
         "embedding_mean": embedding_mean,

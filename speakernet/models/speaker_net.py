@@ -218,8 +218,10 @@ class SpeakerNet(nn.Module):
         features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
         # Without a floor a network keeps the fingerprint that it has in stores of people.
         features = {name: value for name, value in features.items() if name != "energy_floor_db" or value}
-        pooling = POOLINGS[pooling_of(model.name, model.pooling)]
-        outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name])) if OUTSIDE else {}
+        outside = {}
+        if OUTSIDE:
+            pooling = POOLINGS[pooling_of(model.name, model.pooling)]
+            outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name]))
         return {
             "model": {
                 "name": model.name,

@@ -1,13 +1,12 @@
 """Parameters of which each rank keeps a share of the rows: which share it is, how it is cut out and joined again.
 
 A sharded parameter is left out of the sum of gradients over the ranks, is joined when it is saved, and counts once over
-all ranks in the norm of the gradient. In one process nothing is sharded. And gathering, with gradients.
+all ranks in the norm of the gradient. In one process nothing is sharded.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -120,36 +119,3 @@ def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Every parameter of an optimizer, in the order by which its state numbers them."""
     return list(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups))
-
-
-def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
-    """The rows of all ranks, one rank's after another's.
-
-    Every rank is to compute the same loss from them. In the backward pass each takes the gradient of its own rows times
-    the number of ranks, so that the mean over the ranks, which DistributedDataParallel takes, is the gradient.
-
-    Returns:
-        (all rows, …); in one process `rows` itself.
-    """
-    if not distributed.is_distributed():
-        return rows
-    gathered: Tensor = _GatherRows.apply(rows, tuple(shares))  # type: ignore[no-untyped-call]
-    return gathered
-
-
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, shares: tuple[int, ...]) -> Tensor:
-        rank = distributed.rank()
-        assert shares[rank] == len(rows), "every rank knows the shares"
-        ctx.begin, ctx.end, ctx.world_size = sum(shares[:rank]), sum(shares[: rank + 1]), len(shares)
-        # Of equal length, which every backend can gather: the longest share's.
-        padded = rows.new_zeros((max(shares), *rows.shape[1:]))
-        padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in shares]
-        torch_distributed.all_gather(gathered, padded)
-        return torch.cat([one[:count] for one, count in zip(gathered, shares, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0][ctx.begin : ctx.end] * ctx.world_size, None

@@ -141,18 +141,18 @@ class Interrupted(KeyboardInterrupt):
         """Of the command, as shells give it for a process that the signal ended."""
 
 
+@dataclasses.dataclass(eq=False)
 class StopRequest:
     """Remembers the first signal: the step under way is finished, last.pt is written, the run ends.
 
     The second signal ends the run at once. Of several ranks any may be asked; all end after the same step.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
-        """Of the signal that this process got; 0: none."""
-        self.agreed = 0
-        """Of the one that ends the run, known to all ranks."""
-        self._is_passed_on = False
+    number: int = 0
+    """Of the signal that this process got; 0: none."""
+    agreed: int = 0
+    """Of the one that ends the run, known to all ranks."""
+    _is_passed_on: bool = False
 
     def is_requested(self) -> bool:
         """Whether some rank was asked, as far as is known here: for work that can be left at any moment."""
@@ -194,14 +194,15 @@ class NonFiniteError(ValueError):
     """Too many steps in a row, or all of an epoch, gave a loss or gradient that is not finite."""
 
 
+@dataclasses.dataclass(eq=False)
 class RecentSteps:
     """Outcomes that still lie on the device; `fetch_into` adds them to the run's state in one transfer."""
 
-    def __init__(self, max_bad_steps: int, file_names: Callable[[torch.Tensor], list[str]]) -> None:
-        self.max_bad_steps, self.file_names = max_bad_steps, file_names
-        self.outcomes: list[tuple[int, StepOutcome]] = []
-        self._good: list[tuple[float, float, float]] = []
-        self._latest: dict[str, float] = {}
+    max_bad_steps: int
+    file_names: Callable[[torch.Tensor], list[str]]
+    outcomes: list[tuple[int, StepOutcome]] = dataclasses.field(default_factory=list)
+    _good: list[tuple[float, float, float]] = dataclasses.field(default_factory=list)
+    _latest: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def fetch_into(self, state: TrainingState, precision: Precision) -> None:
         """Fetch everything kept. Every rank calls it after the same step: a bad one gathers its file names."""

@@ -73,15 +73,15 @@ class StepOutcome:
     """Of `data`, `forward_backward` and `optimizer`; `processor` is what this thread ran beside the data."""
 
 
+@dataclasses.dataclass(eq=False)
 class OneProcess:
     """A process that trains alone: nothing is exchanged."""
 
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
-        self.requests: Callable[[], Sequence[bool]] = tuple
-        """What this rank asks for after a step: to stop, and to save; the trainer's."""
-        self.agreed: list[bool] = []
-        """What some rank asked for."""
+    net: nn.Module
+    requests: Callable[[], Sequence[bool]] = tuple
+    """What this rank asks for after a step: to stop, and to save; the trainer's."""
+    agreed: list[bool] = dataclasses.field(default_factory=list)
+    """What some rank asked for."""
 
     def begin_epoch(self) -> None:
         """What is trained may have changed."""

@@ -17,13 +17,13 @@ from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import gather_rows, sharded_names
+from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import OBSERVED_STEPS, Compiler
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.ranks import SeveralProcesses
+from speakernet.training.ranks import SeveralProcesses, gather_rows
 from speakernet.training.step import TrainingStep
 from tests.losses import sharded_heads
 from tests.parallel.several import in_several
