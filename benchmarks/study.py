@@ -39,7 +39,7 @@ from speakernet.corpora.trial_lists import write_held_out
 from speakernet.corpora.utterances import hold_out
 from speakernet.data.lists import audio_folder_of, read_training_list
 from speakernet.files import GrowingFile, atomic_write, exclusive, read_yaml
-from speakernet.run_folder import BEST, LAST, METRICS, RESULTS, SCORES, SECOND_STAGE, evaluation_folder
+from speakernet.run_folder import BEST, LAST, METRICS, RESULTS, SCORES, evaluation_folder, later_stages
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class Study:
 def training_seconds(folder: Path) -> float:
     """What a run's training took, over all its stages and starts, without its evaluations."""
     total = 0.0
-    for stage in (folder, folder / SECOND_STAGE):
+    for stage in (folder, *later_stages(folder).values()):
         if (stage / LAST).is_file():
             total += float(read_own_checkpoint(stage / LAST)["training"]["state"]["seconds"])
             lines = (json.loads(line) for line in (stage / METRICS).read_text(encoding="utf-8").splitlines())

@@ -36,6 +36,8 @@ INPUT_MARK = "an input file or folder"
 InputPath = Annotated[str, MaxLen(4096), INPUT_MARK]
 """A file or folder that is read: relative to the working directory or to the configuration file, saved as absolute."""
 DEFAULT_SEED = 10
+LARGE_MARGIN = "large-margin"
+"""The stage that training.large_margin_epochs adds."""
 SAMPLE_RATE = 16_000
 
 Row = TypeVar("Row")
@@ -88,7 +90,8 @@ class OptionError(ValueError):
         self.found: str
         inner = first.get("ctx", {}).get("error")
         if isinstance(inner, OptionError):
-            self.found = f"of {first['loc'][1]}: {inner.field} {inner.found}"
+            at = first["loc"][1]
+            self.found = f"of {f'entry {at + 1}' if isinstance(at, int) else at}: {inner.field} {inner.found}"
         elif first["type"] == "extra_forbidden":
             self.found = f"does not exist; {suggestion(self.field, owner.model_fields)}"
         elif field is None:
@@ -223,7 +226,11 @@ def in_words(declared: Any) -> str:
         return f"{in_words(arguments[0])} {between}"
     if origin is list:
         return f"a list in brackets of {in_words(arguments[0])}"
+    if isinstance(declared, type) and issubclass(declared, Options):
+        return f"{{{', '.join(declared.model_fields)}}}"
     if origin is dict:
+        if arguments[1] is Any:
+            return "`option: value` pairs"
         if typing.get_origin(arguments[1]) is not Annotated:
             return "names in braces, each with {option: value}"
         fields = ", ".join(typing.get_args(arguments[1])[0].model_fields)

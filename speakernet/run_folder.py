@@ -28,8 +28,8 @@ CONFIG = "config.yaml"
 LOG = "log.txt"
 METRICS = "metrics.jsonl"
 PROFILE = "profile"
-SECOND_STAGE = "large_margin"
-"""The run folder of the large-margin stage, inside the run's own."""
+LARGE_MARGIN_FOLDER = "large_margin"
+"""Of the stage that training.large_margin_epochs adds, inside the run's own."""
 EVALUATIONS = "eval"
 """Separate evaluations, each in a folder named for its trial list."""
 EMBEDDINGS = "embeddings"
@@ -48,6 +48,22 @@ DECISIONS = "decisions.csv"
 def evaluation_folder(folder: Path, trial_list: str | Path) -> Path:
     """Where a separate evaluation writes."""
     return folder / EVALUATIONS / Path(trial_list).stem
+
+
+def stage_folder(folder: Path, number: int, name: str) -> Path:
+    """The folder of a later stage, by its number from 0; the first one has the run folder itself.
+
+    Only the large-margin stage, which has no number in its name, has a hyphen.
+    """
+    return folder / (name.replace("-", "_") if "-" in name else f"{number + 1}_{name}")
+
+
+def later_stages(folder: Path) -> dict[str, Path]:
+    """The folders of all stages but the first by the names of these, in order."""
+    # What was moved aside has a dot.
+    numbered = {path.name[2:]: path for path in sorted(folder.glob("[2-9]_*")) if "." not in path.name}
+    last = folder / LARGE_MARGIN_FOLDER
+    return {**numbered, LARGE_MARGIN_FOLDER.replace("_", "-"): last} if last.is_dir() else numbered
 
 
 def move_aside(path: Path) -> Path:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet.assembly.fine_tuning import large_margin_config, scheduled_epochs
+from speakernet.assembly.fine_tuning import scheduled_epochs
 from speakernet.assembly.training import build_loss, build_model, refuse_impossible
 from speakernet.cli import main
 from speakernet.config import load_config
+from speakernet.config.schema import stages_of
 from speakernet.training.optimizers import create_optimizer
 from tests.recipe_sources import PARAMETERS, SCHEDULES, SECOND_STAGE_VALUES, SECOND_STAGES, VALUES
 
@@ -78,8 +79,8 @@ def test_values_of_the_sources(recipe):
     assert_has(config, VALUES[recipe])
     assert bool(config.training.large_margin_epochs) == (recipe in SECOND_STAGES)
     if recipe in SECOND_STAGES:
-        assert_follows(at(scheduled_epochs(config), "large-margin stage"), SECOND_STAGES[recipe])
-        assert_has(large_margin_config(config), SECOND_STAGE_VALUES[recipe])
+        assert_follows(at(scheduled_epochs(config), "large-margin"), SECOND_STAGES[recipe])
+        assert_has(stages_of(config)["large-margin"], SECOND_STAGE_VALUES[recipe])
     text = (ROOT / "configs" / recipe).read_text(encoding="utf-8")
     head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     assert "Published EER on VoxCeleb1-O" in head and "not reproduced by this project" in head

@@ -148,7 +148,9 @@ def test_printed_commands_can_be_pasted(tmp_path):
     folder = tmp_path / "my run"
     summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}
     evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
-    lines = _training_lines(SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation), [])
+    lines = _training_lines(
+        SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation), [], has_stages=False
+    )
     commands = [shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]]
     assert [words[0] for words in commands] == ["python", "python", "speakernet", "tensorboard"]
     assert commands[0][2:4] == ["--config", str(folder / "config.yaml")] and str(folder / "best.pt") in commands[0]

@@ -85,7 +85,7 @@ def build_validation(
     """
     section, intervals = config.evaluation, {name: one.test_interval for name, one in config.data.test_lists.items()}
     others = inputs.beside(inputs.validation) if intervals else {}
-    embedder = _embedder(config, net, inputs.device, section.validation_precision)
+    embedder = build_embedder(config, net, inputs.device, section.validation_precision)
     embedder = dataclasses.replace(embedder, is_stopped=is_stopped)
     # The mean and the cohort change with the network: training is watched by the plain score, with rough intervals,
     # since many draws take longer than all other figures.
@@ -227,7 +227,7 @@ class _Scoring:
         """Of the list that is being scored."""
         self.fitted_on = ""
         """SHA-256 of the list of the calibration."""
-        embedder = _embedder(config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision)
+        embedder = build_embedder(config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision)
         # In 16 bits merged weights would be rounded once more.
         embedder = dataclasses.replace(embedder, net=folded(self.model.net)) if embedder.precision == "no" else embedder
         if config.evaluation.keep_embeddings:
@@ -387,7 +387,8 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     return ModelFile(net.eval(), model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings))
 
 
-def _embedder(config: Config, net: "EmbeddingNet", device: torch.device, wanted: str) -> Embedder:
+def build_embedder(config: Config, net: "EmbeddingNet", device: torch.device, wanted: str) -> Embedder:
+    """What embeds with a network as the section evaluation says, in the `wanted` precision (auto: that of training)."""
     name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     # The cores of this process are counted here, once.

@@ -1,44 +1,46 @@
-"""What goes beyond one training from fresh weights: a given model at the start, a second stage at the end.
+"""The stages of a run, and the model that it may be given at the start.
 
-The initial model's network becomes the run's, and both are compared at the end. The large-margin stage trains on with a
-larger margin and longer crops, in a folder within the run's own. Learning rate and margin of both stages as a table
-need no data.
+The initial model's network becomes the run's, and both are compared at the end. Each stage trains on with options of
+its own, all but the first in folders within the run's. Learning rate and margin of all stages as a table need no data.
 """
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from speakernet.assembly.data import build_training_loader, reserved_for_training
+from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import Validate, build_loss, build_schedules, build_trainer
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
-from speakernet.config.schema import Config, replaced
+from speakernet.config.loading import save_config
+from speakernet.config.schema import OF_A_STAGE, Config, replaced, stages_of
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.results import headline
 from speakernet.files import place, sha256_of
+from speakernet.losses.options import LossOptions
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.options import LARGE_MARGIN, Component
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
-from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
+from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
 from speakernet.terminal import counted
 from speakernet.training.checkpoints import find_checkpoint
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
-from speakernet.training.options.schedules import ExponentialOptions, FloorOptions
-from speakernet.training.progress import Stage, StopRequest
+from speakernet.training.progress import Stage, StopRequest, data_wait_advice
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +48,10 @@ KEPT_FACTS = ("imported_from", "licence", "trained_on", "initial_model")
 """The facts of a model file that hold for what is made of it."""
 FREE = frozenset({"frontend.dither", "frontend.energy_floor_db"})
 """What may differ from an initial model: noise of training alone, and the floor that narrow-band recordings need."""
-STAGE = "large-margin stage"
+# Few runs have one.
+TEACHER = Component(LossOptions, "speakernet.assembly.teaching:add_teacher")
 STAGE_STREAM = 104
-"""Key of the stage's own random draws, beside the run's seed."""
+"""Key of the random draws of the second stage, beside the run's seed; later ones have the next numbers."""
 
 
 def settings_of_file(path: Path) -> dict[str, Any]:
@@ -196,147 +199,140 @@ def compared_with_initial_model(
     return dataclasses.replace(evaluation, results=results)
 
 
-def large_margin_config(config: Config) -> Config:
-    """The configuration of the second stage: longer crops, larger margin, small learning rate, voices as recorded.
-
-    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
-    of the learning rate is that of wespeaker's `resnet_lm.yaml` or of 3D-Speaker's `eres2netv2_lm.yaml`.
-    """
-    training = config.training
-    rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
-    is_cosine = training.large_margin_schedule == "cosine"
-    schedule = (FloorOptions if is_cosine else ExponentialOptions)(
-        final_learning_rate=rate / 4 if final == "auto" else final,
-        warmup_epochs=training.large_margin_warmup_epochs,
-        warmup_overlaps=not is_cosine,
-    )
-    loss = config.loss.with_margin(training.large_margin).model_dump()
-    for values in (loss, *(one for one in loss.values() if isinstance(one, dict))):
-        # As wespeaker: the larger margin replaces the penalty on the nearest other speakers.
-        if "inter_top_k" in values:
-            values["inter_top_k"] = 0
-    return replaced(
-        config,
-        data={
-            "crop_frames": training.large_margin_crop_frames,
-            "crop_frames_max": 0,
-            "batch_size": training.large_margin_batch_size or config.data.batch_size,
-        },
-        augment={
-            "speed_factors": [1.0],
-            "warp_factors": [1.0],
-            "real_share": "auto",
-            "real_epochs": 0,
-            "enabled": config.augment.enabled and training.large_margin_augment,
-        },
-        loss=loss,
-        optimizer={"learning_rate": rate},
-        schedule=schedule.model_dump(),
-        training={
-            "max_epochs": training.large_margin_epochs,
-            "test_interval": min(training.test_interval, training.large_margin_epochs),
-            "large_margin_epochs": 0,
-            "average_checkpoints": 0,
-            "freeze_epochs": 0,
-            "initial_weight": 0.0,
-            "patience": 0,
-        },
-        # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
-        runtime={"seed": derive_seed(config.runtime.seed, STAGE_STREAM) % LARGEST_SEED},
-    )
-
-
-def train_large_margin_stage(
+def train_stage(
     config: Config,
+    stages: Mapping[str, Config],
+    number: int,
     net: SpeakerNet,
-    loss: nn.Module,
+    loss: nn.Module | None,
+    steps: int,
     inputs: Inputs,
     validate: Validate,
-    run_folder: str | Path,
-    first_stage_steps: int,
     *,
     stop: StopRequest | None = None,
     chosen_by: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt if its EER is lower.
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Train one stage of a run, by its number from 0; returns the loss and the stage's summary.
 
-    Called after the first stage with the same network and head. It begins with what the first stage evaluated: the
-    average of its checkpoints, or the moving average of its weights, if it keeps one. Like the first it resumes when
-    called again; if the first stage has continued since (`first_stage_steps`), it starts over.
+    The first one makes the loss. Each resumes when called again, and starts over if those before, whose `steps` are
+    given, have continued since. Loader, optimizer and averages are freed at the end, for the memory of the next stage.
     """
-    whole, config, folder = config, large_margin_config(config), Path(run_folder)
-    margin = whole.training.large_margin
-    # The first stage's loader, corpus, optimizer and averages hang together in cycles, which Python frees at leisure.
+    (name, own), run_folder = list(stages.items())[number], Path(config.training.save_path)
+    folders = [run_folder, *(stage_folder(run_folder, n, one) for n, one in enumerate(stages) if n)]
+    if loss is not None:
+        # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
+        seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
+        own = replaced(own, runtime={"seed": seed})
+        _hand_over(list(stages.values())[number - 1 : number + 1], net, loss, folders[number - 1 : number + 1], steps)
+    if config.training.stage and number < list(stages).index(config.training.stage):
+        own = _as_it_is(own, folders[number], config.training.stage)
+    reserved = reserved_for_training(own, net, inputs.device)
+    on_start = functools.partial(save_config, config, run_folder / CONFIG)
+    with contextlib.closing(build_training_loader(own, inputs, reserved_bytes=reserved)) as loader:
+        if loss is None:
+            loss = build_loss(own, loader.num_classes)
+            given = begin_with_initial_model(own, net, loss, loader.identity["speakers"])
+            if own.loss.teacher:
+                TEACHER.load()(own, loss, inputs)
+            stage = Stage(given=given, chosen_by=chosen_by, on_start=on_start)
+        else:
+            best = distributed.from_main(lambda: read_own_checkpoint(run_folder / BEST)["training_summary"])
+            stage = Stage("", "", steps, best.get("initial_model"), chosen_by, on_start)
+        if name:
+            option = "--training.large_margin_epochs" if name == LARGE_MARGIN else f"stages, {name}, epochs:"
+            stage = dataclasses.replace(stage, name=f"{name} stage", epochs_option=option)
+            logger.info(
+                "%s: %s, crops of %d frames, learning rate %g",
+                *(stage.name, counted(own.training.max_epochs, "epoch")),
+                *(own.data.crop_frames, own.optimizer.learning_rate),
+            )
+        trainer = build_trainer(
+            own,
+            net,
+            loss,
+            loader,
+            validate,
+            folders[number],
+            inputs.device,
+            stage=stage,
+            # Asked for in the end: how fast the disk is shows while training reads.
+            advise=lambda share: data_wait_advice(share, loading_facts(loader)),
+            stop=stop,
+        )
+        summary = trainer.train()
+    if number:
+        is_wanted = own.training.final_model == "last"
+        paths = run_folder / BEST, folders[number] / BEST
+        distributed.from_main(lambda: adopt_better(*paths, stage.name, is_wanted=is_wanted))
+    return loss, summary
+
+
+def _hand_over(configs: Sequence[Config], net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int) -> None:
+    """Make network and loss ready for a stage after another, of which configurations and folders are given."""
+    # The other stage's loader, corpus, optimizer and averages hang together in cycles, which Python frees at leisure.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    usual, loss.margin = loss.margin, margin  # type: ignore[assignment]
-    for module in loss.modules():
-        if hasattr(module, "inter_top_k"):
-            module.inter_top_k = 0  # type: ignore[assignment]
-    logger.info(
-        "%s: %s, margin %g, crops of %d frames, learning rate %g",
-        *(STAGE, counted(config.training.max_epochs, "epoch"), margin),
-        *(config.data.crop_frames, config.optimizer.learning_rate),
-    )
-    if isinstance(usual, float) and margin < usual:
-        logger.warning("training.large_margin: %g is below the first stage's %g", margin, usual)
-    distributed.from_main(lambda: _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps))
-    if not distributed.from_main((folder / SECOND_STAGE / LAST).exists):
-        _begin_with_evaluated_weights(whole, net, loss, folder)
-    reserved = reserved_for_training(config, net, inputs.device)
-    with contextlib.closing(build_training_loader(config, inputs, reserved_bytes=reserved)) as loader:
-        best = distributed.from_main(lambda: read_own_checkpoint(folder / BEST)["training_summary"])
-        given = best.get("initial_model")
-        stage = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, given, chosen_by)
-        trainer = build_trainer(
-            config, net, loss, loader, validate, folder / SECOND_STAGE, inputs.device, stage=stage, stop=stop
+    options, head = getattr(configs[1].loss, "classification", configs[1].loss), getattr(loss, "head", loss)
+    for option in OF_A_STAGE["loss"]:
+        if hasattr(options, option):
+            setattr(head, option, getattr(options, option))
+    distributed.from_main(lambda: _set_aside_older(folders[1], steps))
+    if not distributed.from_main((folders[1] / LAST).exists):
+        _begin_with_evaluated_weights(configs[0], net, loss, folders[0])
+
+
+def _as_it_is(config: Config, folder: Path, wanted: str) -> Config:
+    """A stage before the one that is wanted, with as many epochs as it has."""
+    found = distributed.from_main(lambda: find_checkpoint(folder))
+    epochs = found[1]["training"]["state"]["epoch"] if found else 0
+    if not epochs:
+        raise ConfigError(
+            f"--stage {wanted} begins with the model of the stage before, and {folder} has no finished epoch of it; "
+            "train that first, or leave --stage out"
         )
-        summary = trainer.train()
-    is_wanted = config.training.final_model == "last"
-    distributed.from_main(lambda: adopt_better(folder / BEST, folder / SECOND_STAGE / BEST, is_wanted=is_wanted))
-    return summary
+    return replaced(config, training={"max_epochs": epochs})
 
 
 def _begin_with_evaluated_weights(config: Config, net: nn.Module, loss: nn.Module, folder: Path) -> None:
-    """Give the network the average of checkpoints, else the moving average, if the first stage was judged by one."""
+    """Give the network the average of checkpoints, else the moving average, if the stage before was judged by one."""
     training = config.training
     if training.average_checkpoints:
         contents = distributed.from_main(lambda: read_own_checkpoint(folder / CHECKPOINTS / AVERAGE))
         # What a model file does not hold (the position in keyed draws) stays as it is.
         net.load_state_dict({**net.state_dict(), **contents["weights"]})
         loss.load_state_dict(contents["head"])
-        logger.info("%s: begins with the average of the checkpoints of the first stage", STAGE)
+        logger.info("begins with the average of the checkpoints of the stage before")
     elif training.ema_decay:
         average = WeightAverage(net, training.ema_decay)
         average.load_state_dict(
             distributed.from_main(lambda: read_own_checkpoint(folder / LAST)["training"]["average"])
         )
         average.swap()
-        logger.info("%s: begins with the moving average of the weights of the first stage", STAGE)
+        logger.info("begins with the moving average of the weights of the stage before")
 
 
-def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
+def _set_aside_older(folder: Path, steps: int) -> None:
     found = find_checkpoint(folder)
     before = found[1].get("training", {}).get("first_stage_steps") if found else None
-    if before not in (None, first_stage_steps):
+    if before not in (None, steps):
         logger.warning(
-            "the large-margin stage followed step %d of the first stage, which is at step %d now: it starts over, the "
-            "old one is moved to %s",
-            *(before, first_stage_steps, move_aside(folder).name),
+            "%s followed step %d of the stages before, which are at step %d now: it starts over, the old one is moved "
+            "to %s",
+            *(folder, before, steps, move_aside(folder).name),
         )
 
 
-def adopt_better(best: Path, candidate: Path, *, is_wanted: bool) -> None:
-    """Replace the model file `best` by `candidate` if its held-out EER is lower, or it is wanted; logs which."""
+def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
+    """Replace the model file `best` by a stage's `candidate` if its EER is lower, or it is wanted; logs which."""
     before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
     eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
     if before == after:
-        logger.info("%s: EER %.2f %%; best.pt is its model already", STAGE, eer_after)
+        logger.info("%s: EER %.2f %%; best.pt is its model already", stage, eer_after)
         return
     is_better = is_wanted or eer_after < eer_before
     verdict = "kept" if is_better else "not kept"
-    logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", STAGE, eer_after, eer_before, verdict)
+    logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", stage, eer_after, eer_before, verdict)
     if is_better:
         place(candidate, best)
 
@@ -351,12 +347,9 @@ class ScheduledEpoch(NamedTuple):
 
 
 def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
-    """Of both stages: the first and last epoch, and those in which warm-up and margin ramp begin, are half way, end."""
-    stages = [("", config)]
-    if config.training.large_margin_epochs:
-        stages.append((STAGE, large_margin_config(config)))
+    """Of all stages: the first and last epoch, and those in which warm-up and margin ramp begin, are half way, end."""
     found = []
-    for name, stage in stages:
+    for name, stage in stages_of(config).items():
         # A step of its own for each epoch: the schedules count in fractions of one. Two speakers: there is no list.
         rate, margin = build_schedules(stage, build_loss(stage, 2), steps_per_epoch=1)
         schedule, last = stage.schedule, stage.training.max_epochs - 1
@@ -375,7 +368,7 @@ def schedule_table(config: Config) -> str:
     """`scheduled_epochs` as lines of text."""
     rows = [("epoch", "learning rate", "margin")]
     for one in scheduled_epochs(config):
-        name = f"{one.epoch} of the {one.stage}" if one.stage else str(one.epoch)
+        name = f"{one.epoch} of the {one.stage} stage" if one.stage else str(one.epoch)
         rows.append((name, _span(one.learning_rates), _span(one.margins) if one.margins else "none"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

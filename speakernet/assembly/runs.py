@@ -8,36 +8,23 @@ import dataclasses
 import functools
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import speakernet
-from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import build_validation, run_evaluation
-from speakernet.assembly.fine_tuning import (
-    begin_with_initial_model,
-    compared_with_initial_model,
-    refuse_other_network,
-    train_large_margin_stage,
-)
+from speakernet.assembly.fine_tuning import compared_with_initial_model, refuse_other_network, train_stage
 from speakernet.assembly.inputs import Inputs, chosen_by_validation, make_synthetic_corpus, with_default_paths
-from speakernet.assembly.training import (
-    Validate,
-    build_loss,
-    build_model,
-    build_trainer,
-    prepare_machine,
-    refuse_impossible,
-)
+from speakernet.assembly.training import build_model, prepare_machine, refuse_impossible
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.checks import Finding, worst
 from speakernet.checks.lists import quick_check
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
+from speakernet.config.schema import stages_of
 from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report import write_evaluation
@@ -48,8 +35,8 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
-from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, SECOND_STAGE, evaluation_folder, held
-from speakernet.training.progress import Stage, StopRequest, data_wait_advice
+from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, evaluation_folder, held, later_stages
+from speakernet.training.progress import StopRequest
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that TensorBoard shows too."""
@@ -97,7 +84,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         net = build_model(config)
         refuse_differences(_comparable(config))
         # An impossible option should not wait for a corpus to be made or decoded.
-        refuse_impossible(config, net, device)
+        for stage in stages_of(config).values():
+            refuse_impossible(stage, net, device)
         initial_model = refuse_other_network(config, net)
         config = with_default_paths(make_synthetic_corpus(config))
         inputs = Inputs(config, device)
@@ -106,12 +94,15 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         stop = StopRequest()
         validate = build_validation(config, inputs, net, stop.is_requested)
         chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
-        loss, summary = _train_first_stage(config, inputs, net, validate, stop, chosen_by)
-        if config.training.large_margin_epochs:
-            steps = int(summary["steps"])
-            train_large_margin_stage(
-                config, net, loss, inputs, validate, run_folder, steps, stop=stop, chosen_by=chosen_by
+        loss, stages = None, stages_of(config)
+        summaries: list[dict[str, Any]] = []
+        for number in range(len(stages)):
+            steps = sum(before["steps"] for before in summaries)
+            loss, summary = train_stage(
+                config, stages, number, net, loss, steps, inputs, validate, stop=stop, chosen_by=chosen_by
             )
+            summaries.append(summary)
+        summary = _together(summaries) if len(summaries) > 1 else summaries[0]
         # Only rank 0 writes best.pt, and every rank scores with it.
         best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
         summary |= {
@@ -144,39 +135,17 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         return TrainingOutcome(summary, evaluation, run_folder)
 
 
-def _train_first_stage(
-    config: Config,
-    inputs: Inputs,
-    net: SpeakerNet,
-    validate: Validate,
-    stop: StopRequest,
-    chosen_by: dict[str, Any] | None,
-) -> tuple[nn.Module, dict[str, Any]]:
-    """Loss and summary; loader, optimizer and averages are freed at the end, for the memory of the next stage."""
-    run_folder = Path(config.training.save_path)
-    reserved = reserved_for_training(config, net, inputs.device)
-    with contextlib.closing(build_training_loader(config, inputs, reserved_bytes=reserved)) as loader:
-        loss = build_loss(config, loader.num_classes)
-        given = begin_with_initial_model(config, net, loss, loader.identity["speakers"])
-        trainer = build_trainer(
-            config,
-            net,
-            loss,
-            loader,
-            validate,
-            run_folder,
-            inputs.device,
-            stage=Stage(given=given, chosen_by=chosen_by),
-            # Asked for in the end: how fast the disk is shows while training reads.
-            advise=lambda share: data_wait_advice(share, loading_facts(loader)),
-            stop=stop,
-        )
-        return loss, trainer.train()
+def _together(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of several stages: speed and precision are those of the last one that this process trained."""
+    trained = [one for one in summaries if one["performance"]["steps"]] or summaries
+    counts = ("epochs", "steps", "bad_steps", "fp16_overflows", "utterances", "seconds")
+    of_the_first = {name: summaries[0][name] for name in ("initial_eer_percent", "best_path", "last_path")}
+    return {**trained[-1], **{name: sum(one[name] for one in summaries) for name in counts}, **of_the_first}
 
 
 def _is_reported(run_folder: Path, others: Iterable[str]) -> bool:
     """Whether there are results, scores and reports that are newer than the last checkpoint and the best model."""
-    trained = [run_folder / BEST, run_folder / LAST, run_folder / SECOND_STAGE / LAST]
+    trained = [run_folder / BEST, *(folder / LAST for folder in (run_folder, *later_stages(run_folder).values()))]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     folders = [run_folder, *(evaluation_folder(run_folder, name) for name in others)]
     written = [folder / name for folder in folders for name in EVALUATION_FILES]
@@ -228,7 +197,8 @@ def check_options(config: Config) -> list[Finding]:
     """Whether this machine can train what the options ask for, as the doctor's lines."""
     try:
         device, net = find_device(config.runtime), build_model(config)
-        refuse_impossible(config, net, device)
+        for one in stages_of(config).values():
+            refuse_impossible(one, net, device)
     except ValueError as error:
         return [Finding("error", "options", str(error))]
     can = f"{config.model.name} with {config.loss.name} can be trained on {device.type}"

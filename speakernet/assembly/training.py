@@ -16,7 +16,6 @@ from torch import nn
 
 from speakernet.assembly.inputs import voices_of
 from speakernet.config import ConfigError
-from speakernet.config.loading import save_config
 from speakernet.config.schema import Config
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES
@@ -28,7 +27,7 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import OUTSIDE, Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
-from speakernet.run_folder import BEST, CONFIG, PROFILE
+from speakernet.run_folder import BEST, PROFILE
 from speakernet.terminal import counted
 from speakernet.training import (
     checkpoints,
@@ -102,13 +101,14 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
         "or accumulation_steps: 1 with a larger data.batch_size": (
             needs_gradient_cache(config) and training.gradient_cache == "off"
         ),
-        f"training.large_margin_epochs: {training.large_margin_epochs}, but the loss {loss.name} has no margin; "
-        "set it to 0, or take amsoftmax or aamsoftmax": training.large_margin_epochs and not hasattr(loss, "margin"),
-        # The second stage trains voices as recorded; without 1.0 among the factors the head has no class of them.
-        f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: "
-        f"{augment.speed_factors} and augment.warp_factors: {augment.warp_factors}: the second stage trains unchanged "
-        "voices, and the head has no classes for them; add 1.0 to the factors, or set large_margin_epochs: 0": (
-            training.large_margin_epochs and not voices_of(config).has_real
+        f"loss.teacher: no such file {loss.teacher}; give a model file such as best.pt": (
+            loss.teacher and not distributed.from_main(Path(loss.teacher).is_file)
+        ),
+        f"loss.teacher: {loss.teacher} with the metric loss {loss.name} under accumulation, which takes two passes; "
+        "set training.accumulation_steps: 1": loss.teacher and needs_gradient_cache(config),
+        f"loss.teacher_input: crops with augment.warp_factors: {augment.warp_factors}, which the teacher does not "
+        "hear; set [1.0], or teacher_input: recordings": (
+            loss.teacher and loss.teacher_input == "crops" and augment.warp_factors != [1.0]
         ),
         f"augment.real_epochs: {augment.real_epochs} {of_epochs}: no changed voice would ever be trained on; lower "
         "real_epochs, or remove speed_factors and warp_factors": (
@@ -332,10 +332,7 @@ def build_trainer(
     # A reproducible run keeps its number of threads, since another gives other bits.
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()
-
-    # A later stage is part of the run whose configuration this is.
-    at_start = {} if stage.name else {"on_start": functools.partial(save_config, config, folder / CONFIG)}
-    first_stage = {} if stage.first_stage_steps is None else {"first_stage_steps": stage.first_stage_steps}
+    first_stage = {} if stage.steps_before is None else {"first_stage_steps": stage.steps_before}
     learning_rate, margin = build_schedules(config, loss, -(-len(loader) // training.accumulation_steps))
     return trainer.Trainer(
         step,
@@ -345,7 +342,9 @@ def build_trainer(
         margin,
         training,
         store=checkpoints.CheckpointStore(folder, training),
-        progress=progress.Progress(folder if distributed.is_main() else None, configuration=values),
+        progress=progress.Progress(
+            folder if distributed.is_main() else None, configuration=values, steps_before=stage.steps_before or 0
+        ),
         threads=threads.ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
         model_contents=functools.partial(model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings),
         # What a resumed run is compared with.
@@ -358,7 +357,6 @@ def build_trainer(
         net_state=net_state,
         stage=stage,
         stop=stop,
-        **at_start,
         advise=advise,
     )
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
             else:
-                lines = _training_lines(train_experiment(loaded), plugins)
+                lines = _training_lines(train_experiment(loaded), plugins, has_stages=bool(config.training.stages))
             if distributed.is_main():
                 # To the terminal and log.txt.
                 logger.info("%s", "\n".join(lines))
@@ -73,7 +73,7 @@ def written_line(files: Sequence[Path]) -> str:
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
 
 
-def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str]) -> list[str]:
+def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_stages: bool) -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's own copy also holds the options of the command line.
@@ -97,7 +97,7 @@ def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str]) -> list[
         f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",
         f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
-        f"  {command} --max_epoch {2 * summary['epochs']}    continue training",
+        *([] if has_stages else [f"  {command} --max_epoch {2 * summary['epochs']}    continue training"]),
         f"  speakernet report {quoted}    rebuild the report",
         f"  tensorboard --logdir {quoted}    look at the curves",
     ]

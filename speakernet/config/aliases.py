@@ -79,6 +79,8 @@ COMMON_NAMES = {
     "validation_list": "data.validation_list",
     "validation_path": "data.validation_path",
     "score_norm": "evaluation.score_norm",
+    "stage": "training.stage",
+    "stages": "training.stages",
     "cohort_list": "evaluation.cohort_list",
     "use_compile": "runtime.compile",
     "use_amp": "runtime.precision",

@@ -237,6 +237,8 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
         functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[option] = value
     try:
         config = config_from_dict(values)
+        if config.training.stages and "training.max_epochs" not in last:
+            config.training.max_epochs = config.training.stages[0].epochs
         found = [(key, f"{key}: {message}") for key, message in problems(config)]
     except OptionError as error:
         found = [(error.field, f"{error.field} {error.found}")]
@@ -315,11 +317,14 @@ def _read_file(path: Path) -> list[Setting]:
             if key == "$schema":
                 continue
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
-            pairs = [(f"{key}.{child}", below, at) for child, below, at in children] or [(key, node, where)]
-            for _, value, _ in pairs:
-                # A key that is given twice is refused below too.
+            pairs = [(f"{key}.{child}", one, at) for child, one, at in children] or [(key, node, where)]
+            below: list[Any] = [value for _, value, _ in pairs]
+            # A key that is given twice is refused below too; the list grows while it is read.
+            for value in below:
                 if isinstance(value, yaml.MappingNode):
-                    _pairs(value, path)
+                    below += [inner for _, inner, _ in _pairs(value, path)]
+                elif isinstance(value, yaml.SequenceNode):
+                    below += value.value
             settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
     except (OSError, UnicodeDecodeError, FileError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error

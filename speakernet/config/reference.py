@@ -185,6 +185,8 @@ def json_schema() -> dict[str, Any]:
     """The configuration as a JSON schema, by which editors complete and check it."""
     definitions: dict[str, Any] = {}
     properties = {"$schema": {"type": "string"}, **{one: _object(one, definitions) for one in SECTIONS}}
+    # Written at the top, where stages are read more easily.
+    properties["stages"] = properties["training"]["properties"]["stages"]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A configuration of speakernet",

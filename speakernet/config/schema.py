@@ -5,7 +5,8 @@ exactly if the chosen schedule takes it. Where a configuration comes from is the
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from pydantic import Field, SerializeAsAny
@@ -17,9 +18,9 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.frontend.options import FEATURES, FrontendOptions, LogMelOptions
 from speakernet.losses.options import CLASSIFICATIONS, LOSSES, METRICS, AAMSoftmaxOptions, CombinedOptions, LossOptions
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import Component, OptionError, Options, default_of, lookup
+from speakernet.options import LARGE_MARGIN, Component, OptionError, Options, default_of, lookup, suggestion
 from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, TrainingOptions
-from speakernet.training.options.schedules import SCHEDULES, FloorOptions, ScheduleOptions
+from speakernet.training.options.schedules import SCHEDULES, ExponentialOptions, FloorOptions, ScheduleOptions
 
 
 class Config(Options):
@@ -64,6 +65,31 @@ CHOICES = {
     "schedule": Choice("schedule", SCHEDULES, "schedule.name", default_of(FloorOptions, "name")),
 }
 """Holder (the section or field that holds a chosen component's options) -> the choice."""
+OF_A_STAGE: dict[str, Collection[str]] = {
+    "data": (
+        *("crop_frames", "crop_frames_max", "batch_size", "utterances_per_speaker", "max_utterances_per_speaker"),
+        *("sampler", "min_seconds", "max_seconds"),
+    ),
+    "model": ("options",),
+    "model.pooling_options": (),
+    "loss": ("margin", "scale", "inter_top_k"),
+    "loss.metric": (),
+    "training": (
+        *("freeze_epochs", "freeze_norm_statistics", "accumulation_steps", "reference_batch", "batch_scaling"),
+        *("test_interval", "patience", "average_checkpoints", "ema_decay", "ema_statistics", "max_grad_norm"),
+        *("log_interval", "save_steps", "save_minutes", "keep_checkpoints"),
+    ),
+}
+OF_A_STAGE["loss.classification"] = OF_A_STAGE["loss"]
+"""Holder -> the options that a stage can change; of holders that are not here, every option."""
+ONCE: dict[str, dict[str, Any]] = {
+    "augment": {"real_epochs": 0},
+    "schedule": {"margin": "constant"},
+    "training": {"freeze_epochs": 0, "initial_weight": 0.0},
+}
+"""What belongs to the beginning or the end of one stage: the next one does not repeat it unasked."""
+RECORDED = [(1.0, 1.0)]
+"""The voice as recorded: speed and vocal-tract factor."""
 DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
 
 Names = Mapping[str, str]
@@ -160,10 +186,113 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
     return config_from_dict(values)
 
 
+def stages_of(config: Config) -> dict[str, Config]:
+    """The configuration of each stage by its name, in order; a run without stages is one that has no name.
+
+    Raises:
+        ValueError: a stage with options that it cannot have.
+    """
+    training = config.training
+    found: dict[str, Config] = {} if training.stages else {"": config}
+    plans = [(one.name, one.epochs, {k: v for k, v in one if isinstance(v, dict)}) for one in training.stages]
+    if training.large_margin_epochs:
+        plans.append((LARGE_MARGIN, training.large_margin_epochs, _large_margin(config)))
+    before = config
+    for name, epochs, changes in plans:
+        try:
+            found[name] = before = _changed(before, epochs, changes, ONCE if found else {})
+            voices, first = _voices(before), _voices(next(iter(found.values())))
+            # As recorded, speakers have the labels that they have without other voices.
+            if voices != first and (voices != RECORDED or RECORDED[0] not in first):
+                raise ValueError(
+                    "augment.speed_factors and warp_factors make voices that the head has no classes for; expected "
+                    "those of the first stage, or [1.0] if that is among them"
+                )
+        except OptionError as error:
+            raise ValueError(f"{name}: {error.field} {error.found}") from error
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return found
+
+
+def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
+    """What the short form changes: longer crops, larger margin, small learning rate, voices as recorded.
+
+    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
+    of the learning rate is that of wespeaker's `resnet_lm.yaml` or of 3D-Speaker's `eres2netv2_lm.yaml`.
+    """
+    training, loss = config.training, getattr(config.loss, "classification", config.loss)
+    if not hasattr(loss, "margin"):
+        raise ValueError(f"the loss {config.loss.name} has no margin; take another, or set large_margin_epochs: 0")
+    # As wespeaker: the larger margin replaces the penalty on the nearest other speakers.
+    margin = {"margin": training.large_margin} | ({"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {})
+    rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
+    is_cosine = training.large_margin_schedule == "cosine"
+    schedule = (FloorOptions if is_cosine else ExponentialOptions)(
+        final_learning_rate=rate / 4 if final == "auto" else final,
+        warmup_epochs=training.large_margin_warmup_epochs,
+        warmup_overlaps=not is_cosine,
+    )
+    is_enabled = training.large_margin_augment and config.augment.enabled
+    return {
+        "data": {
+            "crop_frames": training.large_margin_crop_frames,
+            "crop_frames_max": 0,
+            "batch_size": training.large_margin_batch_size or config.data.batch_size,
+        },
+        "augment": {"speed_factors": [1.0], "warp_factors": [1.0], "real_share": "auto", "enabled": is_enabled},
+        "loss": margin if loss is config.loss else {"classification": margin},
+        "optimizer": {"learning_rate": rate},
+        "schedule": schedule.model_dump(),
+        "training": {"average_checkpoints": 0, "patience": 0},
+    }
+
+
+def _changed(
+    before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], once: Mapping[str, Mapping[str, Any]]
+) -> Config:
+    """The configuration of a stage that follows another."""
+    values, given = before.model_dump(), {section: dict(fields) for section, fields in changes.items()}
+    for holder in [*changes, *(one for one in CHOICES if "." in one)]:
+        section, _, field = holder.partition(".")
+        named = given.get(section, {}).get(field, {}) if field else given[section]
+        own = values[section].get(field) if field else values[section]
+        free = before.model.options.training_only if holder == "model.options" else OF_A_STAGE.get(holder)
+        if not isinstance(named, Mapping):
+            raise ValueError(f"{holder} is {named!r}; expected `option: value` pairs")
+        for name in named:
+            if free is not None and name not in free and f"{holder}.{name}" not in CHOICES:
+                is_ours = name in (own or {}) or not free
+                why = "belongs to the whole run" if is_ours else f"does not exist; {suggestion(name, free)}"
+                can = f"a stage can change {', '.join(sorted(free)) or 'nothing there'}"
+                raise ValueError(f"{holder}.{name} {why}; {can}")
+        if field and named:
+            given[section][field] = {**(own or {}), **named}
+    for section, fields in once.items():
+        given[section] = {**fields, **given.get(section, {})}
+    alone = {"max_epochs": epochs, "stages": [], "stage": "", "large_margin_epochs": 0}
+    return replaced(before, **{**given, "training": {**given.get("training", {}), **alone}})
+
+
+def _voices(config: Config) -> list[tuple[float, float]]:
+    """Speed and vocal-tract factor of each voice, in the order of the classes of a head."""
+    augment = config.augment
+    return list(itertools.product(augment.speed_factors, augment.warp_factors)) if augment.enabled else RECORDED
+
+
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """Values that contradict each other, as (dotted key, what was found and what is expected)."""
+    is_sound, training = True, config.training
     for holder in {**SECTIONS, **CHOICES}:
         section, _, field = holder.partition(".")
         options = getattr(getattr(config, section), field, None) if field else getattr(config, section)
         for option, message in options.problems() if options is not None else ():
+            is_sound = False
             yield f"{holder}.{option}", message
+    if is_sound and (training.stages or training.large_margin_epochs):
+        key = "training.stages" if training.stages else "training.large_margin_epochs"
+        try:
+            for name, stage in stages_of(config).items():
+                yield from ((key, f"{name}: {one}: {message}") for one, message in (problems(stage) if name else ()))
+        except ValueError as error:
+            yield key, str(error)

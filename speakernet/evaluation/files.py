@@ -31,8 +31,8 @@ from speakernet.run_folder import (
     METRICS,
     RESULTS,
     SCORES,
-    SECOND_STAGE,
     evaluation_folder,
+    later_stages,
 )
 from speakernet.terminal import MAX_NAMED, counted
 
@@ -360,11 +360,12 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         # Of an evaluation alone: the run whose checkpoint was scored.
         run_folder = Path(results.checkpoint.get("path", "")).parent
     metrics = _read_metrics(run_folder / METRICS)
-    # Epochs and steps of a large-margin stage continue those of the run.
-    ends = {key: max((one.get(key, 0) for one in metrics), default=0) for key in COUNTED}
-    for one in _read_metrics(run_folder / SECOND_STAGE / METRICS):
-        moved = {key: one.get(key, 0) + end for key, end in ends.items()}
-        metrics.append({**one, **moved, "second_stage_from": ends})
+    # Epochs and steps of a later stage continue those of the one before.
+    for stage, path in later_stages(run_folder).items():
+        ends = {key: max((one.get(key, 0) for one in metrics), default=0) for key in COUNTED}
+        for one in _read_metrics(path / METRICS):
+            moved = {key: one.get(key, 0) + end for key, end in ends.items()}
+            metrics.append({**one, **moved, "begun": {"stage": stage, **ends}})
     if results is None and not metrics:
         raise FileError(f"{folder}: neither {RESULTS} nor {METRICS}; give the folder of a run or an evaluation")
     config = ""
@@ -492,7 +493,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 # What is drawn; the kind and the interval are no numbers.
-                kinds: dict[str, Any] = {"kind": str, "eer_interval_percent": list, "second_stage_from": ()}
+                kinds: dict[str, Any] = {"kind": str, "eer_interval_percent": list, "begun": ()}
                 kinds |= {"test_lists": dict}
                 usable = (key for key, one in record.items() if isinstance(one, kinds.get(key, int | float)))
                 records.append({key: record[key] for key in usable if key in kinds or is_number(record[key])})

@@ -213,9 +213,12 @@ def curve_figure(
     *,
     mark_lowest: bool = False,
     has_ticks_at_points: bool = False,
+    borders: Sequence[float] = (),
 ) -> Figure:
-    """A quantity over training."""
+    """A quantity over training; `borders` are where another stage begins."""
     figure, axes = new_figure(x_name, y_name, 2.5)
+    for begin in borders:
+        axes.axvline(begin, color=MUTED, linewidth=0.6)
     for number, (name, (x, y)) in enumerate(series.items()):
         colour, label = f"C{number}", name if len(series) > 1 else ""
         if mark_lowest and np.isfinite(y).any():

@@ -430,14 +430,17 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
         is_evaluation = kind == "evaluation"
         where = "epoch" if is_evaluation else "step"
         scale = 100.0 if key.endswith("_share") else 1.0
-        series, bands, note = {}, {}, CURVE_NOTES.get(key, "")
+        series, bands, begins, note = {}, {}, [], CURVE_NOTES.get(key, "")
         for run in runs:
             records = [one for one in run.metrics if one.get("kind") == kind and key in one]
             if records:
                 x = np.array([one.get(where, 0) for one in records], dtype=np.float64)
                 series[run.name] = (x, scale * np.array([one[key] for one in records]))
-                begin, after = records[-1].get("second_stage_from"), f" of {run.name}" if len(runs) > 1 else ""
-                note += f" After {where} {begin[where]}{after}: the large-margin stage." if begin else ""
+                after = f" of {run.name}" if len(runs) > 1 else ""
+                borders = {one["begun"]["stage"]: one["begun"][where] for one in records if "begun" in one}
+                for stage, begin in borders.items():
+                    note += f" After {where} {begin}{after}: the {stage} stage."
+                    begins.append(begin)
                 # Each test list has a curve of its own, of the evaluations that it had a part in.
                 listed = [(one.get(where, 0), one.get("test_lists", {})) for one in records if key == "eer_percent"]
                 for name in dict.fromkeys(itertools.chain(*(lists for _, lists in listed))):
@@ -454,7 +457,11 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
             constants.append(f"{heading} {values[0]:.4g}{' %' if '%' in axis else ''}")
         elif len(values):
             note += " Bands: 95 % intervals over speakers, from few draws." if bands else ""
-            how = {"mark_lowest": key == "eer_percent", "has_ticks_at_points": is_evaluation}
+            how: dict[str, Any] = {
+                "mark_lowest": key == "eer_percent",
+                "has_ticks_at_points": is_evaluation,
+                "borders": begins,
+            }
             figure = plots.curve_figure(series, where, axis, bands, **how)
             cards.append(_drawn(folder, f"training_{key}", heading, figure, note.strip()))
     remarks = [f"Constant or measured once, and not drawn: {', '.join(constants)}."] if constants else []

@@ -120,7 +120,7 @@ class AAMSoftmax(AMSoftmax):
 
     def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, embedding_dim, num_classes, options.sub_centers)
-        self.inter_top_k = min(options.inter_top_k, num_classes - 1)
+        self.inter_top_k = options.inter_top_k
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scale times (cosine, of the widened angle at the label)."""
@@ -140,7 +140,7 @@ class AAMSoftmax(AMSoftmax):
         if self.inter_top_k:
             # A cosine is never below -1: at -2 the own speaker is not among the nearest.
             others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
-            nearest = self.classes.nearest(others, self.inter_top_k)
+            nearest = self.classes.nearest(others, min(self.inter_top_k, self.num_classes - 1))
             share = min(1.0, self.margin / options.margin) if options.margin else 1.0
             cosine = nearest.replaced(cosine, turned(nearest.of(cosine), -options.inter_top_k_penalty * share))
         return own.replaced(cosine, widened) * self.scale

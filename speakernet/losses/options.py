@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from pydantic import Field, SerializeAsAny, model_validator
 
-from speakernet.options import Component, Options, Positive, Share, Switch, lookup
+from speakernet.options import Component, InputPath, Options, Positive, Share, Switch, lookup
 
 Weight = Annotated[float, Ge(0.0), Le(1e6)]
 Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
@@ -19,6 +19,14 @@ class LossOptions(Options):
     """Name of the loss; `speakernet list losses` shows them all."""
     sharded: Switch = "auto"
     """Shard the speakers of the head over the ranks; auto: if that saves memory and time."""
+    teacher: InputPath = ""
+    """Model file whose embeddings are a second target (knowledge distillation); empty: none."""
+    teacher_weight: Weight = 1.0
+    """Weight of the distance to the teacher's embeddings, which is added to the loss."""
+    teacher_distance: Literal["cosine", "mse"] = "cosine"
+    """cosine: one minus the cosine; mse: the mean squared difference."""
+    teacher_input: Literal["recordings", "crops"] = "recordings"
+    """recordings: whole and as they are, embedded once and kept; crops: what the network hears, in every step."""
 
     has_head: ClassVar[bool] = True
     """Whether it has weights of each speaker."""
@@ -34,10 +42,6 @@ class LossOptions(Options):
         yield from super().problems()
         if self.sharded == "on" and not self.has_head:
             yield "sharded", f"on, but {self.name} has no head of speakers to shard; leave it at auto"
-
-    def with_margin(self, margin: float) -> "LossOptions":
-        """A copy with another margin, of a loss that has one (`hasattr(options, "margin")`)."""
-        return self.model_copy(update={"margin": margin})
 
 
 class SoftmaxOptions(LossOptions):
@@ -201,10 +205,6 @@ class CombinedOptions(MetricOptions):
         """That of the classification loss."""
         return float(self.classification.margin)  # type: ignore[attr-defined]
 
-    def with_margin(self, margin: float) -> "CombinedOptions":
-        """A copy whose classification loss has another margin."""
-        return self.model_copy(update={"classification": self.classification.with_margin(margin)})
-
     def problems(self) -> Iterator[tuple[str, str]]:
         """Two weights of 0, or a component with its own `sharded`."""
         yield from super().problems()
@@ -213,6 +213,8 @@ class CombinedOptions(MetricOptions):
         for part, options in (("classification", self.classification), ("metric", self.metric)):
             if options.sharded != "auto":
                 yield part, f"sharded: {options.sharded} within it; set loss.sharded, which holds for the whole loss"
+            if options.teacher:
+                yield part, f"teacher: {options.teacher} within it; set loss.teacher"
 
 
 LOSSES: dict[str, Component] = {

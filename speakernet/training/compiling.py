@@ -182,8 +182,9 @@ def enable_gradient_checkpointing(net: nn.Module) -> int:
     """
     blocks = blocks_to_checkpoint(net)
     for block in blocks:
-        # On the instance, not the class: other networks of this process stay as they are.
-        block.forward = Checkpointed(block)  # type: ignore[method-assign]
+        # On the instance, not the class: other networks of this process stay as they are. Once, whatever the stages.
+        if not isinstance(block.forward, Checkpointed):
+            block.forward = Checkpointed(block)  # type: ignore[method-assign]
     return len(blocks)
 
 

@@ -28,7 +28,7 @@ from speakernet.run_folder import (
     LOG,
     METRICS,
     PREVIOUS,
-    SECOND_STAGE,
+    later_stages,
 )
 from speakernet.terminal import counted
 from speakernet.training.checkpoints import epoch_paths
@@ -91,7 +91,7 @@ class Mirror:
     def changed(self, *, is_end: bool) -> list[str]:
         """Files that differ from their copies, models first: a copy is then never behind what it needs."""
         names = []
-        for prefix in ("", f"{SECOND_STAGE}/"):
+        for prefix in ("", *(f"{one.name}/" for one in later_stages(self.folder).values())):
             if self.with_epochs:
                 paths = [*epoch_paths(self.folder / prefix), self.folder / prefix / CHECKPOINTS / AVERAGE]
                 names += [path.relative_to(self.folder).as_posix() for path in paths]

@@ -64,12 +64,14 @@ class Stage:
     """In the log and the model files; empty for a run of its own."""
     epochs_option: str = "--max_epoch"
     """The option to raise for more epochs."""
-    first_stage_steps: int | None = None
-    """Steps of the stage before, whose weights this one began with."""
+    steps_before: int | None = None
+    """Steps of the stages before, whose weights this one began with; None: it is the first."""
     given: Mapping[str, Any] | None = None
     """What is known of the initial model (file, licence …), in plain values."""
     chosen_by: Mapping[str, Any] | None = None
     """The list that chooses the model; None if nothing is chosen."""
+    on_start: Callable[[], None] = lambda: None
+    """Called when training begins or goes on, on rank 0."""
 
 
 WHOLE_RUN = Stage()
@@ -352,8 +354,11 @@ class Progress:
         show_bar: bool = True,
         tensorboard: bool = True,
         configuration: Mapping[str, Any] = MappingProxyType({}),
+        steps_before: int = 0,
     ) -> None:
         self.folder, self.show_bar = folder, show_bar and folder is not None
+        # TensorBoard shows a stage as a run of its own, whose steps go on from the one before.
+        self._steps_before = steps_before
         self._tensorboard, self._configuration = tensorboard, configuration
         self.num_lines = 0
         """Of metrics.jsonl."""
@@ -378,7 +383,7 @@ class Progress:
             # Imported here: it takes a second that other commands should not pay.
             from speakernet.training.tensorboard import EventFiles
 
-            self._events = EventFiles(self.folder, self._configuration, step)
+            self._events = EventFiles(self.folder, self._configuration, self._steps_before + step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
@@ -415,7 +420,7 @@ class Progress:
             line = json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}, allow_nan=False)
             self.num_lines += self._file.append(f"{line}\n".encode())
         if self._events is not None:
-            self._events.record(kind, step, values)
+            self._events.record(kind, self._steps_before + step, values)
         if kind == "step":
             self.show(values)
 

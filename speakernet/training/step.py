@@ -141,6 +141,7 @@ class TrainingStep:
         modules: list[Any] = list(net.modules())
         self._keyed = [one for one in modules if hasattr(one, "key_draws")]
         self._warping = [one for one in modules if hasattr(one, "take_warps")]
+        self._teacher: Any = getattr(loss, "teacher", None)
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
         self._is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
@@ -208,10 +209,14 @@ class TrainingStep:
             with record_function("speakernet.forward"), self.precision.autocast():
                 self.key_draws(batch)
                 embeddings, labels = self.ranks.embed(batch.waveforms), batch.labels
+                wanted = [] if self._teacher is None else [self._teacher.wanted(batch)]
                 if self._sees_all:
-                    embeddings, labels = (self.ranks.rows_of_all(one, batch.shares) for one in (embeddings, labels))
+                    rows = [embeddings, labels, *wanted]
+                    embeddings, labels, *wanted = (self.ranks.rows_of_all(one, batch.shares) for one in rows)
                 compare = self._compare if self.loss.is_metric else self.loss
                 value, accuracy = compare(embeddings, labels)
+                if wanted:
+                    value = value + self._teacher(embeddings, *wanted, labels)
             numbers = self._record(value, accuracy, weight)
             with record_function("speakernet.backward"):
                 self.ranks.backward(value * (weight * self.precision.scale), numbers, is_last=is_last)

@@ -110,7 +110,6 @@ class Trainer:
         net_state: Any = None,
         stage: Stage = WHOLE_RUN,
         stop: StopRequest | None = None,
-        on_start: Callable[[], None] = lambda: None,
         advise: Callable[[float], str] = lambda data_wait_share: "",
     ) -> None:
         self.step, self.net, self.loss, self.optimizer = step, step.net, step.loss, step.optimizer
@@ -124,7 +123,7 @@ class Trainer:
         step.ranks.requests = self._requests
         self.store, self.progress, self.threads = store, progress, threads
         self.model_contents, self.origin = model_contents, origin
-        self.on_start, self.advise = on_start, advise
+        self.advise = advise
         self.state = TrainingState()
         self.tracker = PerformanceTracker(step.precision.name, options.accumulation_steps, step.precision.device)
         self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
@@ -178,7 +177,7 @@ class Trainer:
     def _train_on(self) -> None:
         """All that is left to do."""
         state = self.state
-        is_first_stage = self.stage.given is not None and self.stage.first_stage_steps is None
+        is_first_stage = self.stage.given is not None and self.stage.steps_before is None
         if is_first_stage and not state.step and state.initial_eer_percent is None:
             # The given weights are best.pt until an epoch beats them.
             state.initial_eer_percent = self.evaluate("initial model")
@@ -409,7 +408,7 @@ class Trainer:
         found = distributed.from_main(functools.partial(find_checkpoint, store.folder))
         if found is None:
             distributed.from_main(store.set_aside_earlier_run)
-            distributed.from_main(self.on_start)
+            distributed.from_main(self.stage.on_start)
             return
         source, contents = found
         self._restore(contents, source)
@@ -427,7 +426,7 @@ class Trainer:
         wanted = max(options.max_epochs, state.epoch)
         logger.info("resumed from %s: %d of %d epochs, step %d", source, state.epoch, wanted, state.step)
         if not state.is_finished(options):
-            distributed.from_main(self.on_start)
+            distributed.from_main(self.stage.on_start)
         elif best is None:
             self.evaluate("best.pt was missing")
             self.save_last()

@@ -1,5 +1,6 @@
 """From configuration to a trainer that runs: real parts on a tiny corpus, voices, and what is refused."""
 
+import functools
 import signal
 
 import numpy as np
@@ -8,13 +9,14 @@ import torch
 
 from speakernet.assembly import ranks, training
 from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.fine_tuning import train_large_margin_stage
+from speakernet.assembly.fine_tuning import train_stage
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config, ConfigError
-from speakernet.config.schema import replaced
+from speakernet.config.loading import save_config
+from speakernet.config.schema import replaced, stages_of
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
-from speakernet.training.progress import Interrupted
+from speakernet.training.progress import Interrupted, Stage
 from tests.tiny_recipe import recipe_of
 
 CPU = torch.device("cpu")
@@ -39,7 +41,8 @@ def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options)
     net, loss = training.build_model(config), training.build_loss(config, loader.num_classes)
     training.refuse_impossible(config, net, CPU)
     given = config, net, loss, loader, lambda epoch: validate(net)
-    return training.build_trainer(*given, folder, CPU, **options), net, loss
+    stage = Stage(on_start=functools.partial(save_config, config, folder / "config.yaml"))
+    return training.build_trainer(*given, folder, CPU, stage=stage, **options), net, loss
 
 
 @pytest.mark.parametrize(
@@ -134,12 +137,17 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_
     config = tiny_config(tiny_corpus, training={"max_epochs": 1, **more})
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
-    parts = (config, net, loss, Inputs(config, CPU))
-    train_large_margin_stage(*parts, lambda epoch: {"eer_percent": 5.0}, tmp_path, 3)
+    config.training.save_path = str(tmp_path)
+
+    def second_stage(eer, steps):
+        given = config, stages_of(config), 1, net, loss, steps, Inputs(config, CPU)
+        return train_stage(*given, lambda epoch: {"eer_percent": eer})[1]
+
+    second_stage(5.0, 3)
     assert "epoch 1 of the large-margin stage: loss" in caplog.text and "best.pt before 10.00 %: kept" in caplog.text
     better = (tmp_path / "best.pt").read_bytes()
 
-    train_large_margin_stage(*parts, lambda epoch: {"eer_percent": 5.0}, tmp_path, 3)
+    second_stage(5.0, 3)
     assert "EER 5.00 %; best.pt is its model already" in caplog.text
     assert "--training.large_margin_epochs 11" in caplog.text
     longer = tiny_config(tiny_corpus, training={"max_epochs": 2, **more})
@@ -154,7 +162,7 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_
     assert (tmp_path / "best.pt").read_bytes() != better
     # The first stage has continued: its margin stage starts over, and the old one is kept.
     old = (tmp_path / "large_margin" / "best.pt").read_bytes()
-    anew = train_large_margin_stage(*parts, lambda epoch: {"eer_percent": 9.0}, tmp_path, 9)
+    anew = second_stage(9.0, 9)
     assert anew["performance"]["steps"] > 0 and loss.margin == longest.training.large_margin
     assert (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == old
 
@@ -167,7 +175,6 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
     [
         ({**METRIC, "training": {"accumulation_steps": 2, "gradient_cache": "off"}}, "own negatives"),
         ({"loss": {"name": "angleproto"}}, "needs at least 2; set --nPerSpeaker 2"),
-        ({"loss": {"name": "softmax"}, "training": {"large_margin_epochs": 2}}, "the loss softmax has no margin"),
         ({**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}}, "the gradient cache"),
         ({"data": {"crop_frames_max": 90}, "runtime": {"compile": "on"}}, "crop_frames_max"),
         ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
@@ -281,14 +288,6 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
     with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: "):
         training.refuse_impossible(too_long, training.build_model(too_long), CPU)
-    stage = voiced_config(
-        tiny_corpus,
-        augment={"warp_factors": [0.9, 1.1], "real_share": "auto"},
-        loss={"name": "aamsoftmax"},
-        training={"large_margin_epochs": 1},
-    )
-    with pytest.raises(ConfigError, match=r"warp_factors: \[0\.9, 1\.1\].*add 1\.0 to the factors"):
-        training.refuse_impossible(stage, training.build_model(stage), CPU)
     samples = {"name": "RawNet3", "options": {"channels": 64}}
     with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
         training.build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))

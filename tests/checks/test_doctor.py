@@ -136,7 +136,7 @@ def test_the_machine(tmp_path, monkeypatch):
     [
         ("a a/1.wav\na a/1.wav\nb b/1.wav\n", {}, 0),
         ("a a/1.wav\nb\n", {}, 1),
-        ("a a/1.wav\nb b/1.wav\n", {"loss": {"name": "softmax"}, "training": {"large_margin_epochs": 1}}, 1),
+        ("a a/1.wav\nb b/1.wav\n", {"loss": {"name": "angleproto"}}, 1),
     ],
     ids=["warnings only", "malformed list", "impossible options"],
 )

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speakernet.assembly.fine_tuning import large_margin_config
 from speakernet.assembly.training import build_loss
 from speakernet.config import ConfigError, config_from_dict, load_config
 from speakernet.config.loading import save_config
-from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced
+from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced, stages_of
 from speakernet.losses.options import (
     AMSoftmaxOptions,
     AngularPrototypicalOptions,
@@ -272,7 +271,8 @@ def test_losses_within_combined(tmp_path, caplog):
     assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
     # The second stage enlarges the margin of the classification loss.
     staged = load_config(["--config", file, "--training.large_margin_epochs", "1"]).config
-    assert large_margin_config(staged).loss == MEANT.with_margin(staged.training.large_margin)
+    larger = MEANT.classification.model_copy(update={"margin": staged.training.large_margin})
+    assert stages_of(staged)["large-margin"].loss == MEANT.model_copy(update={"classification": larger})
     loss = build_loss(config, 5)
     assert loss.margin == 0.3 and loss.classification.weight.shape[0] == 5 and loss.metric.margin == 0.1
     with pytest.raises(OptionError):

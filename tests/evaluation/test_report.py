@@ -198,15 +198,17 @@ def test_runs_on_different_lists_are_not_compared(run, tmp_path):
     assert "must not be compared" in text and "better than" not in text
 
 
-def test_large_margin_stage_continues_the_curves(run):
+def test_stages_continue_the_curves(run):
     before = read_run(run).metrics
     last = max(record["epoch"] for record in before)
-    (run / "large_margin").mkdir()
-    record = {"kind": "evaluation", "epoch": 1, "step": 5, "eer_percent": 1.5}
-    (run / "large_margin" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    for folder in ("large_margin", "2_joint", "2_joint.before-1"):
+        (run / folder).mkdir()
+        record = {"kind": "evaluation", "epoch": 1, "step": 5, "eer_percent": 1.5}
+        (run / folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     after = read_run(run).metrics
-    assert len(after) == len(before) + 1 and after[-1]["epoch"] == last + 1
-    assert f"After epoch {last}: the large-margin stage." in write_report(run).read_text()
+    assert [one["epoch"] for one in after[len(before) :]] == [last + 1, last + 2]
+    note = f"After epoch {last}: the joint stage. After epoch {last + 1}: the large-margin stage."
+    assert note in write_report(run).read_text()
 
 
 def test_map_is_the_projection_on_the_main_plane(random):

@@ -42,7 +42,7 @@ ALLOWED = {
 ONE_DOOR = {
     "torchaudio": {"frontend"},
     "soundfile": {"data/audio.py"},
-    "pydantic": {"options.py", "config", "data", "evaluation", "losses", "machine", "models"},
+    "pydantic": {"options.py", "config", "data", "evaluation", "losses", "machine", "models", "training"},
     "requests": {"corpora"},
     "jinja2": {"evaluation"},
     "tqdm": {"terminal.py"},

@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
-from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, PREVIOUS, RESULTS, SECOND_STAGE
+from speakernet.run_folder import BEST, CHECKPOINTS, LARGE_MARGIN_FOLDER, LAST, LOG, METRICS, PREVIOUS, RESULTS
 from speakernet.training import checkpoints, mirror
 from speakernet.training.checkpoints import CheckpointStore, average_weights, to_cpu
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
@@ -237,7 +237,7 @@ def _soon(monkeypatch):
 
 
 def fill(folder, word="one"):
-    for name in (LAST, BEST, LOG, METRICS, RESULTS, f"{SECOND_STAGE}/{LAST}", "embeddings/a.npz"):
+    for name in (LAST, BEST, LOG, METRICS, RESULTS, f"{LARGE_MARGIN_FOLDER}/{LAST}", "embeddings/a.npz"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{word} {name}")
 
@@ -259,7 +259,7 @@ def test_fresh_folder(tmp_path, kind):
         pass
     assert fetch_run(address, fresh)
     found = sorted(path.relative_to(fresh).as_posix() for path in fresh.rglob("*") if path.is_file())
-    assert found == sorted([LAST, BEST, LOG, METRICS, RESULTS, f"{SECOND_STAGE}/{LAST}"])
+    assert found == sorted([LAST, BEST, LOG, METRICS, RESULTS, f"{LARGE_MARGIN_FOLDER}/{LAST}"])
     assert all((fresh / name).read_text() == f"one {name}" for name in found)
     (fresh / LAST).write_text("its own")
     assert not fetch_run("nonsense://not asked", fresh), "a folder with a last.pt resumes from that"

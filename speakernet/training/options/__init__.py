@@ -4,13 +4,15 @@ What depends on the machine (no GPU, no C++ compiler) is not checked here: a con
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MaxLen
+from pydantic import Field, StringConstraints
 
 from speakernet.machine.options import MachineOptions
 from speakernet.options import (
     DEFAULT_SEED,
+    LARGE_MARGIN,
     Component,
     Count,
     CountOrZero,
@@ -22,10 +24,12 @@ from speakernet.options import (
     Options,
     Share,
     Switch,
+    suggestion,
 )
 from speakernet.training.options.schedules import LearningRate
 
 LARGEST_SEED = 2**48
+Changes = dict[str, Any]
 
 
 class OptimizerOptions(Options):
@@ -83,6 +87,29 @@ OPTIMIZERS: dict[str, Component] = {
 }
 
 
+class StageOptions(Options):
+    """One of several stages: in sections as a configuration has them, the options in which it differs from the last."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^\w{1,40}$")]
+    """In log, report and `--stage`, and of its folder."""
+    epochs: Count
+    """Of this stage."""
+    data: Changes = Field(default={})
+    """Crops, batches and sampler."""
+    augment: Changes = Field(default={})
+    """Any of its options."""
+    model: Changes = Field(default={})
+    """Under options, what of a pretrained backbone is trained, and how."""
+    loss: Changes = Field(default={})
+    """Margin, scale and inter_top_k."""
+    optimizer: Changes = Field(default={})
+    """Any of its options."""
+    schedule: Changes = Field(default={})
+    """Any of its options."""
+    training: Changes = Field(default={})
+    """What holds for each stage alone, such as accumulation_steps and ema_decay."""
+
+
 class TrainingOptions(Options):
     """How long to train, what to keep, and what happens at the end."""
 
@@ -128,24 +155,28 @@ class TrainingOptions(Options):
     """Gradients are scaled down to this norm; 0 turns clipping off (the norm is logged all the same)."""
     gradient_cache: Switch = "auto"
     """Two passes for metric losses with accumulation, which keeps all negatives; off: refuse the combination."""
+    stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
+    """Stages one after the other, each with its epochs and the options that change with it; empty: a single one."""
+    stage: str = ""
+    """Name of the stage to begin with: those before it are taken as they are in the run folder."""
     large_margin_epochs: CountOrZero = 0
-    """Epochs of a second stage with a larger margin and longer crops; 0: no second stage."""
+    """Epochs of a last stage with a larger margin and longer crops, short for an entry of stages; 0: no such stage."""
     large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
-    """Margin of the second stage."""
+    """Margin of that stage."""
     large_margin_crop_frames: Frames = 600
-    """Crop length of the second stage, in frames of 10 ms."""
+    """Crop length of that stage, in frames of 10 ms."""
     large_margin_batch_size: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Batch size of the second stage, whose crops take more memory; 0: data.batch_size."""
+    """Batch size of that stage, whose crops take more memory; 0: data.batch_size."""
     large_margin_learning_rate: LearningRate = 1e-4
-    """Learning rate at the start of the second stage."""
+    """Learning rate at the start of that stage."""
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
-    """Where the second stage's learning rate ends; auto: a quarter of its start."""
+    """Where that stage's learning rate ends; auto: a quarter of its start."""
     large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
     """How the learning rate falls: in equal factors, warm-up included (wespeaker), or half a cosine after it."""
     large_margin_warmup_epochs: Epochs = 0.0
-    """Epochs of linear warm-up of the second stage."""
+    """Epochs of linear warm-up of that stage."""
     large_margin_augment: bool = True
-    """Augment the second stage's audio like the first's (never its speed)."""
+    """Augment that stage's audio like the one before (never its speed)."""
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
@@ -161,6 +192,16 @@ class TrainingOptions(Options):
             yield (
                 "batch_scaling",
                 f"{self.batch_scaling} needs reference_batch, the batch that the rates were chosen for",
+            )
+        names = [one.name for one in self.stages] + ([LARGE_MARGIN] if self.large_margin_epochs else [])
+        if len(set(names)) < len(names):
+            yield "stages", f"{', '.join(names)}; expected names of their own"
+        if self.stages and self.max_epochs != self.stages[0].epochs:
+            yield "max_epochs", f"{self.max_epochs} beside stages, each of which has its own epochs; leave it out"
+        if self.stage and self.stage not in names:
+            yield (
+                "stage",
+                f"there is no stage {self.stage!r}; {suggestion(self.stage, names) if names else 'set stages'}",
             )
         final = self.large_margin_final_learning_rate
         if final != "auto" and final > self.large_margin_learning_rate:

@@ -1,4 +1,4 @@
-"""The second stage through the whole journey: what it frees, begins with, draws, and how it resumes."""
+"""Stages through the whole journey: what each frees, begins with, draws and changes, and how it resumes."""
 
 import dataclasses
 import weakref
@@ -9,10 +9,13 @@ import torch
 
 from speakernet.assembly import fine_tuning, runs
 from speakernet.assembly.runs import train_experiment
-from speakernet.config import load_config
+from speakernet.checkpoint import read_own_checkpoint
+from speakernet.config import ConfigError, load_config
 from speakernet.data.batches import ResidentMaker
 from speakernet.evaluation.results import Results
+from speakernet.run_folder import later_stages
 from speakernet.training.trainer import Trainer
+from tests.outcomes import digests
 from tests.tiny_recipe import write_recipe
 
 SPEAKERS = 8
@@ -72,7 +75,7 @@ def straight(tiny_corpus, tmp_path_factory):
 def stages(monkeypatch):
     """What each stage is built with, and what is still `alive` of the first when the second begins."""
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
-    build_loader = runs.build_training_loader
+    build_loader = fine_tuning.build_training_loader
 
     def watch_loader(*arguments, **options):
         if seen["parts"]:
@@ -86,19 +89,18 @@ def stages(monkeypatch):
         seen["classes"].append(loader.num_classes)
         return loader
 
-    for module in (runs, fine_tuning):
-        monkeypatch.setattr(module, "build_training_loader", watch_loader)
-        build_trainer = module.build_trainer
+    monkeypatch.setattr(fine_tuning, "build_training_loader", watch_loader)
+    build_trainer = fine_tuning.build_trainer
 
-        def watch_trainer(*arguments, build=build_trainer, **options):
-            trainer = build(*arguments, **options)
-            copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
-            seen["starts"].append(copies)
-            for name in ("optimizer", "average", "step"):
-                seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
-            return trainer
+    def watch_trainer(*arguments, **options):
+        trainer = build_trainer(*arguments, **options)
+        copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
+        seen["starts"].append(copies)
+        for name in ("optimizer", "average", "step"):
+            seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
+        return trainer
 
-        monkeypatch.setattr(module, "build_trainer", watch_trainer)
+    monkeypatch.setattr(fine_tuning, "build_trainer", watch_trainer)
     return seen
 
 
@@ -121,18 +123,18 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
     assert not any(plan.voices.any() for plan in second)
 
 
-def train_until_killed(config, monkeypatch, killed_at):
-    """Train until so many steps of the second stage are done."""
+def train_until_killed(config, monkeypatch, stage, killed_at):
+    """Train until so many steps of a later stage are done."""
     run_step, train = Trainer.run_step, Trainer.train
 
     def stop_after(trainer, batches):
         run_step(trainer, batches)
-        if trainer.stage.name and trainer.state.step == killed_at:
+        if trainer.stage.name == stage and trainer.state.step == killed_at:
             trainer.store.wait()
             raise InterruptedError
 
     def stop_before(trainer):
-        if trainer.stage.name and killed_at == 0:
+        if trainer.stage.name == stage and killed_at == 0:
             raise InterruptedError
         return train(trainer)
 
@@ -142,16 +144,70 @@ def train_until_killed(config, monkeypatch, killed_at):
         train_experiment(config)
 
 
+def assert_same(one, other, names):
+    for name in names:
+        found = [digests(folder / name) for folder in (one, other)]
+        assert found[0] == found[1], name
+
+
 @pytest.mark.parametrize("killed_at", [0, 5], ids=["between the stages", "second epoch"])
 def test_a_killed_second_stage_goes_on_to_the_same_bits(tiny_corpus, straight, tmp_path, monkeypatch, killed_at):
     killed = tmp_path / "killed"
-    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, killed_at)
+    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, "large-margin stage", killed_at)
     torch.manual_seed(123)
     train_experiment(loaded(tiny_corpus, killed))
-    names = [folder / "large_margin" / "last.pt" for folder in (straight, killed)]
-    one, other = (torch.load(name, weights_only=True)["training"] for name in names)
-    assert one["state"]["step"] == other["state"]["step"] == 8
-    for part in ("net", "loss"):
-        for key, value in one[part].items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(value, other[part][key]), key
+    assert_same(straight, killed, ["large_margin/last.pt", "best.pt"])
+
+
+STAGES: list[dict[str, Any]] = [
+    {"name": "head", "epochs": 1, "training": {"ema_decay": 0.5}, "augment": {"speed_factors": [0.9, 1.0, 1.1]}},
+    {"name": "joint", "epochs": 2, "optimizer": {"name": "sgd", "learning_rate": 0.01}, "data": {"crop_frames": 60}},
+    {"name": "long", "epochs": 1, "loss": {"margin": 0.4}, "augment": {"enabled": False}},
+]
+
+
+@pytest.fixture
+def staged(tiny_corpus, tmp_path):
+    """Makes the configuration of a run of three stages."""
+
+    def make(name, *options, stages=STAGES):
+        training = {"average_checkpoints": 0, "large_margin_epochs": 0, "stages": stages}
+        values = {**CHANGES, "training": {"test_interval": 1, "save_steps": 1, **training}}
+        recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, values)
+        return load_config(["--config", str(recipe), *options])
+
+    return make
+
+
+def test_stages_change_what_they_name_and_resume_to_the_same_bits(staged, tmp_path, monkeypatch, stages, caplog):
+    caplog.set_level("INFO", "speakernet")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    train_experiment(staged("straight"))
+    assert stages["classes"] == [3 * SPEAKERS, 3 * SPEAKERS, SPEAKERS]
+    assert "long stage: 1 epoch, crops of 60 frames, learning rate 0.01" in caplog.text
+    assert "epoch 2 of the joint stage: loss" in caplog.text
+    last = [read_own_checkpoint(straight / name)["training"] for name in ("last.pt", "3_long/last.pt")]
+    assert [one["config"]["loss"]["margin"] for one in last] == [0.2, 0.4]
+    assert [one["config"]["optimizer"]["name"] for one in last] == ["adam", "sgd"]
+    assert last[1]["first_stage_steps"] == 3 * last[0]["state"]["step"]
+    for stage, step in (("joint stage", 3), ("long stage", 0)):
+        train_until_killed(staged("killed"), monkeypatch, stage, step)
+        torch.manual_seed(123)
+    train_experiment(staged("killed"))
+    assert_same(straight, killed, ["2_joint/last.pt", "3_long/last.pt", "best.pt"])
+    # More of the first stage: what followed starts over.
+    longer = [{**STAGES[0], "epochs": 2}, *STAGES[1:]]
+    train_experiment(staged("killed", stages=longer))
+    assert (killed / "2_joint.before-1").is_dir() and (killed / "3_long.before-1").is_dir()
+    assert later_stages(killed) == {"joint": killed / "2_joint", "long": killed / "3_long"}
+
+
+def test_a_stage_begins_with_the_model_of_the_one_before(staged, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="--stage joint"):
+        train_experiment(staged("run", "--stage", "joint"))
+    longer = [{**STAGES[0], "epochs": 3}, *STAGES[1:]]
+    train_until_killed(staged("run", stages=longer), monkeypatch, "head stage", 5)
+    train_experiment(staged("run", "--stage", "joint", stages=longer))
+    run = tmp_path / "run"
+    states = [read_own_checkpoint(path)["training"]["state"] for path in (run / "last.pt", run / "2_joint" / "last.pt")]
+    assert [one["epoch"] for one in states] == [1, 2]

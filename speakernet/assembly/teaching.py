@@ -1,0 +1,105 @@
+"""A teacher: another network's embeddings as a second target beside the speakers.
+
+The embeddings of whole recordings, as they were made, are computed once, before the first step, and kept in the run
+folder. The student hears crops of them, augmented, so that it learns what the teacher hears without that.
+
+Source: Wang et al. 2019, "Knowledge distillation for small foot-print deep speaker embedding" (embedding level).
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from speakernet.assembly.evaluation import build_embedder, load_for_scoring
+from speakernet.assembly.inputs import Inputs
+from speakernet.config import Config, ConfigError
+from speakernet.evaluation.embedding import weights_digest
+from speakernet.losses.options import LossOptions
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.run_folder import EMBEDDINGS
+
+if TYPE_CHECKING:
+    from speakernet.training.step import BatchLike
+
+logger = logging.getLogger(__name__)
+
+
+class Teacher(nn.Module):
+    """The distance of embeddings to those of a teacher; a linear layer learns to translate where sizes differ.
+
+    >>> teacher = Teacher(LossOptions(teacher_weight=2.0), 2, torch.tensor([[0.0, 3.0], [4.0, 0.0]]), num_speakers=1)
+    >>> embeddings, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 1])
+    >>> teacher(embeddings, teacher.kept[[0, 1, 0]], labels)  # 1 and 0 apart; the third is another voice
+    tensor(1.)
+    """
+
+    def __init__(
+        self,
+        options: LossOptions,
+        embedding_dim: int,
+        kept: Tensor | None = None,
+        net: SpeakerNet | None = None,
+        num_speakers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.options, self.kept, self.num_speakers = options, kept, num_speakers
+        # In a list: it is neither trained nor part of a checkpoint.
+        self._nets = [one for one in (net,) if one is not None]
+        dim = self._nets[0].embedding_dim if kept is None else kept.shape[1]
+        self.translate = nn.Linear(embedding_dim, dim, bias=False) if dim != embedding_dim else nn.Identity()
+
+    def wanted(self, batch: "BatchLike") -> Tensor:
+        """The teacher's embeddings of a batch, (batch, dim): of the recordings, or of the crops as they are."""
+        if self.kept is not None:
+            return self.kept[batch.indices].to(batch.waveforms.device)
+        lengths = torch.full((len(batch.waveforms),), batch.waveforms.shape[1])
+        (net,) = self._nets
+        with torch.autocast(batch.waveforms.device.type, enabled=False):
+            return net.embed(batch.waveforms, lengths, sample_rate=net.sample_rate)
+
+    def forward(self, embeddings: Tensor, wanted: Tensor, labels: Tensor) -> Tensor:
+        """The weighted mean distance, 0-d, over (batch, dim) of both kinds.
+
+        Recordings are taught in the voice that they have: (batch,) labels of other speeds and warps do not count.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            found = self.translate(embeddings.float())
+            if self.options.teacher_distance == "cosine":
+                distances = 1 - functional.cosine_similarity(found, wanted)
+            else:
+                distances = (found - wanted).square().mean(dim=1)
+            counts = (labels < self.num_speakers) | (self.kept is None)
+            return self.options.teacher_weight * (distances * counts).sum() / counts.sum().clamp(min=1)
+
+
+def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:
+    """Give a loss the teacher that its options name."""
+    options, given, student = config.loss, inputs.training, config.model.embedding_dim
+    model = load_for_scoring(config, options.teacher)
+    net, rate = model.net.eval().requires_grad_(False), config.data.sample_rate
+    if net.sample_rate != rate:
+        raise ConfigError(
+            f"loss.teacher: {options.teacher} was trained at {net.sample_rate} Hz, data.sample_rate is {rate}; take "
+            "another, or set data.sample_rate"
+        )
+    if options.teacher_input == "crops":
+        loss.teacher = Teacher(options, student, net=net.to(inputs.device))
+    else:
+        embedder = dataclasses.replace(
+            build_embedder(config, net.to(inputs.device), inputs.device, config.evaluation.precision),
+            stores=(Path(config.training.save_path) / EMBEDDINGS,),
+            model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
+        )
+        embeddings, _ = embedder.embed(given.rows.paths, given.source, "whole", "teacher")
+        kept = torch.from_numpy(embeddings[:, 0])
+        # What all recordings have in common says nothing about a voice.
+        loss.teacher = Teacher(options, student, kept - kept.mean(dim=0), num_speakers=len(given.rows.speakers))
+    logger.info(
+        "teacher %s: %d dimensions, %s, hears %s, weight %g",
+        *(options.teacher, net.embedding_dim, options.teacher_distance, options.teacher_input, options.teacher_weight),
+    )
