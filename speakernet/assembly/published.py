@@ -83,9 +83,9 @@ def cached(name: str) -> Path:
 
 def path_of(name: str | Path) -> Path:
     """The file of a path, which is itself, or of a name, which is fetched if it is not there."""
-    path = Path(name)
-    is_path = path.exists() or path.parent.exists() or path.suffix in SUFFIXES
-    return fetch(str(name)) if str(name) in catalogue() or (not is_path and NAME.fullmatch(str(name))) else path
+    path, text = Path(name), str(name)
+    is_of_hub = NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
+    return fetch(text) if not path.exists() and (is_of_hub or text in catalogue()) else path
 
 
 def fetch(name: str) -> Path:
@@ -109,13 +109,14 @@ def fetch(name: str) -> Path:
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
         found = _checked(file, entry.get("sha256") or first, name)
         net, _ = import_network(PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file)
-        facts = {
-            **{"imported_from": entry["importer"], "name": name, "file": file.name, "sha256": found},
-            **{"address": entry.get("hub") or entry["url"], "licence": entry.get("licence", "not given")},
-            **{"trained_on": entry["trained_on"], "published_eer_percent": entry.get("eer", {})},
-        }
         with atomic_write(note) as kept:
             kept.write(found)
+        facts = {
+            **{"imported_from": entry["importer"], "name": name, "sha256": found},
+            "address": f"{entry['hub']}/{file.name}" if "hub" in entry else entry["url"],
+            "licence": entry.get("licence", "not given"),
+            **{"trained_on": entry["trained_on"], "published_eer_percent": entry.get("eer", {})},
+        }
         write_checkpoint(target, model_file_contents(net, loss_normalizes=True, training_summary=facts))
         if "hub" not in entry:
             file.unlink()

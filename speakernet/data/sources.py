@@ -11,7 +11,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,6 @@ from speakernet.data.audio import (
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
-from speakernet.terminal import MAX_NAMED
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows opens files as text by default and has no other flag; without O_NONBLOCK opening a pipe would wait.
@@ -306,9 +305,3 @@ class FolderRows(RowReader):
         crop = crop[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)
-
-
-def list_names(names: Sequence[str], rows: np.ndarray, limit: int = MAX_NAMED) -> str:
-    """The first few names of `rows` for a message, and how many more there are."""
-    shown = ", ".join(names[int(row)] for row in rows[:limit])
-    return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"

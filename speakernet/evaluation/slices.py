@@ -182,7 +182,7 @@ def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
 
 
 def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
-    """`signal_to_noise_db` of every utterance, (utterances,) float64."""
+    """Loud against quiet frames of every utterance in dB, `power_ratio_db`: (utterances,) float64."""
 
     def ratio(name: str) -> float:
         frame = round(FRAME_SECONDS * source.sample_rate)
@@ -200,18 +200,6 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
     return np.fromiter(found, dtype=np.float64, count=len(names))
 
 
-def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> float:
-    """A rough signal-to-noise ratio: loud against quiet frames (90th and 10th percentile of power), in dB.
-
-    It orders recordings by noise well enough to slice and calibrate by; it does not measure a known noise.
-
-    >>> quiet_then_loud = np.repeat(np.float32([0.01, 1.0]), 16000)
-    >>> round(signal_to_noise_db(quiet_then_loud))
-    40
-    """
-    return power_ratio_db(frame_powers(waveform, sample_rate))
-
-
 def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     """Mean square of every 25 ms, (frames,) float64; the remainder at the end is omitted.
 
@@ -226,7 +214,13 @@ def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.nda
 
 
 def power_ratio_db(powers: np.ndarray) -> float:
-    """Loud against quiet frames: 90th and 10th percentile of (frames,) powers, in dB."""
+    """A rough signal-to-noise ratio in dB: loud against quiet frames, 90th and 10th percentile of (frames,) powers.
+
+    It orders recordings by noise well enough to slice and calibrate by; it does not measure a known noise.
+
+    >>> round(power_ratio_db(np.repeat([0.0001, 1.0], 16000)))
+    40
+    """
     # A power of exactly zero (digital silence) would give an infinite ratio.
     quiet, loud = np.percentile(powers + SILENCE_POWER, [QUIET_PERCENTILE, LOUD_PERCENTILE])
     return float(10 * np.log10(loud / quiet))
