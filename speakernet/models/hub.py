@@ -24,10 +24,9 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
     Raises:
         CheckpointError: begins with `what`; no such repository, a private one, or neither a network nor a cached copy.
     """
-    patterns = list(wanted)
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise CheckpointError(
             f"{what} ({revision}) is neither here nor a model of the hub ({error_line(error)}); check its spelling, or "
@@ -38,7 +37,7 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
         try:
             cached = Path(
                 huggingface_hub.snapshot_download(
-                    name, revision=revision, allow_patterns=patterns, local_files_only=True
+                    name, revision=revision, allow_patterns=list(wanted), local_files_only=True
                 )
             )
         except Exception:
