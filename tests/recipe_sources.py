@@ -53,6 +53,15 @@ def _wespeaker(epochs, num_epochs, batch_size, last=5e-5):
     return [start, *((epoch, rate, exponential_margin(epoch, 0.2, 19, 39)) for epoch, rate in rates)]
 
 
+def _staged(epochs, first, last, num_epochs, warmup, batch_size, margin):
+    """A stage of BUT's recipes: the margin as a function of the epoch."""
+    start = (0, batch_size / 64 * first / 1000, margin(0))
+    rates = ((epoch, wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size)) for epoch in epochs)
+    return [start, *((epoch, rate, margin(epoch)) for epoch, rate in rates)]
+
+
+_FROZEN = _staged((1, 2, 3, 4, 9, 10), 0.1, 5e-3, 10, 3, 512, lambda epoch: exponential_margin(epoch, 0.2, 1, 4))
+_LONG = _staged((1, 2, 3), 1e-5, 1e-7, 3, 1, 64, lambda epoch: 0.5)
 _150 = _wespeaker((1, 5, 6, 19, 20, 28, 38, 39, 149, 150), 150, 256)
 _EXP01 = [(0, 2e-6, 0.0), *((e, half_cosine(2e-3, 1e-5, (e - 1) / 19), ramp(e, 3, 9)) for e in (3, 6, 9, 20))]
 SCHEDULES: dict[str, list[Moment]] = {
@@ -72,6 +81,12 @@ SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/rawnet3_aam.yaml": [(e, 1e-3 * 0.75 ** (e // 10), 0.1) for e in (0, 1, 499)],
     "voxceleb/resnet_se34l_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
     "voxceleb/resnet_se34v2_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
+    "voxceleb/w2v_bert.yaml": [
+        (0, 1e-7, 0.2),
+        *((e, rate, 0.2) for e, rate in ((5, 1e-4), (14, 1e-5), (15, 1e-6))),
+    ],
+    "voxceleb/wavlm_base_plus_mhfa.yaml": _FROZEN,
+    "voxceleb/wavlm_large_mhfa.yaml": _FROZEN,
     "production.yaml": [
         (0, 1e-4, 0.0),
         *((e, 0.1 * (5e-4) ** ((e - 6) / 144), ramp(e, 20, 40)) for e in (6, 20, 21, 30, 40, 149, 150)),
@@ -95,6 +110,36 @@ SCHEDULES: dict[str, list[Moment]] = {
     "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }
 """Recipe -> moments: the first, around the ramp, the last."""
+
+LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
+    "voxceleb/w2v_bert.yaml": {
+        "joint": [(e, half_cosine(1e-5, 5e-6, e / 4), 0.2) for e in (0, 1, 3, 4)],
+        "large_margin": [(e, half_cosine(1e-5, 5e-6, e / 2), 0.5) for e in (0, 1, 2)],
+    },
+    "voxceleb/wavlm_base_plus_mhfa.yaml": {
+        "joint": _staged((1, 2, 9, 10), 1e-4, 1e-6, 10, 2, 512, lambda epoch: 0.2),
+        "large_margin": _LONG,
+    },
+    "voxceleb/wavlm_large_mhfa.yaml": {
+        "joint": _staged((1, 4, 5), 5e-5, 1e-6, 5, 1, 128, lambda epoch: 0.2),
+        "large_margin": _LONG,
+    },
+}
+"""Recipe -> its stages after the first, each with its moments."""
+LATER_VALUES: dict[str, dict[str, dict[str, Any]]] = {
+    "voxceleb/w2v_bert.yaml": {
+        "joint": {"model.options.trained": "all", "data.batch_size": 64, "optimizer.weight_decay": 1e-4},
+        "large_margin": {"data.crop_frames": 600, "data.batch_size": 32, "augment.enabled": False},
+    },
+    "voxceleb/wavlm_base_plus_mhfa.yaml": {
+        "joint": {"model.options.gradient_factor": 0.1, "data.batch_size": 512, "optimizer.name": "adamw"},
+        "large_margin": {"data.crop_frames": 500, "data.batch_size": 64, "model.options.trained": "all"},
+    },
+    "voxceleb/wavlm_large_mhfa.yaml": {
+        "joint": {"model.options.gradient_factor": 0.1, "data.batch_size": 128, "optimizer.weight_decay": 1e-7},
+        "large_margin": {"data.crop_frames": 300, "data.batch_size": 64, "model.options.trained": "all"},
+    },
+}
 
 _RESNET_LM = [(0, 2e-7, 0.5), *((epoch, wespeaker_rate(epoch, 1e-4, 2.5e-5, 5, 1, 128), 0.5) for epoch in (1, 4, 5))]
 SECOND_STAGES: dict[str, list[Moment]] = {
@@ -173,6 +218,21 @@ voxceleb/eres2netv2_aam.yaml:
   augment.rir_path: data/RIRS_NOISES/real_rirs_isotropic_noises, frontend.name: fbank, frontend.num_mels: 80,
   frontend.scale: 1, frontend.window: povey, frontend.dither: 0.0, frontend.normalize: mean,
   training.average_checkpoints: 0, evaluation.subtract_mean: false, evaluation.score_norm: none}
+voxceleb/w2v_bert.yaml:
+  {<<: [*aam], data.batch_size: 64, data.crop_frames: 300, augment.speed_factors: [0.9, 1.0, 1.1],
+  model.name: Pretrained, model.pooling: AdapterMFA, model.embedding_dim: 256,
+  model.options: {backbone: facebook/w2v-bert-2.0, lora_rank: 64, lora_alpha: 128, trained: lora},
+  model.pooling_options: {dim: 128}, optimizer.name: adamw, optimizer.weight_decay: 0.0001, loss.margin: 0.2,
+  evaluation.subtract_mean: false, evaluation.score_norm: none}
+voxceleb/wavlm_base_plus_mhfa.yaml: &mhfa
+  {data.batch_size: 512, data.crop_frames: 300, data.min_seconds: 1.0, augment.probability: 0.6,
+  augment.speed_factors: [1.0], model.name: Pretrained, model.pooling: MHFA, model.embedding_dim: 256,
+  model.options: {backbone: microsoft/wavlm-base-plus, trained: nothing}, model.pooling_options: {heads: 64},
+  loss.scale: 32, loss.sub_centers: 3, loss.inter_top_k: 5, loss.inter_top_k_penalty: 0.06, optimizer.name: sgd,
+  optimizer.weight_decay: 1.0e-07, evaluation.subtract_mean: true, evaluation.score_norm: as,
+  evaluation.cohort_size: 300}
+voxceleb/wavlm_large_mhfa.yaml:
+  {<<: [*mhfa], model.options: {backbone: microsoft/wavlm-large, trained: nothing}}
 voxceleb/rawnet3_aam.yaml:
   {<<: [*trainer], data.batch_size: 32, data.utterances_per_speaker: 1, data.crop_frames: 300, augment.enabled: true,
   augment.style: classic, augment.rir_path: data/RIRS_NOISES/simulated_rirs, model.pooling: ECA,

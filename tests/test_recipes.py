@@ -10,14 +10,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from speakernet.assembly.fine_tuning import scheduled_epochs
 from speakernet.assembly.training import build_loss, build_model, refuse_impossible
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.config.schema import stages_of
+from speakernet.run_folder import later_stages
 from speakernet.training.optimizers import create_optimizer
-from tests.recipe_sources import PARAMETERS, SCHEDULES, SECOND_STAGE_VALUES, SECOND_STAGES, VALUES
+from tests.recipe_sources import (
+    LATER_STAGES,
+    LATER_VALUES,
+    PARAMETERS,
+    SCHEDULES,
+    SECOND_STAGE_VALUES,
+    SECOND_STAGES,
+    VALUES,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml"))
@@ -70,7 +81,13 @@ def assert_has(config, values):
 def test_schedules_of_the_sources(recipe):
     text = (ROOT / "configs" / recipe).read_text(encoding="utf-8")
     assert text.startswith("# "), "the first line says what the recipe is for"
-    assert_follows(at(scheduled_epochs(recipe_config(recipe)), ""), SCHEDULES[recipe])
+    config = recipe_config(recipe)
+    first, *later = stages_of(config)
+    assert_follows(at(scheduled_epochs(config), first), SCHEDULES[recipe])
+    assert list(LATER_STAGES.get(recipe, {})) == [one for one in later if one != "large-margin"]
+    for name, moments in LATER_STAGES.get(recipe, {}).items():
+        assert_follows(at(scheduled_epochs(config), name), moments)
+        assert_has(stages_of(config)[name], LATER_VALUES[recipe][name])
 
 
 @pytest.mark.parametrize("recipe", VOXCELEB)
@@ -89,7 +106,7 @@ def test_values_of_the_sources(recipe):
     assert config.training.final_model == "last" or "best epoch on the reported list" in text.splitlines()[0]
 
 
-@pytest.mark.parametrize("recipe", VOXCELEB)
+@pytest.mark.parametrize("recipe", [one for one in VOXCELEB if one not in LATER_STAGES])
 def test_full_size(recipe):
     config = recipe_config(recipe)
     net = build_model(config)
@@ -116,7 +133,7 @@ def test_schedule_as_a_table(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [one for one in RECIPES if one not in LATER_STAGES])
 def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
     """Two steps of 4 (speakers if they come in pairs) with the network of the recipe, short crops, an evaluation."""
     run = tmp_path / "run"
@@ -135,6 +152,34 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
     assert (run / "best.pt").is_file()
     epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(line.get("step", 0) for line in epochs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", LATER_STAGES)
+def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
+    """Two steps of each stage behind a tiny backbone of the recipe's kind."""
+    pytest.importorskip("peft", reason="the extra `ssl` is not installed")
+    from tests.models.test_pretrained import make
+
+    train_list, trials = small_lists(tiny_corpus, tmp_path, 1)
+    values = yaml.safe_load((ROOT / "configs" / recipe).read_text())
+    kinds = {"microsoft/wavlm-base-plus": "wavlm", "microsoft/wavlm-large": "wavlm large"}
+    options = values["model"]["options"]
+    options["backbone"] = str(make(tmp_path / "backbone", kinds.get(options["backbone"], "w2v-bert")))
+    for stage in values["training"]["stages"]:
+        stage["epochs"] = 1
+        stage["data"] = {"batch_size": 4, "crop_frames": 50}
+        stage.setdefault("training", {})["average_checkpoints"] = 0
+        stage.get("schedule", {}).update({"warmup_epochs": 0, "margin": "constant"})
+    del values["data"], values["augment"]["noise_path"], values["augment"]["rir_path"], values["evaluation"]
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
+    lists = ["--train_list", str(train_list), "--test_list", str(trials)]
+    paths = ["--train_path", str(tiny_corpus), "--test_path", str(tiny_corpus), "--save_path", str(tmp_path / "run")]
+    short = ["--data.num_workers", "0", "--evaluation.eval_frames", "80", "--evaluation.bootstrap_samples", "0"]
+    assert main(["train", "--config", str(tmp_path / "small.yaml"), *lists, *paths, *short]) == 0
+    for folder in ("", *(one.name for one in later_stages(tmp_path / "run").values())):
+        assert read_own_checkpoint(tmp_path / "run" / folder / "last.pt")["training"]["state"]["epoch"] == 1
+    assert len(later_stages(tmp_path / "run")) == 2
 
 
 def small_lists(corpus, folder, utterances_per_speaker):

@@ -115,11 +115,9 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
 def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
     """Load the initial model into the network (and the loss, if `speakers`, their checksum, are the same).
 
-    Returns facts about it, for the model files of the run; None without one. A resumed run has its own.
+    Returns facts about it, for the model files of the run. A resumed run has its own.
     """
     path = Path(config.training.initial_model)
-    if not config.training.initial_model:
-        return None
 
     def own() -> tuple[Path, Any] | None:
         found = find_checkpoint(Path(config.training.save_path))
@@ -231,7 +229,8 @@ def train_stage(
     with contextlib.closing(build_training_loader(own, inputs, reserved_bytes=reserved)) as loader:
         if loss is None:
             loss = build_loss(own, loader.num_classes)
-            given = begin_with_initial_model(own, net, loss, loader.identity["speakers"])
+            speakers = loader.identity["speakers"]
+            given = begin_with_initial_model(own, net, loss, speakers) if own.training.initial_model else None
             if own.loss.teacher:
                 TEACHER.load()(own, loss, inputs)
             stage = Stage(given=given, chosen_by=chosen_by, on_start=on_start)

@@ -342,8 +342,10 @@ def strip_wrappers(name: str) -> str:
 
     >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
     'trunk.conv1.weight'
+    >>> strip_wrappers("layers.0.conv_module.weight")
+    'layers.0.conv_module.weight'
     """
-    return name.replace("_orig_mod.", "").replace("module.", "")
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:

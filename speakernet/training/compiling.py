@@ -139,6 +139,15 @@ def _is_stage(module: nn.Module) -> bool:
 
 def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
     """About what a training step of `net` takes, from the activations that two random utterances leave on a CPU."""
+    count = sum(one.numel() for one in net.parameters())
+    activations = activation_bytes(net, num_samples, dtype)
+    return BYTES_OF_A_WEIGHT * count + int(BESIDE_ACTIVATIONS * activations * batch_size / OBSERVED_UTTERANCES)
+
+
+def activation_bytes(
+    net: nn.Module, num_samples: int, dtype: torch.dtype, num_utterances: int = OBSERVED_UTTERANCES
+) -> int:
+    """What a forward pass of random utterances keeps for the backward pass, without the weights themselves."""
     sizes: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,12 +161,11 @@ def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: tor
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         # Held until it is counted: what is freed gives its address to another.
-        embeddings = observed(0.1 * torch.randn(OBSERVED_UTTERANCES, num_samples))
+        embeddings = observed(0.1 * torch.randn(num_utterances, num_samples))
     activations = sum(size for address, size in sizes.items() if address not in weights)
     del embeddings
     restore_random_state(random_state)
-    count = sum(one.numel() for one in net.parameters())
-    return BYTES_OF_A_WEIGHT * count + int(BESIDE_ACTIVATIONS * activations * batch_size / OBSERVED_UTTERANCES)
+    return activations
 
 
 def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
