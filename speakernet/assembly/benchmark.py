@@ -88,7 +88,10 @@ def table(figures: Mapping[str, Any]) -> str:
         ),
         ("training", f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}"),
         ("a step", f"{1000 / steps['steps_per_second']:.1f} ms"),
-        ("the same on a batch that is there, augmented alike", f"{1000 * steps['ready_step_seconds']:.1f} ms"),
+        (
+            "the same on a batch that is ready, with the same augmentation",
+            f"{1000 * steps['ready_step_seconds']:.1f} ms",
+        ),
         ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
         (
             "model FLOP utilisation (MFU)",
@@ -157,7 +160,7 @@ def warm_up(run_step: Callable[[], object], least: int) -> int:
         quiet = quiet + 1 if compiled == before else 0
         if done >= least and quiet >= QUIET_STEPS:
             return done
-    logger.warning("something is still compiled after %d steps: the figures hold time of that", MOST_WARM_STEPS)
+    logger.warning("something is still being compiled after %d steps: the figures include that time", MOST_WARM_STEPS)
     return MOST_WARM_STEPS
 
 

@@ -406,7 +406,7 @@ def build_augmenter(
     does_more = any(section.volume_db) or any(channels)
     if not augmenter.available and not does_more:
         logger.warning(
-            "augmentation is on, but augment.noise_path and augment.rir_path give nothing to mix in: it is skipped; "
+            "augmentation is on, but augment.noise_path and augment.rir_path have nothing to mix in, so it is off; "
             "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and room responses"
         )
         return None

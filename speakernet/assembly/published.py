@@ -129,7 +129,7 @@ def _in_repository(name: str, repository: str, revision: str, files: Sequence[st
     folder = hub.snapshot(repository, revision, files, name if name == repository else f"{name}: {repository}")
     file = next((folder / one for one in files if (folder / one).is_file()), None)
     if file is None:
-        raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; is it another one?")
+        raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; is the name right?")
     return file, hub.published_sha256(file)
 
 
@@ -155,7 +155,7 @@ def _checked(file: Path, expected: str, name: str) -> str:
             file.unlink()
         raise CheckpointError(
             f"{name}: {file.name} has the SHA-256 {found}, expected {expected}; it was moved to {aside}. Fetch it "
-            "again; if the sum stays, the publisher has replaced the file"
+            "again; if it differs again, the publisher has replaced the file"
         )
     return found
 

@@ -177,7 +177,7 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
             training.gradient_cache == "on" and not needs_gradient_cache(config)
         ),
         f"training.accumulation_steps: {training.accumulation_steps}, but an epoch has "
-        f"{counted(num_batches, 'batch')}: a step takes no more": training.accumulation_steps > num_batches,
+        f"{counted(num_batches, 'batch')}: a step cannot use more": training.accumulation_steps > num_batches,
         f"training.average_checkpoints: {training.average_checkpoints} {of_epochs}: there are no more": (
             training.average_checkpoints > epochs
         ),
@@ -250,7 +250,7 @@ def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> com
     scope = "whole" if runtime.compile_scope == "auto" else runtime.compile_scope
     if runtime.gradient_checkpointing and scope == "whole":
         scope = "regional"
-        logger.info("compile: by block, since gradient checkpointing keeps a block's inputs outside of a graph")
+        logger.info("compile: by block, since gradient checkpointing keeps each block's inputs outside the graph")
     mode = "default" if device.type == "cpu" else runtime.compile_mode
     options = runtime.model_copy(update={"compile_scope": scope, "compile_mode": mode})
     return compiling.Compiler(net, options, prepare=keep_draws_eager)

@@ -32,7 +32,7 @@ ARGUMENTS = {
     "--out-of-domain": {"metavar": "FOLDER", "help": "other recordings, a folder a speaker, for coral and plda"},
     "--plda": {"metavar": "FILE", "help": "import the PLDA of Kaldi (binary or text) or wespeaker (HDF5)"},
     "--mean": {"metavar": "FILE", "help": "with --plda: Kaldi's mean vector (default: the recordings' own mean)"},
-    "--transform": {"metavar": "FILE", "help": "with --plda: Kaldi's matrix that goes before it, such as an LDA"},
+    "--transform": {"metavar": "FILE", "help": "with --plda: Kaldi's matrix that is applied before it, such as an LDA"},
     "--trials": {"type": Path, "help": "labelled trial list of other people, to compare both models on"},
     "--audio": {"type": Path, "help": "folder or packed corpus of its audio; default: beside the list"},
 }
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.plda is None and (arguments.mean or arguments.transform):
         raise ValueError("--mean and --transform go with --plda FILE")
     if arguments.plda is not None and (arguments.labels or arguments.method != "auto"):
-        raise ValueError("--plda imports what was fitted elsewhere; leave --labels and --method away")
+        raise ValueError("--plda imports what was fitted elsewhere; leave out --labels and --method")
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 

@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
             fit, results, backup = bulk.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     notes = cautions(results)
     if arguments.cohort:
-        notes.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")
+        notes.append(
+            "each recording of the cohort counts as a speaker: if one person has several, the interval is too narrow"
+        )
     num_targets = results.num_targets or 0
     if num_targets < FEW_TARGETS:
         notes.append(

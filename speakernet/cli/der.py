@@ -16,14 +16,14 @@ from speakernet.terminal import MAX_NAMED, counted
 ARGUMENTS = {
     "reference": {"type": Path, "help": "RTTM, or a folder of such files"},
     "hypothesis": {"type": Path, "nargs": "+", "help": "of one or more systems"},
-    "--uem": {"type": Path, "help": "parts that count: `file channel begin end` a line"},
+    "--uem": {"type": Path, "help": "regions that are scored: `file channel begin end` a line"},
     "--collar": {
         "type": float,
         "default": 0.0,
         "metavar": "SECONDS",
-        "help": "before and behind each border of the reference, which do not count (%(default)s)",
+        "help": "seconds before and after each boundary of the reference that are not scored (%(default)s)",
     },
-    "--skip-overlap": {"action": "store_true", "help": "leave out where two speak"},
+    "--skip-overlap": {"action": "store_true", "help": "do not score regions in which two people speak"},
     "--each": {"action": "store_true", "help": "a line for each recording too"},
     "--draws": {"type": int, "default": 1000, "help": "draws of recordings, for intervals (%(default)s)"},
     "--seed": {"type": int, "default": 0, "help": "of the draws"},
@@ -54,7 +54,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
             )
         if unlike := sorted(reference.keys() ^ turns.keys()):
             shown = ", ".join(unlike[:MAX_NAMED])
-            logger.warning("%s and the reference do not both have %s; who is missing says nothing", path, shown)
+            logger.warning(
+                "%s and the reference do not both have %s; a missing recording counts as silence", path, shown
+            )
     how = {"collar": arguments.collar, "skips_overlap": arguments.skip_overlap}
     systems = [diarization_errors(reference, turns, scored, **how) for turns in given]
     lines, drawn = [HEAD], [one.draws(arguments.draws, arguments.seed)[:, 0] for one in systems]

@@ -25,7 +25,7 @@ ARGUMENTS = {
     "--out": {"type": Path, "required": True, "help": "the file to write, such as e.npz"},
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; give all the same recordings, model and --out; whichever finishes last writes the file",
+        "help": f"{PART_HELP}; give every process the same recordings, model and --out; the last one writes the file",
     },
     "--skip-broken": {"action": "store_true", "help": "leave out recordings that cannot be embedded"},
 }

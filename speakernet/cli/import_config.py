@@ -34,11 +34,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
         sections, notes = converted(*map(_read, files))
         config_from_dict(sections)
     except (LookupError, TypeError, AttributeError) as error:
-        raise FileError(f"{arguments.file}: {error} is not there or not as expected; expected {EXPECTED}") from error
+        raise FileError(f"{arguments.file}: {error} is missing or not as expected; expected {EXPECTED}") from error
     with atomic_write(arguments.out) as file:
         file.write(f"# From {arguments.file.name} of wespeaker; give lists and audio beside it\n")
         yaml.safe_dump(sections, file, sort_keys=False)
-    lines = [f"not taken over: {note}" for note in notes]
+    lines = [f"not converted: {note}" for note in notes]
     return [f"{arguments.out}: {sections['model']['name']} of {arguments.file}", *lines]
 
 

@@ -61,7 +61,7 @@ ARGUMENTS = {
     "--skip-bad": {"action": "store_true", "help": "leave out files that cannot be read, and report them"},
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; give all the same sources and lists; whichever part finishes last joins them all",
+        "help": f"{PART_HELP}; give every process the same sources and lists; the last part joins them all",
     },
     "--shards": {"type": int, "default": 0, "help": "at an address, how many (default: one for each 4,096 utterances)"},
     "--merge": {"action": "store_true", "help": "join the parts in CORPUS that other machines made"},
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.source and not arguments.verify and not arguments.merge:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
-        raise ValueError("--part goes with --source; --merge joins parts that are there, and takes neither")
+        raise ValueError("--part goes with --source; --merge joins existing parts and takes neither")
     if arguments.num_threads < 1 or arguments.sample_rate < 1 or min(arguments.strip or 0, arguments.shards) < 0:
         raise ValueError("--num-threads and --sample-rate are at least 1, --strip and --shards are at least 0")
     if is_address(arguments.corpus) and arguments.merge:

@@ -14,7 +14,7 @@ ARGUMENTS = {
     "name": {"help": "the repository: owner/name"},
     "--model": {"required": True, "help": "a model file, such as exps/exp01/best.pt"},
     "--licence": {"default": "", "help": "of the weights, in the hub's spelling (default: the file's)"},
-    "--private": {"action": "store_true", "help": "only for those that you let in; if the repository is new"},
+    "--private": {"action": "store_true", "help": "gated: people have to ask you for access; for a new repository"},
 }
 
 

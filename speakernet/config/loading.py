@@ -112,7 +112,7 @@ def load_config(
     }
     flat = {number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)}
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic, why = False, "nothing asks for others"
+    is_classic, why = False, "neither a file nor an option asks for others"
     if asked:
         is_classic, why = asked == CLASSIC, "--defaults"
     elif first is not None:

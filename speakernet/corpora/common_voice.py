@@ -48,5 +48,5 @@ def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
             identity = row["client_id"]
             speaker = identity[:CLIENT_ID_LENGTH]
             if identities.setdefault(speaker, identity) != identity:
-                raise FileError(f"{path}: the client_id of two speakers begins with {speaker}; expected it to differ")
+                raise FileError(f"{path}: the client_id of two speakers begins with {speaker}; expected different ones")
             yield Row(speaker, f"clips/{row['path']}", "", row.get("gender") or "")

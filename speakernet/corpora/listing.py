@@ -129,14 +129,14 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
         "default": DEFAULT_TARGETS_PER_SPEAKER,
         "help": "most target trials a speaker",
     },
-    "--min_seconds": {"type": float, "default": 0.5, "help": "shorter utterances are left out"},
+    "--min_seconds": {"type": float, "default": 0.5, "help": "leave out shorter utterances"},
     "--seed": {"type": int, "default": SEED, "help": "seed of the split and the trials"},
     "--same_gender": {"action": "store_true", "help": "leave out the easy trials across genders"},
 }
 CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
     **COMMON_ARGUMENTS,
     **LIST_ARGUMENTS,
-    "--min_utterances": {"type": positive_int, "default": 1, "help": "speakers with fewer are not trained on"},
+    "--min_utterances": {"type": positive_int, "default": 1, "help": "do not train on speakers with fewer"},
 }
 DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
     **{

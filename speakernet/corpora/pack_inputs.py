@@ -104,7 +104,7 @@ class ArchiveInput(PackInput):
         description += " and more" if len(archives) > NAMED_ARCHIVES else ""
         if len(set(names)) < len(names):
             (twice, _), *_ = collections.Counter(names).most_common(1)
-            raise ArchiveError(f"{description}: {twice!r} occurs twice; pack the archives one by one or change --strip")
+            raise ArchiveError(f"{description}: {twice!r} occurs twice; pack the archives separately or change --strip")
         # One archive without speakers leaves the whole without a list.
         has_speakers = len(speakers) == len(names)
         if wanted is not None:
@@ -285,7 +285,7 @@ class Archive:
 
     def read(self, member: int) -> bytes:
         """The bytes of one member that `contents` did not give; called from several threads."""
-        raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of it")
+        raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of this file")
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
         """Bytes of ascending members for archives that can only be read in order; else Nones, and `read` is called."""
@@ -339,7 +339,7 @@ class TarAudio(Archive):
         if lonely:
             raise ArchiveError(
                 f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard (nor .cls or .json "
-                "with its speaker); pack such tars apart"
+                "with its speaker); pack such tars separately"
             )
         super().__init__(str(paths[0]), files, speakers)
 

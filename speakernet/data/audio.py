@@ -280,7 +280,7 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
     if len(waveform) >= num_samples:
         return waveform[:num_samples]
     if len(waveform) == 0:
-        raise AudioError("cannot fill up an empty waveform; take the file off the list")
+        raise AudioError("cannot repeat an empty waveform; take the file off the list")
     return np.resize(waveform, num_samples)
 
 

@@ -202,7 +202,7 @@ class NameIndex:
         """Raise ListError if a name occurs twice."""
         repeated = np.flatnonzero(self.find(self._names) != np.arange(len(self._names)))
         if len(repeated):
-            raise ListError(f"{path}: {self._names[int(repeated[0])]!r} is there twice; remove one")
+            raise ListError(f"{path}: {self._names[int(repeated[0])]!r} appears twice; remove one")
 
 
 @dataclass
@@ -318,7 +318,7 @@ def not_a_file(text: str) -> str:
     """Why a command or a place in one of Kaldi's archives is refused; empty for the name of a file."""
     if not (text.endswith("|") or KALDI_ARCHIVE.search(text)):
         return ""
-    what = "a command, which no list may start" if text.endswith("|") else "a place in a Kaldi archive"
+    what = "a command, and lists may not run commands" if text.endswith("|") else "a place in a Kaldi archive"
     return f"{text!r} is {what}; write the audio out as WAV files and name those"
 
 

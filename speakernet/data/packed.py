@@ -235,7 +235,7 @@ def read_index(root: str | Path) -> PackedIndex:
                 raise _damaged(path, "columns of several dimensions")
             for column, end in ((name_offsets, len(content)), (offsets, description["num_samples"])):
                 if column[0] != 0 or column[-1] != end or (np.diff(column) < 0).any():
-                    raise _damaged(path, f"offsets do not rise from 0 to {end}")
+                    raise _damaged(path, f"offsets do not increase from 0 to {end}")
         names = StringTable(content, name_offsets)
     index = PackedIndex(rate, names, offsets, checksums, digest)
     counts = {len(offsets) - 1, len(names), len(checksums), description["num_utterances"]}

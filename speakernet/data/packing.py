@@ -296,7 +296,7 @@ def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
 def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
     """The summary of a corpus that already holds just these names; PackedError if something else is at its place."""
     if not is_packed(corpus):
-        raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
+        raise PackedError(f"{corpus}: exists and is not a packed corpus; choose another name")
     index, num_skipped = read_index(corpus), read_description(corpus)["num_skipped"]
     is_known = (NameIndex(source.names).find(index.names) >= 0).all()
     total = len(index.names) + num_skipped
@@ -355,7 +355,7 @@ def join_parts(corpus: str | Path) -> PackSummary:
     # Those of older versions do not say what they are part of.
     origins = {one["part_of"] for one in shards.values()} - {""}
     if len(rates) > 1 or len(origins) > 1:
-        raise PackedError(f"{corpus}: its parts are of different lists or rates; pack them again with one command")
+        raise PackedError(f"{corpus}: its parts have different lists or rates; pack them again with one command")
     totals = {name: sum(one[name] for one in shards.values()) for name in COUNTS}
     named = [{"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()]
     # Of the digests in their order: two copies with the same one are the same.

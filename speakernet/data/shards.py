@@ -208,7 +208,7 @@ class RemoteSource(PackedSource):
         if needed > self._budget_bytes:
             raise ValueError(
                 f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, but the shards of {self.root} "
-                f"have up to {human_bytes(largest)}, of which {counted(sharers, 'process')} need "
+                f"have up to {human_bytes(largest)}, and {counted(sharers, 'process')} need "
                 f"{human_bytes(needed)}; raise it, or pack smaller shards (speakernet pack --shards)"
             )
         return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])

@@ -81,7 +81,9 @@ class Store:
                 # Asked for each time: the libraries' connections do not survive a fork, and they find a new one then.
                 return action(*url_to_fs(self.address))
             except FileNotFoundError as error:
-                advice = "the same command resumes when it is there; speakernet pack to the address writes what misses"
+                advice = (
+                    "the same command resumes when it is there; speakernet pack to the address writes what is missing"
+                )
                 raise ShardError(f"{place}: missing; {advice}") from error
             except ImportError as error:
                 raise ShardError(f"{self.address}: {error} (pip install 'speakernet[s3]' for s3://)") from error
@@ -119,7 +121,7 @@ def pack_to_address(
         described, num_resumed = Path(scratch, "described"), 0
         missing = _missing(store, shards, described, origin)
         if missing and store.has(DESCRIPTION):
-            raise PackedError(f"{address}: holds another corpus; remove it, or give an address that is not taken")
+            raise PackedError(f"{address}: holds another corpus; remove it, or choose another address")
         for shard in share(shards, writer.number, writer.count):
             if shard not in missing:
                 one = read_description(described / shard.name)

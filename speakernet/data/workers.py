@@ -43,7 +43,7 @@ LIKELY_REASONS = {
     "data.ram_corpus off",
     "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, else lower "
     "data.prefetch_factor or data.num_workers",
-    "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers 0 shows at which one",
+    "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers: 0 shows which one",
 }
 RESUME = "The same command resumes if last.pt was written"
 PAGE_LOCK_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of the process
@@ -183,11 +183,13 @@ class Workers(CropMaker):
                     return report
             if ready:
                 process.join()
-                how = f"ended with status {process.exitcode}: what it wrote above says why"
+                how = f"ended with status {process.exitcode}: its output above says why"
                 if process.exitcode < 0:
                     names = {int(one): one.name for one in signal.Signals}
                     name = names.get(-process.exitcode, f"signal {-process.exitcode}")
-                    how = f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent it')}"
+                    how = (
+                        f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent the signal')}"
+                    )
                 raise WorkerDied(f"{who} {how}; this was found at {where}. {RESUME}")
             if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
                 raise WorkerDied(

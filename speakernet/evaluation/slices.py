@@ -80,7 +80,7 @@ def all_slices(
             slicings.append(value_slicing(by, ratios, trials, SNR_EDGES_DB, " dB", note))
         else:
             known = ["duration", "snr", *columns]
-            raise ValueError(f"slices: {name!r} is none of {', '.join(known)}; {suggestion(name, known)}")
+            raise ValueError(f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}")
     return [slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings]
 
 

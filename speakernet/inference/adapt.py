@@ -274,7 +274,7 @@ def _fitters(
         if (several := int((counts > 1).sum())) < FEWEST_SPEAKERS:
             raise ValueError(
                 f"{several} of {len(counts)} speakers have several recordings; expected {FEWEST_SPEAKERS} or more, "
-                "to choose by speakers that are left out: label more, or leave --labels away"
+                "to choose by speakers that are left out: label more, or leave out --labels"
             )
         # A part of the speakers is left out of each fit.
         shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])

@@ -251,7 +251,7 @@ def inspect_recording(
     if recording.seconds < LEAST_SECONDS:
         raise AudioError(
             f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
-            f"{LEAST_SECONDS:g} s, some seconds for a sure answer"
+            f"{LEAST_SECONDS:g} s, several seconds for a reliable answer"
         )
     highest, near, full = np.array(peaks).T
     # At full scale, or at the recording's own ceiling below it.
@@ -260,7 +260,7 @@ def inspect_recording(
         f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected {min_speech_seconds:g} s "
         "or more": speech_seconds < min_speech_seconds,
         "cut off: the file promises more than it holds; copy or record it again": recording.is_cut_off,
-        "clipped: too many samples are at the ceiling; record at a lower level": (
+        "clipped: too many samples are at full scale; record at a lower level": (
             num_clipped > CLIPPED_SHARE * recording.num_samples
         ),
         f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,

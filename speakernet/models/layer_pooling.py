@@ -43,7 +43,9 @@ class LayerSum(Pooling):
     def __init__(self, options: LayerSumOptions, channels: int, layers: int) -> None:
         component = lookup(POOLINGS, options.over_frames, "pooling over frames")
         if component.options.takes_layers:
-            raise ValueError(f"model.pooling_options.over_frames: {options.over_frames} pools over layers; take TSTP")
+            raise ValueError(
+                f"model.pooling_options.over_frames: {options.over_frames} itself pools over layers; use TSTP"
+            )
         inner = create(component, component.options(), channels=channels)
         super().__init__(inner.dim)
         self.weights, self.over_frames = LayerWeights(layers), inner

@@ -355,7 +355,7 @@ def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
     if broken:
         raise CheckpointError(
             f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
-            "its training had diverged, take an earlier checkpoint"
+            "its training had diverged; use an earlier checkpoint"
         )
 
 

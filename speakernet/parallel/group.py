@@ -96,7 +96,7 @@ class Heartbeat:
         time.sleep(SILENT_BEATS * BEAT_SECONDS)
         after = self._beats()
         if not before or not after:
-            return "rank 0, or the launcher, is gone: the store does not answer"
+            return "rank 0 or the launcher has ended: its store does not answer"
         named = [f"rank {rank} ended: {why}" for rank in after if (why := self.read(f"end/{rank}"))]
         if not named:
             own = after[self.place.rank]

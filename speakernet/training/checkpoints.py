@@ -228,7 +228,7 @@ def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], sour
     # Checksums of the names in their order.
     if saved.get("speakers", now.get("speakers")) != now.get("speakers"):
         raise CheckpointError(
-            f"{source} was trained with other speakers, or other names of them: class indices would map to the wrong "
+            f"{source} was trained with other speakers, or other names for them: class indices would map to the wrong "
             "speakers; use its training list, or another --save_path (with --initial_model to begin with these weights)"
         )
 

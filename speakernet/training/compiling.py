@@ -2,7 +2,7 @@
 
 Compilation is done in place (`Module.compile`), so saved keys never change. Evaluation runs eagerly: its lengths differ
 from utterance to utterance, and each would be compiled again. Checkpointing works on any network: batch-norm statistics
-and keyed draws move once a step, though a block runs twice; a module that must not be run twice declares
+and keyed draws move once a step, though a block runs twice; a module that cannot be run twice declares
 `supports_gradient_checkpointing = False`.
 """
 
@@ -174,7 +174,7 @@ def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
     why = f"{type(net).__name__} has no blocks that repeat" if blocks == [net] else ""
     for name, module in net.named_modules():
         if not getattr(module, "supports_gradient_checkpointing", True):
-            why = f"{type(module).__name__} ({name or 'the network'}) must not be run twice"
+            why = f"{type(module).__name__} ({name or 'the network'}) cannot be run twice"
     if why:
         raise ValueError(
             f"runtime.gradient_checkpointing: {why}; switch it off, or lower data.batch_size and raise "

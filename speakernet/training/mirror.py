@@ -155,7 +155,7 @@ def fetch_run(address: str, folder: str | Path) -> bool:
         names = [one[begin:] for one in found if not one.endswith(NOT_OURS)]
         for name in names:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise RemoteError(f"a file is named {name!r}, which is outside the run folder")
+                raise RemoteError(f"{name!r} is a path outside the run folder")
         # Last of all the one that makes it a run: a fetch that was cut off is repeated.
         for name in sorted(names, key=lambda name: (name == LAST, name)):
             with system.open(f"{root}/{name}", "rb") as content, atomic_write(folder / name, "wb") as copy:

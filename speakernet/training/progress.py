@@ -469,7 +469,7 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
         (facts.augments_on_cpu and facts.has_gpu, "let the GPU augment (augment.device: auto)"),
         (
             facts.is_on_disk and not facts.augments_on_cpu,
-            "the packed corpus is larger than memory; move it to a faster disk of this machine",
+            "the packed corpus is larger than memory; move it to a faster disk on this machine",
         ),
         # One core is left to the training process itself.
         (

@@ -51,7 +51,7 @@ class EventFiles:
             for tag, value in scalars(kind, values):
                 self._writer.add_scalar(tag, value, step)
         except OSError as error:
-            logger.warning("TensorBoard's curves end here: %s", error_line(error))
+            logger.warning("TensorBoard cannot be written any more: %s", error_line(error))
             self._writer = None
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tin
     def resumed(path, **sections):
         return ready(replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path)
 
-    with pytest.raises(CheckpointError, match="trained with other speakers, or other names of them"):
+    with pytest.raises(CheckpointError, match="trained with other speakers, or other names for them"):
         resumed(renamed)[0].train()
     caplog.clear()
     with pytest.raises(

@@ -99,7 +99,7 @@ def test_recipes(recipe, tmp_path, capsys):
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(stage))
     assert convert(tmp_path, changed(RECIPES_THERE[recipe]), "--large-margin", str(tmp_path / "lm.yaml")) == 0
     out = capsys.readouterr().out
-    assert "not taken over: dataset_args.filter_args.max_num_frames: 800" in out
+    assert "not converted: dataset_args.filter_args.max_num_frames: 800" in out
     found, by_hand = (
         load_config(["--config", str(path)]).config.model_dump()
         for path in (tmp_path / "ours.yaml", RECIPES / "voxceleb" / f"{recipe}.yaml")
@@ -163,4 +163,4 @@ def test_what_is_not_here_is_refused(changes, words, tmp_path, capsys):
 
 def test_what_has_no_counterpart_is_said(tmp_path, capsys):
     assert convert(tmp_path, changed({"dataset_args": {"new_option": 3}})) == 0
-    assert "not taken over: dataset_args.new_option: 3" in capsys.readouterr().out
+    assert "not converted: dataset_args.new_option: 3" in capsys.readouterr().out

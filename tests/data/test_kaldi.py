@@ -62,7 +62,7 @@ def test_its_audio_is_found_by_id(kaldi, tmp_path):
         ("b sph2pipe -f wav b.sph |", r"wav\.scp, line 2: 'sph2pipe -f wav b\.sph \|' is a command"),
         ("b corpus.ark:1234", r"line 2: 'corpus\.ark:1234' is a place in a Kaldi archive"),
         ("b", r"line 2: expected 'utterance file', found 'b'"),
-        ("a other.wav", r"wav\.scp: 'a' is there twice"),
+        ("a other.wav", r"wav\.scp: 'a' appears twice"),
     ],
 )
 def test_what_wav_scp_may_not_hold(tmp_path, row, message):

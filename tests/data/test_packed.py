@@ -115,7 +115,7 @@ def _index(root, **columns):
         (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
         (lambda root: (root / "corpus.json").write_text("[" * 100_000), r"corpus\.json: damaged .*RecursionError"),
         (lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("), r"samples\.npy: damaged .*pack it again"),
-        (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"offsets do not rise"),
+        (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"offsets do not increase"),
         (lambda root: _index(root, checksums=np.array("text")), r"index\.npz: damaged .*ValueError"),
         (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
     ],

@@ -117,7 +117,7 @@ GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
         ('{"key": "b", "wav": "b\\u0000.wav", "spk": "s"}', "line 2: wav"),
         ('{"key": "b", "wav": "b.wav"', "line 2: expected a JSON object"),
         ("[" * 60_000, "line 2: expected a JSON object"),
-        (GOOD, "'a' is there twice"),
+        (GOOD, "'a' appears twice"),
     ],
 )
 def test_what_a_raw_list_may_not_hold(tmp_path, row, message):

@@ -56,7 +56,7 @@ def test_checkpointing_changes_nothing_but_memory(dropout):
 def test_checkpointing_is_refused_with_the_reason():
     net = Net()
     net.last.supports_gradient_checkpointing = False
-    with pytest.raises(ValueError, match=r"Linear \(last\) must not be run twice"):
+    with pytest.raises(ValueError, match=r"Linear \(last\) cannot be run twice"):
         enable_gradient_checkpointing(net)
     with pytest.raises(ValueError, match="no blocks that repeat"):
         enable_gradient_checkpointing(FakeNet())

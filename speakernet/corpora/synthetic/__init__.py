@@ -49,7 +49,7 @@ NUMBERS = {
     "session_utterances": ("utterances_per_session", 2, "utterances that share room and microphone"),
     "noises": ("num_noises", 200, "clips of 5 s for augmentation: noise, music, speech"),
     "rooms": ("num_rooms", 150, "room impulse responses for augmentation"),
-    "seed": ("seed", 1, "another seed gives other speakers"),
+    "seed": ("seed", 1, "seed; another one gives other speakers"),
 }
 
 

@@ -221,7 +221,7 @@ class Guard:
         is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         # A link to our page on another page is harmless.
         if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
-            raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
+            raise ApiError(403, "foreign_page", "pages of other sites are not allowed to use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode("latin-1"), self.token):
@@ -573,7 +573,9 @@ class Service:
         with self._streams_lock:
             self._close_idle()
             if identity not in self.streams:
-                raise ApiError(404, "unknown_stream", "no such stream; it was closed, or received nothing for too long")
+                raise ApiError(
+                    404, "unknown_stream", "no such stream; it was closed, or it received nothing for too long"
+                )
             return self.streams[identity]
 
     def _close_idle(self) -> None:

@@ -112,7 +112,7 @@ def who_speaks(
     if len(windows) < (num_speakers or 0):
         raise AudioError(
             f"{recording.name}: {num_speakers} speakers in {np.diff(speech).sum():.1f} s of speech, "
-            f"{len(windows)} windows; expected at least one window of speech for each: give fewer speakers, or none"
+            f"{len(windows)} windows; expected at least one window of speech for each: give fewer, or no number"
         )
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())

@@ -115,7 +115,7 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
         place += 5 * len(sizes)
         count = int(np.prod(sizes, dtype=object))
         if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
-            raise CheckpointError(f"{path}: {count} numbers are promised and fewer are there; copy it again")
+            raise CheckpointError(f"{path}: {count} numbers are announced and fewer are in the file; copy it again")
         arrays.append(np.frombuffer(content, TYPES[kind], count, place).astype(np.float64).reshape(sizes))
         place += count * TYPES[kind].itemsize
     return arrays
