@@ -102,7 +102,7 @@ def test_parts_of_something_else_are_refused(folder, tmp_path):
     for number in (2, 3):
         pack_part(fewer, other, WorkPart(number, 3))
         shutil.move(other / WorkPart(number, 3).name, corpus)
-    with pytest.raises(PackedError, match="its parts are of different lists or rates"):
+    with pytest.raises(PackedError, match="its parts have different lists or rates"):
         join_parts(corpus)
     with pytest.raises(PackedError, match="10 utterances, too few for 11 parts"):
         pack_part(FolderInput(folder), tmp_path / "many", WorkPart(1, 11))

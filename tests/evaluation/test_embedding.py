@@ -360,7 +360,7 @@ def test_all_slices_reads_what_was_asked_for(audio, random):
     found = slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
     assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
     assert [row.label for row in found[0].rows] == ["under 2 s", "2 to 4 s"]
-    with pytest.raises(ValueError, match="'durations' is none of duration, snr"):
+    with pytest.raises(ValueError, match="'durations' is not one of duration, snr"):
         options = EvaluationOptions(slices=["durations"])
         slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
 
