@@ -114,7 +114,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
     # Importing weights does not need the libraries of the extra that exporting needs.
     from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
 
-    path = check_target(arguments.out, arguments.int8)
+    path = check_target(arguments.out, arguments.int8, arguments.runtime)
     if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
         raise ValueError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
     model = load_model_file(arguments.model)
@@ -129,7 +129,8 @@ def export(arguments: argparse.Namespace) -> list[str]:
         speech, kind = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]], "recordings of the list"
     else:
         speech, kind = synthetic_speech(NUM_COMPARED, rate), "synthetic voices"
-    parity, *rounded = export_model(arguments.model, path, speech=speech, int8=arguments.int8)
+    how = {"int8": arguments.int8, "runtime": arguments.runtime}
+    parity, *rounded = export_model(arguments.model, path, speech=speech, **how)
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
     if trials is not None:

@@ -21,6 +21,12 @@ ARGUMENTS = {
         "metavar": "FILE",
         "help": "recordings to compare the embeddings on (default: some of --trials, else synthetic voices)",
     },
+    "--for": {
+        "dest": "runtime",
+        "default": "",
+        "metavar": "PROGRAM",
+        "help": ".onnx: sherpa-onnx (a graph of features, with the metadata that it reads) or onnxruntime-web",
+    },
     "--int8": {"action": "store_true", "help": ".onnx: weights and activations in eight bits"},
     "--trials": {"type": Path, "metavar": "LIST", "help": "a labelled trial list: to measure the EER of int8"},
     "--audio": {"type": Path, "metavar": "FOLDER", "help": "the folder that its paths are relative to"},

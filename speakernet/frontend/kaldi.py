@@ -12,6 +12,8 @@ from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
 from speakernet.frontend.perturbation import KeyedDraws
 from speakernet.options import SAMPLE_RATE
 
+# Below half the sample rate, where lhotse's highest band ends.
+LHOTSE_MARGIN_HZ = 400.0
 # Kaldi's cepstral lifter.
 LIFTER = 22.0
 
@@ -19,7 +21,8 @@ LIFTER = 22.0
 class KaldiFbank(MelFrontEnd):
     """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options.
 
-    Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
+    Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true. In the style of
+    lhotse (its `Fbank`, which sherpa-onnx computes too) snip-edges is false and high-freq -400.
     """
 
     options: KaldiFbankOptions
@@ -27,6 +30,7 @@ class KaldiFbank(MelFrontEnd):
     def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
         super().__init__(options, sample_rate)
         self.noise = KeyedDraws(seed)
+        self.is_centred = options.style == "lhotse"
         # A Hann window to this power is Kaldi's own `povey` window.
         is_povey = self.options.window == "povey"
         shape = (torch.hann_window if is_povey else torch.hamming_window)(self.window_samples, periodic=False)
@@ -34,20 +38,26 @@ class KaldiFbank(MelFrontEnd):
         self.register_buffer("window", shape, persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
-        """Kaldi's triangles, from 20 Hz to half the sample rate."""
-        # 0 is the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
+        """Kaldi's triangles, from 20 Hz to half the sample rate or somewhat below."""
+        # Up to 0 counts from the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
         points, rate = self.fft_samples * finer, float(self.sample_rate)
-        bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, 0.0, 100.0, -500.0, 1.0)
+        high_hz = -LHOTSE_MARGIN_HZ if self.options.style == "lhotse" else 0.0
+        bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, high_hz, 100.0, -500.0, 1.0)
         # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
         return functional.pad(bank, (0, 1)).T.contiguous()
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Only whole windows count (Kaldi's snip-edges)."""
+        """Only whole windows count (Kaldi's snip-edges), or every hop that is more than half there."""
+        if self.is_centred:
+            return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Scale, dither; each frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
         waveforms = waveforms * self.options.scale
+        if self.is_centred:
+            half, hop = self.window_samples // 2, self.hop_samples
+            waveforms = mirror_ends(waveforms, half - hop // 2, self.window_samples - half - hop % 2, lengths)
         if self.training and self.options.dither:
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
         energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
@@ -103,3 +113,17 @@ class KaldiMfcc(KaldiFbank):
     def of_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, cepstra)."""
         return torch.matmul(energies, cast(Tensor, self.transform))
+
+
+def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Tensor | None = None) -> Tensor:
+    """Mirror both ends of every utterance at its own length, the last sample included, as Kaldi does.
+
+    >>> mirror_ends(torch.tensor([[1, 2, 3, 0]]), 1, 2, torch.tensor([3]))[:, :6]
+    tensor([[1, 1, 2, 3, 3, 2]])
+    """
+    if lengths is None:
+        return torch.cat((waveforms[:, :left].flip(1), waveforms, waveforms[:, -right:].flip(1)), dim=1)
+    end = lengths.to(waveforms.device).unsqueeze(1)  # (batch, 1)
+    position = torch.arange(-left, waveforms.shape[1] + right, device=waveforms.device)
+    source = torch.where(position < 0, -1 - position, position)
+    return waveforms.gather(1, torch.where(source < end, source, 2 * end - 1 - source).clamp(min=0))

@@ -101,6 +101,8 @@ class KaldiFbankOptions(MelOptions):
     """The waveform in -1..1 is multiplied by this (32768 in wespeaker, 1 in 3D-Speaker)."""
     dither: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
     """Standard deviation of the noise added in training, in scaled samples (1.0 in wespeaker)."""
+    style: Literal["kaldi", "lhotse"] = "kaldi"
+    """kaldi: whole windows, bands up to half the rate; lhotse: centred frames, 400 Hz less (sherpa-onnx)."""
     energy_floor_db: Annotated[float, Ge(0.0), Le(200.0)] = 0.0
     """Add an utterance's mean energy, so many dB down, to each of its energies: an empty band stays still; 0: none."""
 

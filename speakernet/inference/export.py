@@ -2,17 +2,19 @@
 embeddings are those of the model.
 
 ONNX and the archive hold the network with its front end as one graph of waveforms of one length, dynamic in batch and
-length. Safetensors holds the weights, and the description of the network in its header.
+length; ONNX for sherpa-onnx, which has a front end of its own, is a graph of features. Safetensors holds the weights,
+and the description of the network in its header.
 """
 
 import contextlib
+import copy
 import functools
 import io
 import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 from speakernet.checkpoint import tensor_file_bytes
 from speakernet.evaluation.scoring import mean_of_whole_utterances, plda_of
 from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
-from speakernet.frontend.features import FrontEnd, use_convolution
+from speakernet.frontend.features import FrontEnd, normalize_features, use_convolution
 from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.models.speaker_net import SpeakerNet, folded
@@ -38,6 +40,18 @@ OPSET = 18
 """Of ONNX: the lowest that torch's exporter writes."""
 METADATA_KEY = "speakernet"
 """Of ONNX: a description of the model and its scores, as JSON."""
+SHERPA = "sherpa-onnx"
+SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
+    "name": ("fbank",),
+    "num_mels": (80,),
+    "window": ("povey",),
+    "style": ("lhotse",),
+    "scale": (1.0, 32768.0),
+    "energy_floor_db": (0.0,),
+}
+"""What its speaker embedding extractor computes, by our options; source: `csrc/features.h`, `-general-impl.h`."""
+RUNTIMES = (SHERPA, "onnxruntime-web")
+"""Programs that an .onnx may be made for; the second takes the graph that every ONNX Runtime takes."""
 EXAMPLE_SECONDS = 3.0
 """Length of the waveforms that the graph is traced with; it holds for others."""
 LEAST_COSINE = 0.99999
@@ -69,14 +83,14 @@ class Parity:
 
 
 def export_model(
-    model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False
+    model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False, runtime: str = ""
 ) -> list[Parity]:
-    """Write a model file in another format, chosen by the ending of `out`: .onnx, .pt2 or .safetensors.
+    """Write a model file in another format, chosen by the ending of `out` (.onnx, .pt2 or .safetensors) and `runtime`.
 
     Returns:
         How close the export is to the network; in eight bits before rounding and after it.
     """
-    path = check_target(out, int8)
+    path = check_target(out, int8, runtime)
     model = load_model_file(model_path)
     usable = [one for one in speech if len(one) >= model.net.min_samples]
     if not usable:
@@ -85,6 +99,8 @@ def export_model(
             f"({model.net.min_samples / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
     _, write, open_export = FORMATS[path.suffix]
+    if runtime == SHERPA:
+        write, open_export = sherpa_bytes, functools.partial(open_sherpa, model)
     content = write(model)
     parities = [compare(model, open_export(content), usable)]
     # NaN is not close either.
@@ -98,13 +114,17 @@ def export_model(
     return parities
 
 
-def check_target(out: str | Path, int8: bool) -> Path:
+def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
     """The path to write to, checked before anything else is done."""
     path = Path(out)
     if path.suffix not in FORMATS or path.is_dir():
         raise ExportError(f"{out}: expected a file that ends in {', '.join(FORMATS)}, which says the format")
     if int8 and path.suffix != ".onnx":
         raise ExportError(f"int8 is for .onnx, not for {out}")
+    if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx"):
+        raise ExportError(f"--for {runtime} and {out}: expected {' or '.join(RUNTIMES)}, and a file that ends in .onnx")
+    if runtime == SHERPA and int8:
+        raise ExportError(f"int8 is for graphs with a front end, not for {SHERPA}; leave one of them out")
     check_writable(path)
     return path
 
@@ -154,16 +174,72 @@ class ExportedNet(nn.Module):
         return embeddings, centred / centred.norm(dim=1, keepdim=True).clamp(min=EPSILON)
 
 
+class FeaturesNet(ExportedNet):
+    """Features before normalisation, (batch, frames, mels), to embeddings without the mean, (batch, dim)."""
+
+    def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalised here too: to a second removal of the mean they are the same."""
+        normalized = normalize_features(features.transpose(1, 2), self.net.front_end.options.normalize)  # type: ignore[union-attr]
+        return self.net.from_features(normalized) - self.mean  # type: ignore[no-any-return]
+
+
 def onnx_bytes(model: ModelFile) -> bytes:
     """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, its description as metadata."""
+    shapes = _dynamic_shapes(model.net.min_samples)
+    return _onnx(ExportedNet(model), _example(model.net), (INPUT, *OUTPUTS), shapes, {METADATA_KEY: facts(model)})
+
+
+def sherpa_bytes(model: ModelFile) -> bytes:
+    """The network as ONNX for sherpa-onnx: features in, embeddings whose cosines are the scores out.
+
+    Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
+    """
+    net, found = model.net, model.net.spec()["front_end"]
+    options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
+    others = [name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed]
+    if others:
+        listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
+        its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
+        raise ExportError(
+            f"{SHERPA} does not have the front end of this model: found {listed}, expected {its_own}; train with these "
+            "options of `frontend`, or export without --for: that graph takes waveforms"
+        )
+    if plda_of(model.contents):
+        raise ExportError(f"{SHERPA} compares by cosine, and this model by PLDA; export it without --for")
+    metadata = {
+        "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
+        "language": "not given",
+        "output_dim": net.embedding_dim,
+        "sample_rate": net.sample_rate,
+        "normalize_samples": int(options["scale"] == 1.0),
+        **({"feature_normalize_type": "global-mean"} if options["normalize"] == "mean" else {}),
+        METADATA_KEY: facts(model),
+    }
+    example = _features(net, _example(net).numpy())
+    frames = torch.export.Dim("frames", min=int(net.front_end.num_frames(torch.tensor(net.min_samples))))
+    shapes = ({0: torch.export.Dim("batch", min=1), 1: frames},)
+    return _onnx(FeaturesNet(model), example, ("features", OUTPUTS[0]), shapes, metadata)
+
+
+def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
+    """What sherpa-onnx computes, by our front end, (batch, frames, mels)."""
+    front_end = copy.deepcopy(net.front_end).eval()
+    front_end.options.normalize = "none"  # type: ignore[union-attr]
+    return front_end(torch.from_numpy(waveforms)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def _onnx(
+    net: nn.Module, example: Tensor, names: Sequence[str], shapes: tuple[dict[int, Any]], metadata: Mapping[str, Any]
+) -> bytes:
+    """A graph of one input; `names` are those of input and outputs."""
     with _quiet():
         program = torch.onnx.export(
-            ExportedNet(model).eval(),
-            (_example(model.net),),
+            net.eval(),
+            (example,),
             dynamo=True,
-            input_names=[INPUT],
-            output_names=list(OUTPUTS),
-            dynamic_shapes=_dynamic_shapes(model.net.min_samples),
+            input_names=names[:1],
+            output_names=names[1:],
+            dynamic_shapes=shapes,
             opset_version=OPSET,
             verbose=False,
         )
@@ -174,8 +250,8 @@ def onnx_bytes(model: ModelFile) -> bytes:
             if value.name in OUTPUTS and not value.is_graph_output():
                 value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = METADATA_KEY, json.dumps(facts(model))
+    for name, value in metadata.items():
+        proto.metadata_props.add(key=name, value=value if isinstance(value, str) else json.dumps(value))
     onnx.checker.check_model(proto)
     return proto.SerializeToString()  # type: ignore[no-any-return]
 
@@ -216,6 +292,18 @@ def open_onnx(content: bytes) -> Run:
 
     def run(waveforms: np.ndarray) -> list[np.ndarray]:
         return session.run(list(OUTPUTS), {INPUT: waveforms})  # type: ignore[no-any-return]
+
+    return run
+
+
+def open_sherpa(model: ModelFile, content: bytes) -> Run:
+    """The graph on ONNX Runtime behind our own front end; its mean is added again."""
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    mean = mean_of_whole_utterances(model.contents)
+
+    def run(waveforms: np.ndarray) -> list[np.ndarray]:
+        (found,) = session.run(None, {"features": _features(model.net, waveforms).numpy()})
+        return [found if mean is None else found + mean]
 
     return run
 

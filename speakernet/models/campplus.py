@@ -115,7 +115,11 @@ class DenseLayer(nn.Module):
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
         gate = self.excite(self.squeeze(context(hidden, lengths)).relu()).sigmoid()  # (batch, 32, segments)
         # Constant over its segment, as in the original; the last segment is cut to the frames that exist.
-        gate = gate.repeat_interleave(SEGMENT_FRAMES, dim=2)[:, :, : hidden.shape[2]]
+        if torch.compiler.is_exporting():
+            # For any length; in training an index would be slow.
+            gate = gate[:, :, torch.arange(hidden.shape[2], device=hidden.device) // SEGMENT_FRAMES]
+        else:
+            gate = gate.repeat_interleave(SEGMENT_FRAMES, dim=2)[:, :, : hidden.shape[2]]
         return self.local(hidden, lengths) * gate
 
 
@@ -127,10 +131,14 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     """
     num_frames = features.shape[2]
     # Not a negated floor division: exported graphs divide towards zero.
-    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES
+    # The exporter of torch would take the number of segments for that of its example: never one, and no reshape.
+    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES + torch.compiler.is_exporting()
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
-    segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
-    sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
+    if torch.compiler.is_exporting():
+        sums = SEGMENT_FRAMES * nn.functional.avg_pool1d(padded, SEGMENT_FRAMES)
+    else:
+        segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
+        sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
     # The last segment ends with the utterance.
     left = (num_frames - starts).unsqueeze(0) if lengths is None else lengths.unsqueeze(1) - starts

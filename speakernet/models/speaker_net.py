@@ -216,8 +216,9 @@ class SpeakerNet(nn.Module):
         sizes |= {"pooling_options": pooling_options} if pooling_options else {}
         # What describes the features: not SpecAugment, which acts in training only.
         features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
-        # Without a floor a network keeps the fingerprint that it has in stores of people.
-        features = {name: value for name, value in features.items() if name != "energy_floor_db" or value}
+        # At the defaults of later options a network keeps the fingerprint that it has in stores of people.
+        later = {"energy_floor_db": 0.0, "style": "kaldi"}
+        features = {name: value for name, value in features.items() if name not in later or value != later[name]}
         outside = {}
         if OUTSIDE:
             pooling = POOLINGS[pooling_of(model.name, model.pooling)]

@@ -84,11 +84,22 @@ def test_mfcc_is_kaldis(num_mels, num_cepstra):
 
 @pytest.mark.parametrize("window", ["hamming", "povey"])
 @pytest.mark.parametrize("scale", [1.0, 32768.0])
-def test_fbank_is_kaldis(window, scale):
+@pytest.mark.parametrize(
+    ("style", "rate", "kaldis"),
+    [
+        ("kaldi", 16000, {}),
+        ("lhotse", 16000, {"snip_edges": False, "high_freq": -400.0}),
+        # Windows and hops of odd length.
+        ("lhotse", 22050, {"snip_edges": False, "high_freq": -400.0}),
+        ("lhotse", 44100, {"snip_edges": False, "high_freq": -400.0}),
+    ],
+)
+def test_fbank_is_kaldis(window, scale, style, rate, kaldis):
     waves, _ = some_speech((16000, 16000))
-    found = KaldiFbank(KaldiFbankOptions(num_mels=80, scale=scale, window=window, normalize="none")).eval()(waves)
+    options = KaldiFbankOptions(num_mels=80, scale=scale, window=window, normalize="none", style=style)
+    found = KaldiFbank(options, rate).eval()(waves)
     for row in range(2):
-        sizes = {"num_mel_bins": 80, "sample_frequency": 16000}
+        sizes = {"num_mel_bins": 80, "sample_frequency": rate, **kaldis}
         expected = torchaudio.compliance.kaldi.fbank(waves[row][None] * scale, window_type=window, dither=0.0, **sizes)
         torch.testing.assert_close(found[row].T, expected, atol=2e-3, rtol=1e-4)
 
@@ -107,9 +118,11 @@ def test_dither_is_training_only_and_repeats_with_its_count():
     torch.testing.assert_close(resumed(waves), second, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "normalize"), [*((name, "auto") for name in FEATURES), ("log_mel", "none")])
-def test_a_batch_of_lengths_gives_what_each_alone_gives(name, normalize):
-    options = {} if name == "raw" else {"normalize": normalize}
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in FEATURES), ("log_mel", {"normalize": "none"}), ("fbank", {"style": "lhotse"})],
+)
+def test_a_batch_of_lengths_gives_what_each_alone_gives(name, options):
     front_end: FrontEnd = create(FEATURES[name], FEATURES[name].options(**options)).eval()
     assert torch.isfinite(front_end(torch.zeros(1, 8000))).all()
     waves, lengths = some_speech()
