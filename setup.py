@@ -33,6 +33,8 @@ SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
 SHELL = ["shtab>=1.7"]
+# mlflow-skinny is mlflow without its server.
+TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
 # silero-vad computes by onnxruntime, its weights lie in the wheel; pyannote.metrics is for `speakernet der` only.
@@ -50,6 +52,7 @@ EXTRAS = {
     "who": WHO,
     "notebook": ["jupyterlab>=4"],
     "shell": SHELL,
+    "trackers": TRACKERS,
     "docs": ["mkdocs-material>=9.5,<10"],
     "test": [
         # Of the extras, so that their tests run.
@@ -59,6 +62,8 @@ EXTRAS = {
         *S3,
         "moto[server]>=5",
         *SHELL,
+        *TRACKERS,
+        "sherpa-onnx>=1.12",
         "jsonschema>=4.18",
         "types-jsonschema",
         *SSL,

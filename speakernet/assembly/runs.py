@@ -37,9 +37,10 @@ from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, evaluation_folder, held, later_stages
 from speakernet.training.progress import StopRequest
+from speakernet.training.trackers import Trackers, final_figures
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
-"""Plots of the report that TensorBoard shows too."""
+"""Plots of the report that trackers show too."""
 READ_AT_START_SECONDS = 3600.0
 """Trial lists of no more speech are decoded before the first step, in seconds; longer ones are left to the doctor."""
 SHOWN = ("speakers", "training audio: length", "trials", "trial identity")
@@ -127,11 +128,11 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
                 for name, one in evaluation.others.items():
                     write_evaluation(evaluation_folder(run_folder, name), one)
                 write_evaluation(run_folder, evaluation)
-                # Late: tensorboard takes a second, and scoring does not need it.
-                from speakernet.training.tensorboard import add_test_results
-
                 plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
-                add_test_results(run_folder, int(summary["steps"]), results.to_dict(), plots)
+                figures, steps = final_figures(results.to_dict()), int(summary["steps"])
+                trackers = Trackers(training.trackers, run_folder, {}, steps)
+                trackers.each("results", steps, figures, plots, Path(summary["best_path"]))
+                trackers.each("close")
         return TrainingOutcome(summary, evaluation, run_folder)
 
 

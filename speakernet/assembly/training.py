@@ -4,6 +4,7 @@ What cannot work is refused by `refuse_impossible`, which needs no data and runs
 """
 
 import functools
+import importlib.util
 import logging
 import platform
 import shutil
@@ -40,6 +41,7 @@ from speakernet.training import (
 )
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.step import TrainingStep
+from speakernet.training.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +97,10 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
         compiling.blocks_to_checkpoint(net)
     data, training, augment, loss = config.data, config.training, config.augment, config.loss
     of_epochs = f"of training.max_epochs: {training.max_epochs}"
+    absent = [name for name in training.trackers if importlib.util.find_spec(TRACKERS[name][0]) is None]
     found = {
+        f"training.trackers: {', '.join(absent)}, which is not installed; pip install 'speakernet[trackers]', or leave "
+        "it out": bool(absent),
         f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {loss.name}: each "
         "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
         "or accumulation_steps: 1 with a larger data.batch_size": (
@@ -343,7 +348,10 @@ def build_trainer(
         training,
         store=checkpoints.CheckpointStore(folder, training),
         progress=progress.Progress(
-            folder if distributed.is_main() else None, configuration=values, steps_before=stage.steps_before or 0
+            folder if distributed.is_main() else None,
+            trackers=training.trackers,
+            configuration=values,
+            steps_before=stage.steps_before or 0,
         ),
         threads=threads.ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
         model_contents=functools.partial(model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings),

@@ -94,7 +94,7 @@ Values = dict[str, str | None]
 ON_OFF: Values = {"true": "on", "false": "off"}
 AUTO_NO: Values = {"true": "auto", "false": "no"}
 VALUES: dict[str, Values] = {
-    "scheduler": {"steplr": "step"},
+    "scheduler": {"steplr": "step", "cosine_with_restarts": "cosine_restarts"},
     "mixedprec": AUTO_NO,
     "use_amp": AUTO_NO,
     "mixed_precision": AUTO_NO,

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 OURS, CLASSIC = "speakernet", "voxceleb_trainer"
+COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
+"""Of JSON, behind a text that is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent / "configs"
 RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "recipes"
@@ -308,8 +311,10 @@ def _read_file(path: Path) -> list[Setting]:
     try:
         with open_text(path) as file:
             text = file.read(MOST_YAML + 1)
-        # JSON may be indented by tabs, which YAML does not take.
-        root = yaml_nodes(text.replace("\t", "    ") if path.suffix == ".json" else text, str(path), has_lines=True)
+        if path.suffix == ".json":
+            # JSON may be indented by tabs, which YAML does not take, and have comments; a text may hold //.
+            text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
+        root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{path}:1: expected `key: value` lines")
         settings = []

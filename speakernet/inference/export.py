@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -48,6 +48,7 @@ SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
     "style": ("lhotse",),
     "scale": (1.0, 32768.0),
     "energy_floor_db": (0.0,),
+    "plda": (False,),
 }
 """What its speaker embedding extractor computes, by our options; source: `csrc/features.h`, `-general-impl.h`."""
 RUNTIMES = (SHERPA, "onnxruntime-web")
@@ -121,10 +122,11 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
         raise ExportError(f"{out}: expected a file that ends in {', '.join(FORMATS)}, which says the format")
     if int8 and path.suffix != ".onnx":
         raise ExportError(f"int8 is for .onnx, not for {out}")
-    if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx"):
-        raise ExportError(f"--for {runtime} and {out}: expected {' or '.join(RUNTIMES)}, and a file that ends in .onnx")
-    if runtime == SHERPA and int8:
-        raise ExportError(f"int8 is for graphs with a front end, not for {SHERPA}; leave one of them out")
+    if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)):
+        raise ExportError(
+            f"--for {runtime} and {out}: expected {' or '.join(RUNTIMES)}, a file that ends in .onnx, and for {SHERPA} "
+            "no --int8"
+        )
     check_writable(path)
     return path
 
@@ -180,7 +182,7 @@ class FeaturesNet(ExportedNet):
     def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
         """Normalised here too: to a second removal of the mean they are the same."""
         normalized = normalize_features(features.transpose(1, 2), self.net.front_end.options.normalize)  # type: ignore[union-attr]
-        return self.net.from_features(normalized) - self.mean  # type: ignore[no-any-return]
+        return self.net.from_features(normalized) - cast(Tensor, self.mean)
 
 
 def onnx_bytes(model: ModelFile) -> bytes:
@@ -196,16 +198,15 @@ def sherpa_bytes(model: ModelFile) -> bytes:
     """
     net, found = model.net, model.net.spec()["front_end"]
     options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
+    options["plda"] = plda_of(model.contents) is not None
     others = [name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed]
     if others:
         listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
         its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
         raise ExportError(
-            f"{SHERPA} does not have the front end of this model: found {listed}, expected {its_own}; train with these "
-            "options of `frontend`, or export without --for: that graph takes waveforms"
+            f"{SHERPA} does not have the front end, or the scoring, of this model: found {listed}, expected {its_own}; "
+            "train with these options of `frontend`, or export without --for: that graph takes waveforms"
         )
-    if plda_of(model.contents):
-        raise ExportError(f"{SHERPA} compares by cosine, and this model by PLDA; export it without --for")
     metadata = {
         "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
         "language": "not given",

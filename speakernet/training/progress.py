@@ -1,4 +1,4 @@
-"""Where a run is, requests to stop it, and what it shows and writes: one bar, metrics.jsonl, TensorBoard, its speed.
+"""Where a run is, requests to stop it, and what it shows and writes: one bar, metrics.jsonl, trackers, its speed.
 
 Only the main process writes and shows. Numbers of steps stay on the device until `RecentSteps` fetches many at a time.
 """
@@ -12,10 +12,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,9 +29,7 @@ from speakernet.terminal import Bar
 from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.step import StepOutcome
-
-if TYPE_CHECKING:
-    from speakernet.training.tensorboard import EventFiles
+from speakernet.training.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -352,18 +350,18 @@ class Progress:
         folder: Path | None,
         *,
         show_bar: bool = True,
-        tensorboard: bool = True,
+        trackers: Sequence[str] = (),
         configuration: Mapping[str, Any] = MappingProxyType({}),
         steps_before: int = 0,
     ) -> None:
         self.folder, self.show_bar = folder, show_bar and folder is not None
-        # TensorBoard shows a stage as a run of its own, whose steps go on from the one before.
+        # Trackers show a stage as a run of its own, whose steps go on from the one before.
         self._steps_before = steps_before
-        self._tensorboard, self._configuration = tensorboard, configuration
+        self._names, self._configuration = trackers, configuration
         self.num_lines = 0
         """Of metrics.jsonl."""
         self._file: GrowingFile | None = None
-        self._events: EventFiles | None = None
+        self._trackers: Trackers | None = None
         self._bar: Bar | None = None
         self._epoch = self._numbers = ""
         self._shown_at = time.monotonic()
@@ -379,11 +377,7 @@ class Progress:
             with atomic_write(path) as file:
                 file.writelines(kept)
         self._file = GrowingFile(path)
-        if self._tensorboard:
-            # Imported here: it takes a second that other commands should not pay.
-            from speakernet.training.tensorboard import EventFiles
-
-            self._events = EventFiles(self.folder, self._configuration, self._steps_before + step)
+        self._trackers = Trackers(self._names, self.folder, self._configuration, self._steps_before + step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
@@ -413,23 +407,24 @@ class Progress:
         return ", ".join(filter(None, [self._epoch, self._numbers]))
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write a `step`, `epoch` (from 1) or `evaluation` to metrics.jsonl and TensorBoard; show that of a step."""
+        """Write a `step`, `epoch` (from 1) or `evaluation` to metrics.jsonl and the trackers; show that of a step."""
         if self._file is not None:
             # NaN is not JSON, and other programs stop at it.
             plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
             line = json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}, allow_nan=False)
             self.num_lines += self._file.append(f"{line}\n".encode())
-        if self._events is not None:
-            self._events.record(kind, self._steps_before + step, values)
+        if self._trackers is not None:
+            self._trackers.each("record", kind, self._steps_before + step, values)
         if kind == "step":
             self.show(values)
 
     def close(self) -> None:
         """Flush and close everything."""
-        for one in (self._bar, self._events):
-            if one is not None:
-                one.close()
-        self._bar = self._file = self._events = None
+        if self._bar is not None:
+            self._bar.close()
+        if self._trackers is not None:
+            self._trackers.each("close")
+        self._bar = self._file = self._trackers = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import Embedder, one_pass
 from speakernet.evaluation.files import find_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.training.tensorboard import scalars
+from speakernet.training.trackers import scalars
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")

@@ -58,7 +58,6 @@ def _no_report(monkeypatch):
 def leave_out_the_report(patch):
     patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
     patch.setattr(runs, "write_evaluation", lambda *arguments: [])
-    patch.setattr("speakernet.training.tensorboard.add_test_results", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")

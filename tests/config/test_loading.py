@@ -30,6 +30,9 @@ def test_command_line_beats_yaml_beats_default(tmp_path):
     assert load_config(["--batch_size", "11", "--config", file]).config.data.batch_size == 11
     json_file = write(tmp_path, '{"data": {"batch_size": 5}}', "a.json")
     assert load_config(["--config", json_file]).config.data.batch_size == 5
+    text = '{\t// how many\n "data": {"batch_size": 6, "train_list": "s3://a//b.txt"} // "all"\n}'
+    data = load_config(["--config", write(tmp_path, text, "b.json")]).config.data
+    assert (data.batch_size, data.train_list) == (6, "s3://a//b.txt")
     first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
     config = load_config(["--config", first, "--config", write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")]).config
     assert (config.data.batch_size, config.data.crop_frames) == (8, 150)

@@ -32,6 +32,7 @@ ALLOWED = {
     "evaluation": {*BASE, "data"},
     "inference": {*BASE, "data", "frontend", "models", "evaluation"},
     "checks": {*BASE, "data"},
+    "helpers": {*BASE, "assembly"},
     "assembly": {
         *BASE,
         *("config", "data", "corpora", "frontend", "models", "losses", "training", "evaluation", "checks", "inference"),

@@ -1,8 +1,10 @@
 """Models in other programs: equal embeddings in every format and family, and no file where they are not equal."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -24,7 +26,7 @@ from tests.small_networks import SMALLEST, small_network
 RATE = 16000
 STANDARD_OPERATORS = {"STFT", "DFT", "MelWeightMatrix", "HannWindow", "HammingWindow"}
 FRONT_ENDS = ["log_mel", "fbank", "mfcc", "speechbrain", "tf_mel"]
-KINDS = ["RawNet3", "ECAPA_TDNN"]
+KINDS = ["RawNet3", "ECAPA_TDNN", "CAMPPlus"]
 
 
 def made(name, front_end=None, **how):
@@ -232,6 +234,63 @@ def test_every_family(speech, name, ending, repository):
 def test_every_front_end(speech, front_end):
     net = made("ResNet", front_end, model_options={"channels": 8, "blocks": [1]})
     assert_parity(ModelFile(net, {}), ".onnx", [*speech, np.zeros(2 * RATE, np.float32)])
+
+
+def saved(path, front_end_options, mean=None):
+    """A model file of a small network with an fbank."""
+    options = {"model_options": {"channels": 8, "blocks": [1]}, "num_mels": 80, "window": "povey", **front_end_options}
+    about = {} if mean is None else {"embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}}
+    write_checkpoint(path, model_file_contents(made("ResNet", "fbank", **options), loss_normalizes=True, **about))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("front_end", "options", "message"),
+    [
+        ({}, ["--out", "x.onnx"], "found style kaldi, expected style lhotse"),
+        ({"style": "lhotse", "scale": 2.0}, ["--out", "x.onnx"], "found scale 2.0"),
+        ({"style": "lhotse", "window": "hamming", "num_mels": 40}, ["--out", "x.onnx"], "num_mels 40, window hamming"),
+        ({"style": "lhotse", "energy_floor_db": 30.0}, ["--out", "x.onnx"], "energy_floor_db 30.0"),
+        ({"style": "lhotse"}, ["--out", "x.pt2"], "x.pt2"),
+        ({"style": "lhotse"}, ["--out", "x.onnx", "--int8"], "int8"),
+        ({"style": "lhotse"}, ["--out", "x.onnx", "--for", "sherpa"], "sherpa-onnx"),
+    ],
+)
+def test_what_sherpa_does_not_have_is_refused(tmp_path, monkeypatch, capsys, front_end, options, message):
+    monkeypatch.chdir(tmp_path)
+    path = saved(tmp_path / "model.pt", front_end)
+    assert main(["export", str(path), "--for", "sherpa-onnx", *options]) == 1
+    assert message in capsys.readouterr().err and [one.name for one in tmp_path.iterdir()] == ["model.pt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "normalize"), [(1.0, "mean"), (32768.0, "none")])
+def test_sherpa_embeds_as_we_do(tmp_path, capsys, shared_data, repository, scale, normalize):
+    sherpa_onnx = pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed")
+    how = {"style": "lhotse", "scale": scale, "normalize": normalize}
+    path, out = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32)), tmp_path / "phone.onnx"
+    assert main(["export", str(path), "--out", str(out), "--for", "sherpa-onnx"]) == 0
+    extractor = sherpa_onnx.SpeakerEmbeddingExtractor(sherpa_onnx.SpeakerEmbeddingExtractorConfig(model=str(out)))
+    verifier = speakernet.load(path, device="cpu")
+    found = []
+    for name in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]:
+        clip, stream = read_audio(name, sample_rate=RATE), extractor.create_stream()
+        stream.accept_waveform(RATE, clip)
+        stream.input_finished()
+        theirs, ours = np.array(extractor.compute(stream)), verifier.embed(clip, sample_rate=RATE)[0] - verifier.mean
+        found.append(theirs @ ours / np.linalg.norm(theirs) / np.linalg.norm(ours))
+        write_audio(tmp_path / f"{len(found)}.wav", clip)
+    assert extractor.dim == 32 and len(found) == 4 and min(found) > 0.99999
+    compiler, package = shutil.which("c++"), Path(sherpa_onnx.__file__).parent
+    if compiler is None or not (package / "include").is_dir():
+        pytest.skip("no C++ compiler, or a wheel of sherpa-onnx without headers: the program in C++ is not run")
+    flags = [f"-I{package}/include", f"-L{package}/lib", f"-Wl,-rpath,{package}/lib"]
+    libraries = ["-lsherpa-onnx-c-api", "-lonnxruntime"]
+    source, program = repository / "examples" / "verify_sherpa.cpp", tmp_path / "verify"
+    subprocess.run([compiler, "-std=c++17", source, *flags, *libraries, "-o", program], check=True)
+    clips = [tmp_path / "1.wav", tmp_path / "2.wav"]
+    said = subprocess.run([program, out, *clips], check=True, capture_output=True, text=True).stdout
+    assert float(said.split()[1]) == pytest.approx(verifier.verify(*clips, threshold=0.0).score, abs=1e-3)
 
 
 @pytest.mark.parametrize(("command", "library"), [("export", "onnxruntime"), ("serve", "uvicorn")])

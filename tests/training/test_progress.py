@@ -14,7 +14,7 @@ from speakernet.evaluation.plots import new_figure, save_png
 from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
-from speakernet.training.tensorboard import add_test_results
+from speakernet.training.trackers import Trackers, final_figures
 
 VALUES = {"loss": 2.5, "utterances_per_second": 200.0, "data_wait_share": 0.05, "run_time_left": "0:12:31"}
 
@@ -24,7 +24,7 @@ def shown(tmp_path, monkeypatch, caplog):
     """A run's progress without a terminal, which tells the log at every batch."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
-    return Progress(tmp_path, tensorboard=False)
+    return Progress(tmp_path)
 
 
 def test_one_bar_tells_of_the_whole_run(shown, caplog, tmp_path):
@@ -48,14 +48,14 @@ def test_one_bar_tells_of_the_whole_run(shown, caplog, tmp_path):
 
 def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path):
     """An epoch has the step of its last step, after which the checkpoint may have been written."""
-    first = Progress(tmp_path, show_bar=False, tensorboard=False)
+    first = Progress(tmp_path, show_bar=False)
     first.open(0)
     first.record("step", 2, 1, {"loss": 1.0})
     num_lines = first.num_lines
     first.record("epoch", 2, 1, {"loss": 1.0})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "st')
-    again = Progress(tmp_path, show_bar=False, tensorboard=False)
+    again = Progress(tmp_path, show_bar=False)
     again.open(2, num_lines)
     again.record("epoch", 2, 1, {"loss": float("nan")})
     again.close()
@@ -117,7 +117,7 @@ def _files_of_one_second_in_order(monkeypatch):
 
 def train(folder, first, last):
     """Steps first..last with an evaluation after each tenth."""
-    progress = Progress(folder, show_bar=False, configuration=CONFIGURATION)
+    progress = Progress(folder, show_bar=False, trackers=["tensorboard"], configuration=CONFIGURATION)
     progress.open(first - 1)
     for step in range(first, last + 1):
         values = {"loss": 1 / step, "margin": 0.2, "learning_rate": 0.1 if step < 15 else 0.01}
@@ -160,7 +160,9 @@ def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path):
     axes.plot([0, 1])
     save_png(figure, tmp_path / "plots" / "det.png")
     results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
-    add_test_results(tmp_path, 10, results, [tmp_path / "plots" / "det.png"])
+    trackers = Trackers(["tensorboard"], tmp_path, {}, 10)
+    trackers.each("results", 10, final_figures(results), [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
+    trackers.each("close")
     found = read(tmp_path)
     assert points(found, "test/eer_percent") == [(10, 4.0)]
     assert points(found, "test/eer_interval_percent/high") == [(10, 5.0)]

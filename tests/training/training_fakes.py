@@ -198,7 +198,7 @@ def make_trainer(
         MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
         settings,
         store=CheckpointStore(folder, settings),
-        progress=Progress(folder, show_bar=False, tensorboard=False),
+        progress=Progress(folder, show_bar=False),
         threads=ThreadWatch(1),
         model_contents=lambda training_summary, is_last: {
             "weights": net.state_dict(),

@@ -132,7 +132,9 @@ class TrainingOptions(Options):
     batch_scaling: Literal["off", "linear", "sqrt"] = "off"
     """Multiply all learning rates by the batch divided by reference_batch, or by the square root of that."""
     log_interval: Count = 20
-    """Optimizer steps between two records in metrics.jsonl and TensorBoard."""
+    """Optimizer steps between two records in metrics.jsonl and the trackers."""
+    trackers: list[Literal["tensorboard", "wandb", "mlflow", "csv"]] = Field(default=["tensorboard"])
+    """Where curves, configuration, figures and the model file go too; wandb and mlflow: pip install '.[trackers]'."""
     patience: CountOrZero = 0
     """Stop after this many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0

@@ -18,7 +18,7 @@ class ScheduleOptions(Options):
     """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
 
     name: str = "cosine"
-    """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
+    """constant, constant_with_warmup, step, linear, cosine, cosine_restarts, polynomial, one_cycle, plateau, …"""
     margin: Literal["constant", "linear", "exponential"] = "constant"
     """How the margin of the loss grows from `margin_initial` to its full value."""
     margin_initial: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
@@ -39,6 +39,14 @@ class ScheduleOptions(Options):
                 "margin_end_epoch",
                 f"{self.margin_end_epoch}; expected an epoch after margin_begin_epoch ({self.margin_begin_epoch})",
             )
+
+
+class ConstantWithWarmupOptions(ScheduleOptions):
+    """The full learning rate after `warmup_epochs` of linear rise."""
+
+    name: str = "constant_with_warmup"
+    warmup_epochs: Epochs = 1.0
+    """Epochs of linear rise from (almost) zero; fractions are fine."""
 
 
 class FloorOptions(ScheduleOptions):
@@ -120,6 +128,7 @@ SCHEDULES: dict[str, Component] = {
     "constant": Component(
         ScheduleOptions, "speakernet.training.schedules:constant", "The full learning rate throughout."
     ),
+    "constant_with_warmup": Component(ConstantWithWarmupOptions, "speakernet.training.schedules:constant"),
     "step": Component(StepOptions, "speakernet.training.schedules:step"),
     "linear": Component(
         FloorOptions, "speakernet.training.schedules:linear", "A straight line from the top to the floor."

@@ -1,0 +1,127 @@
+"""Weights & Biases, MLflow and CSV beside TensorBoard, by the real libraries, without a network."""
+
+import json
+import logging
+import struct
+from pathlib import Path
+
+import pytest
+
+from speakernet.training import trackers
+from speakernet.training.options import TrainingOptions
+from speakernet.training.progress import Progress
+from speakernet.training.trackers import TRACKERS, Trackers
+
+CONFIGURATION = {"model": {"name": "ResNet"}, "training": {"max_epochs": 2}}
+FIGURES = {"eer_percent": 4.0, "min_dcf": {"0.01": 0.4}}
+
+
+def run(folder, name, first, last, *, ends=False):
+    """Steps first..last, and the final evaluation."""
+    progress = Progress(folder, show_bar=False, trackers=[name], configuration=CONFIGURATION)
+    progress.open(first - 1)
+    for step in range(first, last + 1):
+        progress.record("step", step, 1, {"loss": 1 / step, "note": "none"})
+    progress.close()
+    if ends:
+        (folder / "best.pt").write_bytes(b"a model")
+        (folder / "det.png").write_bytes(PICTURE)
+        after = Trackers([name], folder, {}, last)
+        after.each("results", last, FIGURES, [folder / "det.png"], folder / "best.pt")
+        after.each("close")
+
+
+PICTURE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301"
+    "0100c9fe92ef0000000049454e44ae426082"
+)
+"""One pixel."""
+
+
+def log_records(content):
+    """The records of a file in LevelDB's log format behind a header of seven bytes: blocks of 32 KiB, in pieces."""
+    at, record = 7, b""
+    while at + 7 <= len(content):
+        if 2**15 - at % 2**15 < 7:
+            at += 2**15 - at % 2**15
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        # Whole, or the last piece.
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+def test_every_name_of_the_option_has_a_tracker():
+    assert TrainingOptions().trackers == ["tensorboard"]
+    assert set(TrainingOptions.model_fields["trackers"].annotation.__args__[0].__args__) == set(TRACKERS)
+
+
+def test_csv_goes_on_where_the_checkpoint_was(tmp_path):
+    run(tmp_path, "csv", 1, 4)
+    run(tmp_path, "csv", 3, 4, ends=True)
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
+        "step,name,value",
+        *(f"{step},step/loss,{1 / step!r}" for step in (1, 2, 3, 4)),
+        *("4,test/eer_percent,4.0", "4,test/min_dcf/0.01,0.4"),
+    ]
+
+
+@pytest.mark.slow
+def test_wandb_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run(tmp_path, "wandb", 1, 2, ends=True)
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    kept, config, history, artifacts = (tmp_path / "wandb.id").read_text(), {}, [], []
+    # The training, and its final evaluation: `wandb sync` puts them into one run.
+    assert len(files) == 2 and all(kept in one.name for one in files)
+    for file in files:
+        for content in log_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(content)
+            config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+            row = {"/".join(one.nested_key) or one.key: one.value_json for one in record.history.item}
+            history += [row] if row else []
+            artifacts += [record.request.log_artifact.artifact.name] if record.request.HasField("log_artifact") else []
+            artifacts += [record.artifact.name] if record.HasField("artifact") else []
+    assert config["model"] == {"name": "ResNet"}
+    assert [(float(row["optimizer_step"]), float(row["step/loss"])) for row in history[:2]] == [(1, 1), (2, 0.5)]
+    assert float(history[-1]["test/eer_percent"]) == 4.0 and "image-file" in history[-1]["test/det"]
+    assert artifacts == [f"model-{kept}"]
+
+
+@pytest.mark.slow
+def test_mlflow_in_files(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run(tmp_path / "run", "mlflow", 1, 2)
+    run(tmp_path / "run", "mlflow", 3, 3, ends=True)
+    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("speakernet").experiment_id])
+    assert found.info.run_name == "run" and found.info.status == "FINISHED"
+    assert found.data.params == {"model.name": "ResNet", "training.max_epochs": "2"}
+    losses = client.get_metric_history(found.info.run_id, "step/loss")
+    assert [(one.step, one.value) for one in losses] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert found.data.metrics["test/min_dcf/0.01"] == 0.4
+    stored = Path(client.download_artifacts(found.info.run_id, "model/best.pt"))
+    assert stored.read_bytes() == b"a model"
+    assert [one.path for one in client.list_artifacts(found.info.run_id, "plots")] == ["plots/det.png"]
+
+
+@pytest.mark.parametrize("broken", ["__init__", "record", "results", "close"])
+def test_one_that_fails_ends_nothing(tmp_path, monkeypatch, caplog, broken):
+    def fail(self, *arguments):
+        raise RuntimeError("no network\nat all")
+
+    monkeypatch.setattr(trackers.CurvesAsCsv, broken, fail)
+    caplog.set_level(logging.WARNING)
+    run(tmp_path, "csv", 1, 3, ends=True)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    said = [one for one in caplog.messages if "csv" in one]
+    # The training, and the final evaluation.
+    assert all("RuntimeError: no network at all" in one for one in said)
+    assert len(said) == (1 if broken == "results" else 2)
