@@ -7,7 +7,11 @@ __version__ = "0.3.0"
 """setup.py reads it here, and CHANGELOG.md begins with it."""
 
 # Names that users import from here; torch is imported when one is first used.
-_LAZY = {"load": "speakernet.assembly.published", "SpeakerVerifier": "speakernet.inference.verifier"}
+_LAZY = {
+    "load": "speakernet.assembly.published",
+    "SpeakerVerifier": "speakernet.inference.verifier",
+    "Report": "speakernet.evaluation.report",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -105,12 +105,18 @@ class Bar(contextlib.ExitStack):
         self._line: Any = None
         if is_shown and sys.stderr is not None and sys.stderr.isatty():
             self._line = self.enter_context(_Line(self._drawn))
+        elif is_shown and "ipykernel" in sys.modules:
+            # Late: it looks for a notebook and its widgets.
+            from tqdm.auto import tqdm as notebook_bar
+
+            self._line = self.enter_context(notebook_bar(desc=what, total=total, initial=done, unit=f" {unit}"))
 
     def update(self, count: float = 1) -> None:
         """Count so much more as done."""
         self.done += count
         if self._line is not None:
-            self._line.update(0)
+            self._line.set_postfix_str(self._note() if self._note else "", refresh=False)
+            self._line.update(count)
         elif self._is_shown and self._clock() - self._logged >= LINE_SECONDS:
             self._logged = self._clock()
             share = f"{100 * self.done / self.total:.0f} %" if self.total else ""

@@ -104,3 +104,12 @@ def test_without_a_terminal_no_minute_is_silent(caplog):
         clock.now += 31
         unknown.update(5)
     assert caplog.messages[-1] == "extract: 5 files, 0.2/s"
+
+
+def test_a_notebook_has_a_bar_of_its_own(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with Bar("reading", 4, note=lambda: "epoch 1") as bar:
+        bar.update(3)
+    said = capsys.readouterr().err
+    # tqdm's own, as text where there are no widgets.
+    assert "reading" in said and "3/4" in said and "epoch 1" in said

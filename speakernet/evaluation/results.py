@@ -6,8 +6,9 @@ written is decided by `headline` alone.
 """
 
 import dataclasses
+import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -180,6 +181,13 @@ class Results:
             values["test_lists"] = {name: _plain(one) for name, one in self.test_lists.items()}
         return values
 
+    def _repr_html_(self) -> str:
+        """A table of the headline, in notebooks."""
+        rows = [
+            (one.name, f"{one.text} ({one.interval_text})" if one.interval_text else one.text) for one in headline(self)
+        ]
+        return html_table([("trials", f"{self.num_trials:,} of {self.list_name() or 'a list'}"), *rows])
+
     def as_row(self, label: str) -> GroupResult:
         """The figures of the list in a row of a table."""
         figures = self.eer_percent, self.eer_interval_percent, self.why_no_eer, self.num_trials, self.num_targets
@@ -240,6 +248,16 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
         both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
         figures.append(HeadlineFigure(name, unit, number, f"{number} {unit}".rstrip(), both))
     return figures
+
+
+def html_table(rows: Iterable[tuple[str, Any]]) -> str:
+    """Names and values, as notebooks show them.
+
+    >>> html_table([("EER", "5 %"), ("list", "<a>")])
+    '<table><tr><th>EER</th><td>5 %</td></tr><tr><th>list</th><td>&lt;a&gt;</td></tr></table>'
+    """
+    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
+    return f"<table>{''.join(cells)}</table>"
 
 
 def headline_sentence(results: Results, digits: int = 2) -> str:

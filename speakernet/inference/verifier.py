@@ -22,6 +22,7 @@ from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
+from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances, pair_scores, plda_of
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
@@ -153,6 +154,12 @@ class SpeakerVerifier:
         self.rule = DecisionRule.of_model_file(model.contents, subtracts_mean=self.mean is not None, name=name)
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` decides without a threshold of the caller's."""
+
+    def _repr_html_(self) -> str:
+        """What it is, in notebooks."""
+        thresholds = [(f"threshold {one['name']}", f"{one['threshold']:.4f}") for one in self.rule.thresholds]
+        rows = [("file", self.name), ("network", self.net.model_name), ("embedding", f"{self.embedding_dim} numbers")]
+        return html_table([*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds])
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -19,11 +19,12 @@ logger = logging.getLogger(__name__)
 
 TRACKERS = {
     "tensorboard": ("tensorboard", "speakernet.training.tensorboard:EventFiles"),
-    "wandb": ("wandb", "speakernet.training.other_trackers:WeightsAndBiases"),
-    "mlflow": ("mlflow", "speakernet.training.other_trackers:MLflow"),
+    "wandb": ("wandb", "speakernet.training.wandb_tracker:WeightsAndBiases"),
+    "mlflow": ("mlflow", "speakernet.training.mlflow_tracker:MLflow"),
     "csv": ("csv", "speakernet.training.trackers:CurvesAsCsv"),
 }
 """Name -> the library that it needs, and the class."""
+PROJECT = "speakernet"
 # Beside these, results hold counts, checksums and times, which are not curves of quality.
 TEST_FIGURES = (
     *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf"),

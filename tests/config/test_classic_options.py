@@ -97,6 +97,15 @@ def test_same_meaning_on_the_command_line_and_in_yaml(row, tmp_path):
     assert value_of(loaded(lines, tmp_path).config, key) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("cosine_with_restarts", "cosine_restarts"), ("constant_with_warmup", "constant_with_warmup")],
+)
+def test_schedules_by_names_of_other_training_code(name, chosen):
+    schedule = load_config(["--scheduler", name]).config.schedule
+    assert schedule.name == chosen and schedule.warmup_epochs == (1.0 if "warmup" in name else 0.0)
+
+
 def test_omitted_options(tmp_path):
     flags = ["--defaults", "voxceleb_trainer", "--trainfunc", "amsoftmax"]
     for config in (loaded("trainfunc: amsoftmax\n", tmp_path).config, load_config(flags).config):

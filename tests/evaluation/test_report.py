@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import html
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+import speakernet
 from speakernet.cli import main
 from speakernet.data.audio import read_audio_bytes, write_audio
 from speakernet.evaluation import plots
@@ -95,6 +97,26 @@ def test_page(run):
     pngs = {path.stem for path in (run / "plots").glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
     assert {"det", "scores", "thresholds", "calibration", "slices_1", "sweep_noise", "embeddings_1"} <= pngs
     assert {"training_loss", "training_margin"} <= pngs
+
+
+def test_in_a_notebook(run, tmp_path):
+    report = speakernet.Report(run)
+    assert html.unescape(report._repr_html_()).count(report.results.list_name()) > 0
+    page = (run / "report.html").read_text()
+    assert html.unescape(report._repr_html_().partition('srcdoc="')[2].partition('" style')[0]) == page
+    (run / "report.html").unlink()
+    assert f"<th>EER</th><td>{report.results.eer_percent:.2f} %" in html.unescape(report._repr_html_())
+    figure = report.plot_det()
+    assert figure.axes[0].get_xlabel() == "false accepts (%)" and figure._repr_png_().startswith(b"\x89PNG")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    table, lines = report.frame(), [line.split() for line in (run / "scores.txt").read_text().splitlines()]
+    assert isinstance(table, pandas.DataFrame) and list(table.columns)[:4] == ["enrol", "test", "score", "label"]
+    assert [[one.enrol, one.test, f"{one.score:.6f}"] for one in table.itertuples()] == lines
+    assert table.label.sum() == report.results.num_targets
+    (run / "scores.txt").unlink()
+    for ask in (speakernet.Report(run).frame, speakernet.Report(run).plot_det):
+        with pytest.raises(ValueError, match=r"no .*scores"):
+            ask()
 
 
 def test_hardest_trials(run, trials, tmp_path):

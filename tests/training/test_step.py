@@ -277,6 +277,8 @@ def rates(name, steps, **options):
     ("name", "options", "expected"),
     [
         ("constant", {}, [1.0, 1.0, 1.0, 1.0]),
+        # one epoch of warm-up
+        ("constant_with_warmup", {}, [1e-3, 1.0, 1.0, 1.0]),
         # epochs 0, 10, 20, 40
         ("step", {"decay": 0.5, "decay_interval": 10}, [1.0, 0.5, 0.25, 0.0625]),
         ("exponential", {"decay": 0.25, "decay_interval": 20}, [1.0, 0.5, 0.25, 0.0625]),
