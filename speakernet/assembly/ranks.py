@@ -13,6 +13,7 @@ from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.terminal import counted
+from speakernet.training.fully_sharded import FullySharded
 from speakernet.training.ranks import SeveralProcesses
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ def join_ranks(config: Config, net: nn.Module, loss: nn.Module, device: torch.de
     # The network of a second stage may have them already.
     count = synchronize_norms(net, device) if shared.value else 0
     logger.info("batch norm over the batch of all processes: %s; %s changed", shared, counted(count, "layer"))
+    if config.runtime.parallel == "fsdp":
+        return FullySharded(net, loss, device)
     shard_head(config.loss, loss)
     return SeveralProcesses(net, loss, device)
 

@@ -119,6 +119,10 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
         "real_epochs, or remove speed_factors and warp_factors": (
             augment.enabled and augment.real_epochs >= training.max_epochs
         ),
+        f"training.average_checkpoints: {training.average_checkpoints} with model.options.trained: lora: the merged "
+        "weights of several epochs do not give back adapters; set it to 0": (
+            training.average_checkpoints > 0 and getattr(config.model.options, "trained", "") == "lora"
+        ),
         f"training.freeze_epochs: {training.freeze_epochs} {of_epochs}: the network would never learn; raise "
         "max_epochs, or lower freeze_epochs": training.freeze_epochs >= training.max_epochs,
         f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {loss.name} compares utterances "
@@ -126,6 +130,18 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
             data.utterances_per_speaker < loss.min_utterances
         ),
     }
+    if runtime.parallel == "fsdp":
+        instead = "cannot be had with runtime.parallel: fsdp; set it to"
+        found |= {
+            f"training.ema_decay: {training.ema_decay} {instead} 0": bool(training.ema_decay),
+            f"training.initial_weight: {training.initial_weight} {instead} 0": bool(training.initial_weight),
+            f"training.average_checkpoints: {training.average_checkpoints} {instead} 0": bool(
+                training.average_checkpoints
+            ),
+            f"optimizer.fused: on {instead} auto": config.optimizer.fused == "on",
+            f"runtime.channels_last: on {instead} auto": runtime.channels_last == "on",
+            f"loss.sharded: on {instead} auto: fsdp shards the head too": loss.sharded == "on",
+        }
     for problem, holds in found.items():
         if holds:
             raise ConfigError(problem)
@@ -156,6 +172,7 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
         ),
         f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, first "
         "without gradients; set training.accumulation_steps: 1": needs_gradient_cache(config),
+        "runtime.parallel: fsdp gathers weights between blocks": runtime.parallel == "fsdp",
         "crops have many lengths, each of which would be compiled; set data.crop_frames_max: 0": (
             config.data.crop_frames_max > config.data.crop_frames
         ),
@@ -198,6 +215,9 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
         "size": moves_margin and has_margin and schedule.margin_end_epoch > epochs,
         f"runtime.gpu_id: {runtime.gpu_id} has no effect: this run is on the CPU": (
             runtime.gpu_id is not None and device.type == "cpu"
+        ),
+        "runtime.parallel: fsdp has no effect: there is one process": (
+            runtime.parallel == "fsdp" and not distributed.is_distributed()
         ),
         "loss.sharded: on has no effect: one process keeps every speaker": (
             config.loss.sharded == "on" and not distributed.is_distributed()
@@ -268,7 +288,8 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
         count = compiling.enable_gradient_checkpointing(net)
         logger.info("gradient checkpointing: %d blocks are computed again in the backward pass", count)
     switch = runtime.channels_last
-    if switch == "auto" and device.type == "cuda":
+    # The weights of `fully_shard` keep the layout in which they were cut.
+    if switch == "auto" and runtime.parallel == "ddp" and device.type == "cuda":
         # In float32 on a GPU channels_last may lose; on a CPU, where SpeakerNet is built in it, it never did (ResNet
         # 0.25 instead of 0.32 s a step).
         switch = "off" if precision.name == "no" else "on"

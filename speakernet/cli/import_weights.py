@@ -1,8 +1,9 @@
 """Convert another toolkit's checkpoint to a speakernet model file.
 
-For wespeaker, 3D-Speaker, SpeechBrain and ReDimNet the toolkit and the model's name are enough. A checkpoint of
-voxceleb_trainer shows its embedding size, mel bands and pooling; options give the rest: whether mel energies went
-through the logarithm, the sinc stride of RawNet3, the pooling of a VGGVox without attention, and the loss.
+For wespeaker, 3D-Speaker, SpeechBrain, ReDimNet and BUT (its MHFA recipes) the toolkit and the model's name are
+enough. A checkpoint of voxceleb_trainer shows its embedding size, mel bands and pooling; options give the rest: whether
+mel energies went through the logarithm, the sinc stride of RawNet3, the pooling of a VGGVox without attention, and the
+loss.
 """
 
 import argparse
@@ -12,7 +13,7 @@ ARGUMENTS = {
     "--from": {
         "dest": "source",
         "default": "voxceleb_trainer",
-        "help": "its toolkit: voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain or redimnet",
+        "help": "its toolkit: voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain, redimnet or but",
     },
     "--model": {
         "required": True,

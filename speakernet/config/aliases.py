@@ -71,6 +71,7 @@ COMMON_NAMES = {
     "torch_compile_mode": "runtime.compile_mode",
     "cudnn_benchmark_toggle": "runtime.cudnn_benchmark",
     "cudnn_deterministic_toggle": "runtime.deterministic",
+    "reference": "model.options.reference",
     "save_steps": "training.save_steps",
     "max_grad_norm": "training.max_grad_norm",
     "checkpoint_compression": "training.compress_checkpoints",

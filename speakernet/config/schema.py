@@ -294,5 +294,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         try:
             for name, stage in stages_of(config).items():
                 yield from ((key, f"{name}: {one}: {message}") for one, message in (problems(stage) if name else ()))
+            if config.runtime.parallel == "fsdp" and len(stages_of(config)) > 1:
+                yield "runtime.parallel", f"fsdp with {key}; train the stages one by one, with --initial_model"
         except ValueError as error:
             yield key, str(error)

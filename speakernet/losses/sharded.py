@@ -14,7 +14,7 @@ from torch import distributed as torch_distributed
 from torch.nn import functional
 
 from speakernet.losses.classification import AllClasses, Columns
-from speakernet.parallel.sharding import RowShare, keep_share, share_of
+from speakernet.parallel.sharding import RowShare, join_in_state, keep_share
 
 
 def shard(loss: nn.Module, rank: int, world_size: int) -> None:
@@ -25,28 +25,12 @@ def shard(loss: nn.Module, rank: int, world_size: int) -> None:
     """
     head: Any = getattr(loss, "head", loss)
     head.classes, head.sees_all_ranks = ClassShard(head.num_classes, rank, world_size), True
-    head.register_state_dict_post_hook(_join_shards)
-    head.register_load_state_dict_pre_hook(_take_shards)
+    join_in_state(head)
     for parameter in head.parameters(recurse=False):
         # A single number belongs to all classes.
         if parameter.ndim:
             rows_per_class = len(parameter) // head.num_classes
             keep_share(parameter, RowShare(head.num_classes, rank, world_size, rows_per_class))
-
-
-def _join_shards(loss: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    for name, parameter in loss.named_parameters(recurse=False):
-        own = share_of(parameter)
-        if own is not None:
-            state[prefix + name] = own.join(parameter)
-
-
-def _take_shards(loss: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
-    for name, parameter in loss.named_parameters(recurse=False):
-        own, found = share_of(parameter), state.get(prefix + name)
-        # torch refuses another number of classes and names the shapes.
-        if own is not None and isinstance(found, Tensor) and found.ndim and len(found) == own.num_rows:
-            state[prefix + name] = own.take(found)
 
 
 class ClassShard(AllClasses):

@@ -19,6 +19,8 @@ class MachineOptions(Options):
     """What carries tensors between processes; auto: nccl between GPUs, gloo on CPUs."""
     distributed_timeout_seconds: Annotated[float, Ge(1.0), Le(1e6)] = 1800.0
     """Seconds that a process waits for the others; then the one that hangs is named and the run ends."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes share: ddp the batch; fsdp weights and moments too, for networks that do not fit."""
     sync_batch_norm: Switch = "auto"
     """Batch norm over the batch of all processes; auto: below 32 crops a process, from there each by its own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -7,7 +7,6 @@ from speakernet.models.attentive_pooling import ChannelAttentivePooling, softmax
 from speakernet.models.options.poolings import (
     POOLINGS,
     AdapterMFAOptions,
-    CAMHFAOptions,
     LayerSumOptions,
     MHFAOptions,
 )
@@ -56,10 +55,12 @@ class LayerSum(Pooling):
 
 
 class MHFA(Pooling):
-    """Multi-head factorized attentive pooling.
+    """Multi-head factorized attentive pooling; with context the logits of a head see the keys of neighbouring frames.
 
     Source: Peng et al. 2022, "An attention-based backend allowing efficient fine-tuning of transformer models for
-    speaker verification", equations 1 to 5; its last linear layer is the network's embedding layer.
+    speaker verification", equations 1 to 5; its last linear layer is the network's embedding layer. Peng et al. 2024,
+    "CA-MHFA: A context-aware multi-head factorized attentive pooling for SSL-based speaker verification", section 3,
+    with one query a group.
 
     >>> MHFA(MHFAOptions(heads=3, compression=5), 4, 2)(torch.ones(2, 2, 4, 7)).shape
     torch.Size([2, 15])
@@ -70,11 +71,11 @@ class MHFA(Pooling):
         self.key_weights, self.value_weights = LayerWeights(layers), LayerWeights(layers)
         self.keys = nn.Linear(channels, options.compression)
         self.values = nn.Linear(channels, options.compression)
-        self.attention = self.make_attention(options)
-
-    def make_attention(self, options: MHFAOptions) -> nn.Conv1d:
-        """From keys (batch, compression, frames) to logits (batch, heads, frames)."""
-        return nn.Conv1d(options.compression, options.heads, 1)
+        # From keys (batch, compression, frames) to logits (batch, heads, frames); published without bias over several.
+        context = options.context
+        self.attention = nn.Conv1d(
+            options.compression, options.heads, 2 * context + 1, padding=context, bias=context == 0
+        )
 
     def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, layers, channels, frames) to the weighted means of each head, (batch, heads x compression)."""
@@ -85,23 +86,6 @@ class MHFA(Pooling):
             keys = keys * (torch.arange(keys.shape[1], device=keys.device) < lengths[:, None])[..., None]
         weights = softmax_over_frames(self.attention(keys.transpose(1, 2)), lengths)  # (batch, heads, frames)
         return (weights @ values).flatten(1)
-
-
-class CAMHFA(MHFA):
-    """Context-aware MHFA: the logits of a head are a convolution over the keys of neighbouring frames.
-
-    Source: Peng et al. 2024, "CA-MHFA: A context-aware multi-head factorized attentive pooling for SSL-based speaker
-    verification", section 3, with one query a group.
-
-    >>> CAMHFA(CAMHFAOptions(heads=3, compression=5), 4, 2)(torch.ones(2, 2, 4, 7)).shape
-    torch.Size([2, 15])
-    """
-
-    def make_attention(self, options: MHFAOptions) -> nn.Conv1d:
-        """A convolution over 2 context + 1 frames, without bias."""
-        assert isinstance(options, CAMHFAOptions)
-        kernel, context = 2 * options.context + 1, options.context
-        return nn.Conv1d(options.compression, options.heads, kernel, padding=context, bias=False)
 
 
 class AdapterMFA(Pooling):

@@ -231,10 +231,11 @@ class Pretrained(Trunk):
 
     def plain_weights(self, weights: Mapping[str, Tensor], *, without_fixed: bool) -> dict[str, Tensor]:
         """A state dictionary of the network with merged weights, under the names that it has without adapters."""
-        merged = {
-            f"{BACKBONE_PREFIX}{name}.weight": module.get_base_layer().weight + module.get_delta_weight("default")
-            for name, module in self._adapted().items()
-        }
+        merged = {}
+        for name, module in self._adapted().items():
+            parts = ("base_layer", "lora_A.default", "lora_B.default")
+            base, down, up = (weights[f"{BACKBONE_PREFIX}{name}.{part}.weight"] for part in parts)
+            merged[f"{BACKBONE_PREFIX}{name}.weight"] = base + up @ down * module.scaling["default"]
         left = self.fixed if without_fixed else set()
         plain = {
             name.replace(*PLAIN): value

@@ -7,6 +7,7 @@ all ranks in the norm of the gradient. In one process nothing is sharded.
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,26 @@ def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
     setattr(parameter, MARK, own)
 
 
+def join_in_state(module: nn.Module) -> None:
+    """Make the state dictionary of a module whole on rank 0; every rank has to ask for it, and loads a whole one."""
+    module.register_state_dict_post_hook(_join_shares)
+    module.register_load_state_dict_pre_hook(_take_shares)
+
+
+def _join_shares(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name, parameter in module.named_parameters():
+        if (own := share_of(parameter)) is not None:
+            state[prefix + name] = own.join(parameter)
+
+
+def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
+    for name, parameter in module.named_parameters():
+        own, found = share_of(parameter), state.get(prefix + name)
+        # torch refuses another number of rows and names the shapes.
+        if own is not None and isinstance(found, Tensor) and found.ndim and len(found) == own.num_rows:
+            state[prefix + name] = own.take(found)
+
+
 def share_of(parameter: Tensor) -> RowShare | None:
     """Which share of a parameter this rank keeps; None if it keeps all of it."""
     return getattr(parameter, MARK, None)
@@ -87,7 +108,7 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
     for parameter in parameters:
         if parameter.grad is not None:
-            gradients[share_of(parameter) is not None].append(parameter.grad)
+            gradients[share_of(parameter) is not None].append(own_part(parameter.grad))
     whole, of_shares = gradients
     norm = torch.nn.utils.get_total_norm(whole)
     if not of_shares:
@@ -96,6 +117,11 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     if distributed.is_distributed():
         torch_distributed.all_reduce(squares)
     return (norm.to(squares.device).square() + squares).sqrt()
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory: of torch's sharded tensors only that is one."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
 def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = False) -> dict:

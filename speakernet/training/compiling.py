@@ -119,7 +119,7 @@ def repeated_blocks(net: nn.Module) -> list[nn.Module]:
     """
     counts: dict[type, int] = {}
     for module in net.modules():
-        if any(module.children()) and not isinstance(module, nn.Sequential | nn.ModuleList):
+        if any(module.children()) and not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             counts[type(module)] = counts.get(type(module), 0) + 1
 
     def collect(module: nn.Module) -> list[nn.Module]:

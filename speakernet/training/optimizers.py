@@ -116,7 +116,10 @@ def create_optimizer(
     epsilon = getattr(options, "epsilon", "auto")
     if epsilon == "auto":
         epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF
-    return create(part, options, groups=groups, epsilon=epsilon, fused=should_fuse(options, device))  # type: ignore[no-any-return]
+    # torch has not every fused update for weights that `fully_shard` has cut.
+    is_cut = any(hasattr(one, "to_local") for group in groups for one in group["params"])
+    fused = should_fuse(options, device) and not is_cut
+    return create(part, options, groups=groups, epsilon=epsilon, fused=fused)  # type: ignore[no-any-return]
 
 
 class OptimizerState:

@@ -67,14 +67,8 @@ class SeveralProcesses(OneProcess):
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; at the last micro-batch the gradients of all ranks are averaged meanwhile."""
-        requests = self.requests() if is_last else ()
-        wishes = self._no_wishes
-        if any(requests):
-            # Only then: even a copy that nobody waits for costs the host time in every step.
-            wishes = torch.tensor(requests, dtype=numbers.dtype).to(self._device, non_blocking=True)
-        messages = torch.cat([numbers, wishes])
         # The gradient of a sum of products is what the parameter is multiplied by.
-        (value + (self._all.messages * messages).sum()).backward()  # type: ignore[no-untyped-call]
+        (value + (self._all.messages * self._said(numbers, is_last)).sum()).backward()  # type: ignore[no-untyped-call]
 
     def totals(self, numbers: Tensor) -> Tensor:
         """The messages of all ranks, averaged."""
@@ -93,6 +87,15 @@ class SeveralProcesses(OneProcess):
     def close(self) -> None:
         """Its buckets are as large as the gradients, which a second stage needs."""
         self._parallel = None
+
+    def _said(self, numbers: Tensor, is_last: bool) -> Tensor:
+        """The messages of this rank: numbers of a micro-batch and, with the last one, requests."""
+        requests = self.requests() if is_last else ()
+        wishes = self._no_wishes
+        if any(requests):
+            # Only then: even a copy that nobody waits for costs the host time in every step.
+            wishes = torch.tensor(requests, dtype=numbers.dtype).to(self._device, non_blocking=True)
+        return torch.cat([numbers, wishes])
 
     def _read(self, requests: Tensor) -> None:
         if self._device.type == "cpu":

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from speakernet.machine.device import synchronize
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import parameters_of, share_of, total_norm
+from speakernet.parallel.sharding import own_part, parameters_of, share_of, total_norm
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
@@ -234,6 +234,8 @@ class TrainingStep:
         divisor = self.precision.scale * weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = total_norm(self._parameters) if self._is_sharded else nn.utils.get_total_norm(gradients)
+        if self._is_sharded:
+            gradients = [own_part(one) for one in gradients]
         norm = norm / divisor
         loss_is_bad = ~torch.isfinite(loss)
         is_bad = loss_is_bad | ~torch.isfinite(norm)

@@ -440,6 +440,9 @@ class Trainer:
         try:
             for name, component in self.components.items():
                 component.load_state_dict(saved[name])
+        except CheckpointError:
+            # Of other files of a pretrained backbone, which says what to do.
+            raise
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             changes = changed_options(saved.get("config", {}), self.origin.get("config", {}), TENSOR_SECTIONS)
             raise CheckpointError(

@@ -1,19 +1,31 @@
 """Pretrained backbones: every architecture from its folder, the hub, what is trained, and model files without peft."""
 
+import functools
+import json
+import lzma
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from speakernet.assembly.runs import train_experiment
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.cli import main
+from speakernet.config import load_config
+from speakernet.files import sha256_of
+from speakernet.models.importers import PUBLISHED, import_network
 from speakernet.models.model_file import load_model_file, model_file_contents
-from speakernet.models.options.poolings import CAMHFAOptions, LayerSumOptions, MHFAOptions
+from speakernet.models.options.poolings import LayerSumOptions, MHFAOptions
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.training.optimizers import Freezing, parameter_groups
+from speakernet.training.optimizers import Freezing, WeightAverage, parameter_groups
 from speakernet.training.options import TrainingOptions
 from tests.hub_server import local_hub
+from tests.models.test_published_models import draw, golden_waveforms
+from tests.outcomes import digests
+from tests.parallel.test_any_number import stopped
 from tests.small_networks import SMALL
+from tests.tiny_recipe import write_recipe
 
 transformers = pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
 
@@ -21,6 +33,8 @@ CONVOLUTIONS = {key: value for key, value in SMALL["Pretrained"]["config"].items
 LARGE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
 KINDS = {
     "wav2vec2": ("wav2vec2", CONVOLUTIONS),
+    # Its published files are those of a model with the heads of pretraining.
+    "xls-r large": ("wav2vec2", {**CONVOLUTIONS, **LARGE, "architectures": ["Wav2Vec2ForPreTraining"]}),
     "hubert": ("hubert", CONVOLUTIONS),
     "wavlm": ("wavlm", CONVOLUTIONS),
     "wavlm large": ("wavlm", {**CONVOLUTIONS, **LARGE}),
@@ -33,13 +47,18 @@ KINDS = {
         },
     ),
 }
+# The others differ from these in details.
+EVERY = [pytest.param(one, marks=[] if one in ("wavlm", "w2v-bert") else pytest.mark.slow) for one in KINDS]
+GOLDEN = json.loads(lzma.decompress(Path(__file__).with_name("golden_pretrained.json.xz").read_bytes()))
 
 
 def make(folder: Path, kind: str, seed: int = 0, sample_rate: int = 16000) -> Path:
     """A random backbone as transformers saves one, with its preprocessor and a card."""
     torch.manual_seed(seed)
     name, sizes = KINDS[kind]
-    transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **sizes)).save_pretrained(folder)
+    kind_of_model = transformers.Wav2Vec2ForPreTraining if "architectures" in sizes else transformers.AutoModel
+    make_model = getattr(kind_of_model, "from_config", kind_of_model)
+    make_model(transformers.AutoConfig.for_model(name, **sizes)).save_pretrained(folder)
     of_bert = name == "wav2vec2-bert"
     extractor = transformers.SeamlessM4TFeatureExtractor if of_bert else transformers.Wav2Vec2FeatureExtractor
     extractor(sampling_rate=sample_rate, **({} if of_bert else {"do_normalize": "large" in kind})).save_pretrained(
@@ -51,15 +70,16 @@ def make(folder: Path, kind: str, seed: int = 0, sample_rate: int = 16000) -> Pa
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
+    """Of each kind, made when it is asked for."""
     root = tmp_path_factory.mktemp("backbones")
-    return {kind: make(root / kind.replace(" ", "_"), kind) for kind in KINDS}
+    return functools.cache(lambda kind: make(root / kind.replace(" ", "_"), kind))
 
 
-def network(folder, pooling="MHFA", **options):
+def network(folder, context=0, **options):
     torch.manual_seed(1)
     given = {"backbone": str(folder), **options}
-    sizes = {"heads": 3, "compression": 5} if pooling.endswith("MHFA") else {}
-    return SpeakerNet.named("Pretrained", pooling, 8, model_options=given, pooling_options=sizes)
+    sizes = {"heads": 3, "compression": 5, "context": context}
+    return SpeakerNet.named("Pretrained", "MHFA", 8, model_options=given, pooling_options=sizes)
 
 
 def waves(*lengths):
@@ -70,11 +90,11 @@ def tune(net, **options):
     return net.trunk.tune(net.trunk.options.model_copy(update=options), net)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_states_are_those_of_transformers(folders, kind):
-    net, batch = network(folders[kind]).eval(), waves(8960)
-    model = transformers.AutoModel.from_pretrained(folders[kind]).eval()
-    extractor = transformers.AutoFeatureExtractor.from_pretrained(folders[kind])
+    net, batch = network(folders(kind)).eval(), waves(8960)
+    model = transformers.AutoModel.from_pretrained(folders(kind)).eval()
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folders(kind))
     inputs = extractor(batch[0].numpy(), sampling_rate=16000, return_tensors="pt")
     expected = model(inputs.get("input_values", inputs.get("input_features")), output_hidden_states=True)
     states = net.trunk(batch[:, None])[0]
@@ -83,9 +103,9 @@ def test_states_are_those_of_transformers(folders, kind):
         torch.testing.assert_close(ours, theirs[0].T[:, : ours.shape[1]], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_lengths_gradients_and_merged_adapters(folders, kind):
-    net, batch = network(folders[kind], "CAMHFA").eval(), waves(9000, 7000)
+    net, batch = network(folders(kind), context=2).eval(), waves(9000, 7000)
     together = net.embed(batch, torch.tensor([9000, 7000]), sample_rate=16000)
     torch.testing.assert_close(together[1:], net.embed(batch[1:, :7000], sample_rate=16000), atol=1e-5, rtol=1e-5)
     for trained in ("lora", "all"):
@@ -95,9 +115,7 @@ def test_lengths_gradients_and_merged_adapters(folders, kind):
             assert (parameter.grad is not None) == parameter.requires_grad, name
         net.zero_grad()
         if trained == "lora":
-            with torch.no_grad():
-                for name, parameter in net.named_parameters():
-                    parameter.add_(0.1 * torch.randn_like(parameter) * (".lora_B" in name))
+            add_noise(net, ".lora_B")
             adapted = net.embed(batch[:1], sample_rate=16000)
             weights = net.weights()
             net.trunk.merge()
@@ -109,16 +127,13 @@ def test_lengths_gradients_and_merged_adapters(folders, kind):
 
 def test_poolings_against_loops():
     states, lengths = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([6, 5])
-    from speakernet.models.layer_pooling import CAMHFA, MHFA, LayerSum
+    from speakernet.models.layer_pooling import MHFA, LayerSum
 
-    for kind, options in (
-        (MHFA, MHFAOptions(heads=2, compression=5)),
-        (CAMHFA, CAMHFAOptions(heads=2, compression=5, context=2)),
-    ):
+    for context in (0, 2):
         torch.manual_seed(0)
-        pooling = kind(options, 4, 3)
+        pooling = MHFA(MHFAOptions(heads=2, compression=5, context=context), 4, 3)
         pooling.key_weights.logits.data, pooling.value_weights.logits.data = torch.tensor([[0.5, 1, 2], [3, 0, 1]])
-        found, context = pooling(states, lengths), getattr(options, "context", 0)
+        found = pooling(states, lengths)
         for row, length in enumerate(lengths.tolist()):
             key_share, value_share = (
                 one.logits.exp() / one.logits.exp().sum() for one in (pooling.key_weights, pooling.value_weights)
@@ -167,7 +182,7 @@ def test_adapters_against_wespeakers_definition():
 
 
 def test_what_is_trained(folders):
-    net = network(folders["wavlm"])
+    net = network(folders("wavlm"))
     tune(net, trained="all", unfreeze_epochs=2, layer_decay=0.5)
     freezing, layers = Freezing(net, TrainingOptions()), net.trunk.backbone.encoder.layers
     seen = []
@@ -192,9 +207,7 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     folder = make(tmp_path / "wavlm", "wavlm")
     net, batch = network(folder), waves(8000)
     state = tune(net, trained="lora", lora_rank=2)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter) * (".lora_B" in name))
+    add_noise(net, ".lora_B")
     last = {**model_file_contents(net, loss_normalizes=True, is_last=True), "training": {"net": state.state_dict()}}
     best = model_file_contents(net, loss_normalizes=True, training_summary={})
     for name, contents in (("last.pt", last), ("best.pt", best)):
@@ -230,13 +243,118 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def add_noise(net, *words):
+    """Move what is trained, away from the start at which adapters are nothing."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if any(word in name for word in words):
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_a_file_that_names_its_backbone(tmp_path, capsys):
+    """`reference: true`, of a backbone whose layers have a module called module."""
+    folder, batch = make(tmp_path / "bert", "w2v-bert"), waves(8000)
+    paths = tmp_path / "whole.pt", tmp_path / "named.pt"
+    for path in paths:
+        net = network(folder)
+        tune(net, reference="named" in path.name)
+        write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
+        assert torch.equal(
+            load_model_file(path).net.embed(batch, sample_rate=16000), net.embed(batch, sample_rate=16000)
+        )
+    whole, named = map(read_own_checkpoint, paths)
+    left = {name for name in whole["weights"] if name.startswith("trunk.backbone.")}
+    assert named["weights"].keys() == whole["weights"].keys() - left and named["reference"] == len(left)
+    assert named["model"]["options"]["source"]["files"]["model.safetensors"] == sha256_of(folder / "model.safetensors")
+    named = ["--model", "Pretrained", "--model.options.backbone", str(folder), "--reference", "true"]
+    assert load_config(named).config.model.options.reference
+    make(folder, "w2v-bert", seed=7)
+    assert main(["verify", "a.wav", "b.wav", "--model", str(paths[1])]) == 2
+    said = capsys.readouterr().err
+    assert "SHA-256" in said and "model.safetensors" in said and "Traceback" not in said
+
+
+def test_the_average_of_adapters(folders):
+    net, batch = network(folders("wavlm")), waves(8000)
+    tune(net, trained="lora", lora_rank=2, lora_alpha=6.0)
+    layer = net.trunk.backbone.encoder.layers[0].feed_forward.output_dense
+    average, expected = WeightAverage(net, 0.5), [0.0, layer.lora_A["default"].weight.detach().clone()]
+    # Shares of the old in the first updates: 1/10, 2/11, 3/12.
+    for share in (0.1, 2 / 11, 0.25):
+        add_noise(net, "lora_", "pooling")
+        average.update()
+        now = layer.lora_B["default"].weight.detach(), layer.lora_A["default"].weight.detach()
+        expected = [share * old + (1 - share) * new for old, new in zip(expected, now, strict=True)]
+    with average.applied():
+        weights = {name: value.clone() for name, value in net.weights().items()}
+        embedding = net.embed(batch, sample_rate=16000)
+    merged = layer.base_layer.weight + 6.0 / 2 * expected[0] @ expected[1]
+    found = weights["trunk.backbone.encoder.layers.0.feed_forward.output_dense.weight"]
+    torch.testing.assert_close(found, merged, atol=1e-5, rtol=1e-5)
+    plain = network(folders("wavlm"))
+    plain.load_state_dict(weights)
+    torch.testing.assert_close(plain.embed(batch, sample_rate=16000), embedding, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["model"] + case.get("note", ""))
+def test_imports_equal_their_own_code(case, tmp_path, capsys):
+    """Those of wespeaker dfa7419 and BUT's 34e1343 on tiny configurations, weights drawn from names."""
+    contents = {name: draw(name, tuple(shape), 1.0) for name, shape in case["tensors"].items()}
+    torch.save(contents, tmp_path / "theirs.pt")
+    out = tmp_path / "ours.pt"
+    command = ["import-weights", str(tmp_path / "theirs.pt"), "--from", case["toolkit"], "--model", case["model"]]
+    assert main([*command, "--out", str(out)]) == 0 and "the training head" in capsys.readouterr().out
+    net = load_model_file(out).net
+    # Even numbers of frames: of an odd number wespeaker pads the last, which is left out here.
+    long, short = golden_waveforms()
+    for wave, expected in zip((long, short[:, :19857]), torch.tensor(case["embeddings"]), strict=True):
+        found = net.embed(wave, sample_rate=16000)
+        assert (found[0] - expected).norm() / expected.norm() < 1e-5
+    adapted = {**contents, "frontend.encoder.base_model.model.layers.0.linear_q.lora_A.default.weight": torch.ones(1)}
+    if case["toolkit"] == "wespeaker":
+        with pytest.raises(CheckpointError, match="merge_lora"):
+            import_network(PUBLISHED["wespeaker"], case["model"], adapted, "stage1.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["nothing", "lora", "all"])
+def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, capsys):
+    folder = make(tmp_path / "wavlm", "wavlm")
+    options = {"backbone": str(folder), "trained": trained, "lora_rank": 2, "lora_dropout": 0.1, "layer_decay": 0.9}
+    options |= {"unfreeze_epochs": 1} if trained == "all" else {}
+    model = {"name": "Pretrained", "pooling": "MHFA", "options": options, "pooling_options": {"heads": 3}}
+    changes = {
+        "training": {"max_epochs": 2, "test_interval": 1, "ema_decay": 0.9 if trained != "nothing" else 0.0},
+        "optimizer": {"name": "adamw", "learning_rate": 0.001},
+        "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
+        "runtime": {"deterministic": True, "gradient_checkpointing": trained == "lora"},
+        "model": model,
+    }
+    recipe = str(write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", changes))
+    given = [["--config", recipe, "--save_path", str(tmp_path / name)] for name in ("straight", "stopped")]
+    train_experiment(load_config(given[0]))
+    with stopped(11):
+        train_experiment(load_config(given[1]))
+    shutil.copytree(tmp_path / "stopped", tmp_path / "spare")
+    train_experiment(load_config(given[1]))
+    for name in ("last.pt", "best.pt"):
+        assert digests(tmp_path / "stopped" / name) == digests(tmp_path / "straight" / name)
+    # Another backbone under that name.
+    make(folder, "wavlm", seed=7)
+    if trained != "all":
+        assert main(["train", "--config", recipe, "--save_path", str(tmp_path / "spare")]) == 1
+        said = capsys.readouterr().err
+        assert "SHA-256" in said and "Traceback" not in said and "Put that file back" in said
+
+
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), {}, "no .*safetensors"),
         (lambda folder: (folder / "config.json").unlink(), {}, "config.json"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), {}, "bert; expected"),
-        (lambda folder: make(folder, "hubert", sample_rate=8000), {}, "8000 Hz"),
+        (lambda folder: make(folder, "wavlm", sample_rate=8000), {}, "8000 Hz"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), {}, "model.safetensors"),
         (lambda folder: None, {"lora_targets": ["query"]}, "lora_targets: query"),
         (lambda folder: None, {"backbone": "nobody/nothing/no"}, "nobody/nothing/no"),
@@ -244,7 +362,7 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     ids=["pickle", "no config", "architecture", "rate", "damaged", "names", "no such model"],
 )
 def test_bad_input(tmp_path, change, options, message):
-    folder = make(tmp_path / "hubert", "hubert")
+    folder = make(tmp_path / "wavlm", "wavlm")
     change(folder)
     with pytest.raises(ValueError, match=message):
         tune(network(options.get("backbone", folder)), trained="lora", **options)
@@ -252,8 +370,8 @@ def test_bad_input(tmp_path, change, options, message):
 
 def test_the_hub(folders, tmp_path, monkeypatch, caplog):
     with local_hub(monkeypatch, tmp_path / "cache") as server:
-        server.folders["us/tiny"] = folders["hubert"]
-        local, batch = network(folders["hubert"]), waves(8000)
+        server.folders["us/tiny"] = folders("wavlm")
+        local, batch = network(folders("wavlm")), waves(8000)
         net = network("us/tiny")
         assert torch.equal(net.embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000))
         commit = net.spec()["model"]["options"]["source"]["commit"]

@@ -20,6 +20,7 @@ from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import OBSERVED_STEPS, Compiler
+from speakernet.training.fully_sharded import FullySharded
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
@@ -50,6 +51,9 @@ class Case:
     """The step whose first utterance holds NaN."""
     has_own_norms: bool = False
     """Whether each process normalises by its own share of the batch (`runtime.sync_batch_norm: off`)."""
+    has_no_whole: bool = False
+    """Whether each process keeps a share of everything (`runtime.parallel: fsdp`)."""
+    optimizer: str = "sgd"
 
 
 CASES = {
@@ -67,6 +71,11 @@ CASES = {
         "softmaxproto", per_speaker=2, accumulation=2, gradient_cache=True, is_sharded=True
     ),
     "only a shared head": Case("sphereface2", is_frozen=True, head_only=True, is_sharded=True),
+    "fsdp, accumulation of uneven shares": Case("aamsoftmax", units=3, accumulation=2, has_no_whole=True),
+    "fsdp, gradient cache, undone": Case(
+        "triplet", per_speaker=2, accumulation=2, gradient_cache=True, has_no_whole=True, poisoned=1
+    ),
+    "fsdp, adamw": Case("amsoftmax", has_no_whole=True, optimizer="adamw"),
     "a step that is undone, shared head": Case("amsoftmax", poisoned=1, is_sharded=True),
 }
 
@@ -126,15 +135,17 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
             synchronize_norms(net, CPU)
         if case.is_sharded:
             shard(loss, distributed.rank(), distributed.world_size())
+    kind = FullySharded if case.has_no_whole else SeveralProcesses
+    ranks = kind(net, loss, CPU) if distributed.is_distributed() else None
     step = TrainingStep(
         net,
         loss,
-        create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], CPU),
+        create_optimizer(OPTIMIZERS[case.optimizer].options(learning_rate=0.05), [net, loss], CPU),
         Precision(RuntimeOptions(), "no", CPU),
         TrainingOptions(),
         utterances_per_speaker=case.per_speaker,
         gradient_cache=case.gradient_cache,
-        ranks=SeveralProcesses(net, loss, CPU) if distributed.is_distributed() else None,
+        ranks=ranks,
     )
     return net, loss, step
 
@@ -150,11 +161,20 @@ def train(case: Case) -> dict[str, Any]:
         for part in range(case.accumulation):
             step.add(batch_of(case, number * case.accumulation + part), is_last=part + 1 == case.accumulation)
         outcome = step.finish(0.05)
+        if case.has_no_whole and number == 1 and distributed.is_distributed():
+            # Evaluations between two steps, of other numbers in each process.
+            step.ranks.share_statistics()
+            for _ in range(2 * distributed.rank()):
+                net.embed(torch.randn(1, SAMPLES), sample_rate=16000)
+            step.ranks.begin_epoch()
         requests.append(step.ranks.agreed)
         rows.append([float(outcome.loss), float(outcome.accuracy), float(outcome.grad_norm), outcome.num_utterances])
+    states = net.state_dict(), loss.state_dict()
+    if case.has_no_whole and distributed.rank():
+        states = {}, {}
     return {
-        "net": {name: value for name, value in net.state_dict().items() if isinstance(value, torch.Tensor)},
-        "loss": {name: one for name, one in loss.state_dict().items() if one.is_floating_point()},
+        "net": {name: value for name, value in states[0].items() if isinstance(value, torch.Tensor)},
+        "loss": {name: one for name, one in states[1].items() if one.is_floating_point()},
         "rows": rows,
         "requests": requests,
     }
@@ -294,10 +314,11 @@ def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: l
 def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]]) -> None:
     """Weights and figures to 1e-5, the same bits in both, and something was learned."""
     fresh = build(CASES[name])[0].state_dict()
-    is_shared = CASES[name].is_sharded
+    is_shared, has_whole = CASES[name].is_sharded, not CASES[name].has_no_whole
     for rank, answer in enumerate(several):
         # A shared head is put together in the first process.
-        for part in ("net",) if is_shared and rank else ("net", "loss"):
+        parts = ("net",) if is_shared else ("net", "loss")
+        for part in parts if has_whole and rank else ("net", "loss") if not rank else ():
             assert answer[part].keys() == one[part].keys()
             for key, expected in one[part].items():
                 found = answer[part][key]
@@ -306,7 +327,7 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
         np.testing.assert_allclose(answer["rows"], one["rows"], rtol=1e-4, atol=1e-5, equal_nan=True, err_msg=name)
         # The last process asked after the third step.
         assert answer["requests"] == [[number == 2, False] for number in range(STEPS)], name
-    for part in ("net",) if is_shared else ("net", "loss"):
+    for part in () if not has_whole else ("net",) if is_shared else ("net", "loss"):
         assert all(torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]), name
     moved = {key for key, value in one["net"].items() if not torch.equal(value, fresh[key])}
     assert bool(moved) != CASES[name].head_only, name

@@ -11,7 +11,7 @@ import torch
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import error_line
-from speakernet.models.importers import redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
+from speakernet.models.importers import but, redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
 from speakernet.models.importers.weights import (
     Describe,
     Described,
@@ -24,7 +24,7 @@ from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import suggestion
 
-PUBLISHED: dict[str, ModuleType] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet)}
+PUBLISHED: dict[str, ModuleType] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet, but)}
 """The modules of toolkits by `SOURCE`.
 
 Each has FRONT_END, name and options of the front end of its models unless a file determines another; UNUSED, patterns
@@ -99,7 +99,7 @@ def _network(format: ModuleType, described: Described) -> SpeakerNet:
         described.embedding_dim,
         described.options,
         front_end,
-        {**options, "num_mels": described.num_mels},
+        {**options, **({"num_mels": described.num_mels} if described.num_mels else {})},
         pooling_options=described.pooling_options,
     )
 
@@ -110,8 +110,13 @@ def _fitted(
     """The weights in our names, and what is not needed; compared without taking memory for a network."""
     # Any front end serves for a comparison of tensors; this one can be built without memory.
     with torch.device("meta"):
-        net = _network(format, dataclasses.replace(described, front_end={"name": "fbank"}))
-    ours = {name: value for name, value in net.state_dict().items() if not name.startswith("front_end.")}
+        net = _network(
+            format, dataclasses.replace(described, front_end={"name": "fbank" if described.num_mels else "raw"})
+        )
+    # Of the front end's features, and of those of a backbone that has its own, foreign files hold nothing.
+    ours = {
+        name: value for name, value in net.state_dict().items() if not name.startswith(("front_end.", "trunk.fbank."))
+    }
     renamed, left = rename_all(weights, described.rules, format.UNUSED, ours)
     check_fits(renamed, ours, path)
     return renamed, left

@@ -34,6 +34,7 @@ class Described:
     rules: tuple[Rule, ...]
     embedding_dim: int
     num_mels: int
+    """0 if it takes samples."""
     pooling: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     pooling_options: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +65,7 @@ def rename_all(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Weights in our names (the others under their own), and those that `unused` names, each with the reason.
 
-    `shapes` are our own tensors: a foreign 1 x 1 convolution may be a linear layer here.
+    `shapes` are our own tensors: a foreign 1 x 1 convolution may be a linear layer here, or the other way round.
     """
     renamed: dict[str, Tensor] = {}
     left: list[str] = []
@@ -76,8 +77,9 @@ def rename_all(
         ours = rename(name, rules) or name
         if ours in renamed:
             raise ValueError(f"{name} and another tensor are both {ours} here")
-        if ours in shapes and (*shapes[ours].shape, 1) == tuple(value.shape):
-            value = value.squeeze(-1)
+        own = tuple(shapes[ours].shape) if ours in shapes else None
+        if own is not None and ((*own, 1) == tuple(value.shape) or own == (*value.shape, 1)):
+            value = value.view(own)
         renamed[ours] = value
     return renamed, left
 

@@ -17,7 +17,7 @@ FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize"
 TF_FRONT_END = {"name": "tf_mel", "normalize_waveform": True}
 UNUSED = {
     r"^projection\.": "the training head",
-    r"^(?:frontend|spec)\.": "constants of its front end",
+    r"^(?:frontend(?!\.encoder\.)|spec)\.": "constants of its front end",
     r"^xvector\.stats\.": "the pooling, which it names twice",
 }
 
@@ -123,6 +123,17 @@ CAMPPLUS: tuple[Rule, ...] = (
     (r"^xvector\.dense\.linear\.", "embedding.0."),
     (r"^xvector\.dense\.nonlinear\.batchnorm\.", "embedding.1."),
 )
+_W2VBERT = "frontend.encoder."
+_W2VBERT_ADAPTER_MFA: tuple[Rule, ...] = (
+    (r"^frontend\.encoder\.", "trunk.backbone."),
+    (r"^adapter_layers\.", "pooling.adapters."),
+    (r"^pooling\.attention\.0\.", "pooling.attentive.squeeze."),
+    (r"^pooling\.attention\.2\.", "pooling.attentive.norm."),
+    (r"^pooling\.attention\.3\.", "pooling.attentive.expand."),
+    (r"^bottleneck\.", "embedding."),
+)
+# Of `left_max_position_embeddings` and `right_max_position_embeddings` a file shows the sum.
+W2VBERT_RIGHT = 8
 
 
 def pooling_of(weights: Weights) -> str:
@@ -227,6 +238,34 @@ def _redimnet2(model: str) -> Describe:
     return describe
 
 
+def _w2vbert_adapter_mfa(weights: Weights) -> Described:
+    """w2v-BERT 2.0 before `AdapterMFA`, from the stages in which adapters are merged."""
+    if any(".lora_A." in name for name in weights):
+        raise ValueError("its adapters' scale is in its configuration alone; merge them by wespeaker's merge_lora.py")
+    layer = _W2VBERT + "encoder.layers.0."
+    hidden, inputs = first_shape(weights, _W2VBERT + "feature_projection.projection.weight")
+    positions, of_head = first_shape(weights, layer + "self_attn.distance_embedding.weight")
+    config = {
+        "model_type": "wav2vec2-bert",
+        "hidden_size": hidden,
+        "num_hidden_layers": sum(name.endswith(".depthwise_conv.weight") for name in weights),
+        "num_attention_heads": hidden // of_head,
+        "intermediate_size": first_shape(weights, layer + "ffn1.intermediate_dense.weight")[0],
+        "feature_projection_input_dim": inputs,
+        "conv_depthwise_kernel_size": first_shape(weights, layer + "conv_module.depthwise_conv.weight")[2],
+        "left_max_position_embeddings": positions - 1 - W2VBERT_RIGHT,
+        "right_max_position_embeddings": W2VBERT_RIGHT,
+    }
+    dims = {"dim": first_shape(weights, "adapter_layers.0.0.weight")[0]}
+    raw = {"name": "raw"}
+    return Described(
+        *("Pretrained", _W2VBERT_ADAPTER_MFA, last_dim(weights, "bottleneck"), 0, "AdapterMFA"),
+        options={"config": config},
+        pooling_options=dims,
+        front_end=raw,
+    )
+
+
 def _stem_channels(weights: Weights) -> int:
     return first_shape(weights, "backbone.stem.0.weight")[0]
 
@@ -246,6 +285,7 @@ MODELS: dict[str, Describe] = {
     },
     "Res2Net34_Base": _residual("Res2Net34", RES2),
     "CAMPPlus": campplus,
+    "W2VBert_Adapter_MFA": _w2vbert_adapter_mfa,
     "ERes2Net34_Base": _residual("ERes2NetBase", _ERES2),
     "ERes2Net34_Large": _residual("ERes2NetLarge", _ERES2),
     **{f"ReDimNetB{size}": _redimnet(f"ReDimNetB{size}") for size in range(7)},

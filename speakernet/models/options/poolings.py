@@ -32,37 +32,32 @@ class MultiQueryPoolingOptions(PoolingOptions):
     """Hidden channels of each attention."""
 
 
-class LayerPoolingOptions(PoolingOptions):
-    """The base of the options of poolings over layers."""
+class LayerSumOptions(PoolingOptions):
+    """Learned weighted sum over layers, then a pooling over frames."""
 
     takes_layers: ClassVar[bool] = True
-
-
-class LayerSumOptions(LayerPoolingOptions):
-    """Learned weighted sum over layers, then a pooling over frames."""
 
     over_frames: str = "TSTP"
     """The pooling over frames, with its defaults."""
 
 
-class MHFAOptions(LayerPoolingOptions):
+class MHFAOptions(PoolingOptions):
     """Multi-head factorized attentive pooling: keys and values from layer sums of their own, one attention a head."""
+
+    takes_layers: ClassVar[bool] = True
 
     heads: Annotated[int, Ge(1), Le(1024)] = 64
     """Attentions over frames."""
     compression: Annotated[int, Ge(1), Le(4096)] = 128
     """Dimensions of keys and values."""
+    context: Annotated[int, Ge(0), Le(100)] = 0
+    """Frames on each side that the attention of each head sees; from 1 it is context-aware MHFA."""
 
 
-class CAMHFAOptions(MHFAOptions):
-    """As MHFA, the attention of each head seeing the frames around (context-aware MHFA)."""
-
-    context: Annotated[int, Ge(0), Le(100)] = 1
-    """Frames on each side."""
-
-
-class AdapterMFAOptions(LayerPoolingOptions):
+class AdapterMFAOptions(PoolingOptions):
     """An adapter for each layer, all of them joined, attentive statistics over frames (wespeaker's w2v-BERT recipe)."""
+
+    takes_layers: ClassVar[bool] = True
 
     dim: Annotated[int, Ge(1), Le(4096)] = 128
     """Dimensions of each adapter, and hidden channels of the attention."""
@@ -71,7 +66,6 @@ class AdapterMFAOptions(LayerPoolingOptions):
 POOLINGS: dict[str, Component] = {
     "LayerSum": Component(LayerSumOptions, "speakernet.models.layer_pooling:LayerSum"),
     "MHFA": Component(MHFAOptions, "speakernet.models.layer_pooling:MHFA"),
-    "CAMHFA": Component(CAMHFAOptions, "speakernet.models.layer_pooling:CAMHFA"),
     "AdapterMFA": Component(AdapterMFAOptions, "speakernet.models.layer_pooling:AdapterMFA"),
     "TSTP": Component(StatisticsPoolingOptions, "speakernet.models.pooling:StatisticsPooling"),
     "MQMHASTP": Component(MultiQueryPoolingOptions, "speakernet.models.attentive_pooling:MultiQueryPooling"),

@@ -17,7 +17,7 @@ class PretrainedOptions(TrunkOptions):
 
     published = Published("Chen et al. 2022 and others", 256, 0)
     front_end_defaults: ClassVar = {"name": "raw"}
-    poolings = ("MHFA", "CAMHFA", "LayerSum", "AdapterMFA")
+    poolings = ("MHFA", "LayerSum", "AdapterMFA")
     gives_layers = True
     training_only: ClassVar = frozenset(
         {

@@ -1,0 +1,104 @@
+"""Checkpoints of BUT's MHFA recipes (github BUTSpeechFIT/wespeaker_ssl_public, commit 34e1343): WavLM before MHFA.
+
+They hold Microsoft's definition of WavLM; its sizes are read from the shapes. What shapes do not show is that of the
+published WavLMs: strides of the convolutions, and the distance from which positions share a bias. The recipes give
+waveforms as they are, whatever the backbone's own files say.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
+
+SOURCE = "but"
+FRONT_END = {"name": "raw"}
+UNUSED = {r"^projection\.": "the training head", r"\.mask_emb$": "masks in pretraining"}
+FIRST_STRIDE, OTHER_STRIDES, FARTHEST_POSITION = 5, 2, 800
+
+_MODEL = r"^(?:speaker_extractor\.)?model\."
+_BACK_END = r"^(?:speaker_extractor\.)?back_end\."
+_OURS = "trunk.backbone."
+_CONVOLUTION = _OURS + r"feature_extractor.conv_layers.\1."
+_POSITIONS = _OURS + "encoder.pos_conv_embed.conv."
+_LAYER = _MODEL + r"encoder\.layers\.(\d+)\."
+_LAYERS = _OURS + r"encoder.layers.\1."
+RULES: tuple[Rule, ...] = (
+    (_MODEL + r"feature_extractor\.conv_layers\.(\d+)\.0\.", _CONVOLUTION + "conv."),
+    (
+        _MODEL + r"feature_extractor\.conv_layers\.(\d+)\.2\.(?:1\.)?",
+        _CONVOLUTION + "layer_norm.",
+    ),
+    (_MODEL + r"post_extract_proj\.", _OURS + "feature_projection.projection."),
+    (_MODEL + r"layer_norm\.", _OURS + "feature_projection.layer_norm."),
+    (
+        _MODEL + r"encoder\.pos_conv\.0\.weight_g",
+        _POSITIONS + "parametrizations.weight.original0",
+    ),
+    (
+        _MODEL + r"encoder\.pos_conv\.0\.weight_v",
+        _POSITIONS + "parametrizations.weight.original1",
+    ),
+    (_MODEL + r"encoder\.pos_conv\.0\.bias", _POSITIONS + "bias"),
+    (_LAYER + r"self_attn\.grep_linear\.", _LAYERS + "attention.gru_rel_pos_linear."),
+    (_LAYER + r"self_attn\.grep_a$", _LAYERS + "attention.gru_rel_pos_const"),
+    (_LAYER + r"self_attn\.relative_attention_bias\.", _LAYERS + "attention.rel_attn_embed."),
+    (_LAYER + r"self_attn\.", _LAYERS + "attention."),
+    (_LAYER + r"self_attn_layer_norm\.", _LAYERS + "layer_norm."),
+    (_LAYER + r"fc1\.", _LAYERS + "feed_forward.intermediate_dense."),
+    (_LAYER + r"fc2\.", _LAYERS + "feed_forward.output_dense."),
+    (_MODEL, _OURS),
+    (_BACK_END + r"weights_k$", "pooling.key_weights.logits"),
+    (_BACK_END + r"weights_v$", "pooling.value_weights.logits"),
+    (_BACK_END + r"cmp_linear_k\.", "pooling.keys."),
+    (_BACK_END + r"cmp_linear_v\.", "pooling.values."),
+    (_BACK_END + r"att_head\.", "pooling.attention."),
+    (_BACK_END + r"pooling_fc\.", "embedding."),
+)
+
+
+def _wavlm_mhfa(weights: Weights) -> Described:
+    weights = {name.removeprefix("speaker_extractor."): value for name, value in weights.items()}
+    convolutions = [
+        first_shape(weights, f"model.feature_extractor.conv_layers.{number}.0.weight")
+        for number in range(sum(name.endswith(".0.weight") and ".conv_layers." in name for name in weights))
+    ]
+    buckets, heads = first_shape(weights, "model.encoder.layers.0.self_attn.relative_attention_bias.weight")
+    channels, of_group, positions = first_shape(weights, "model.encoder.pos_conv.0.weight_v")
+    # Large has a norm behind each convolution, and norms before its layers.
+    is_large = "model.feature_extractor.conv_layers.1.2.1.weight" in weights
+    config = {
+        "model_type": "wavlm",
+        "hidden_size": channels,
+        "num_hidden_layers": sum(name.endswith(".fc1.weight") for name in weights),
+        "num_attention_heads": heads,
+        "intermediate_size": first_shape(weights, "model.encoder.layers.0.fc1.weight")[0],
+        "conv_dim": [one[0] for one in convolutions],
+        "conv_kernel": [one[2] for one in convolutions],
+        "conv_stride": [FIRST_STRIDE, *[OTHER_STRIDES] * (len(convolutions) - 1)],
+        "conv_bias": "model.feature_extractor.conv_layers.0.0.bias" in weights,
+        "num_feat_extract_layers": len(convolutions),
+        "num_conv_pos_embeddings": positions,
+        "num_conv_pos_embedding_groups": channels // of_group,
+        "num_buckets": buckets,
+        "max_bucket_distance": FARTHEST_POSITION,
+        "feat_extract_norm": "layer" if is_large else "group",
+        "do_stable_layer_norm": is_large,
+    }
+    pooling = {
+        "heads": first_shape(weights, "back_end.att_head.weight")[0],
+        "compression": first_shape(weights, "back_end.cmp_linear_k.weight")[0],
+    }
+    return Described(
+        "Pretrained",
+        RULES,
+        last_dim(weights, "back_end.pooling_fc"),
+        0,
+        "MHFA",
+        {"config": config, "normalize": "off"},
+        pooling,
+    )
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The one model of these recipes, by the name of its class."""
+    return {"WavLM_MHFA": _wavlm_mhfa}

@@ -1,0 +1,88 @@
+"""Processes that keep a share each of a pretrained backbone come to what one comes to, and go on in any number."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.assembly.runs import train_experiment
+from speakernet.checkpoint import read_own_checkpoint
+from speakernet.config import load_config
+from tests.models.test_pretrained import make
+from tests.parallel.several import in_several
+from tests.parallel.test_any_number import stopped
+from tests.tiny_recipe import write_recipe
+
+pytestmark = pytest.mark.slow
+STEPS_OF_EPOCH = 8
+CHANGES: dict[str, Any] = {
+    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1, "keep_checkpoints": 0},
+    # AdamW would make whole steps of what rounding leaves of gradients that cancel.
+    "optimizer": {"name": "sgd", "learning_rate": 0.02},
+    "loss": {"name": "aamsoftmax"},
+    "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
+    "runtime": {"parallel": "fsdp"},
+}
+
+
+def train(name: str, *options: str, until: int = 0) -> None:
+    """Train in the folder `name`, to the end or until a step."""
+    loaded = load_config(["--config", f"{name.partition('-')[0]}.yaml", "--save_path", name, *options])
+    if not until:
+        train_experiment(loaded)
+        return
+    with stopped(until):
+        train_experiment(loaded)
+
+
+def two() -> None:
+    """In two processes: straight runs of every weight and of adapters, the rest of a run of one, part of a run."""
+    train("all-2")
+    train("lora-2")
+    train("all-1-2")
+    train("all-2-1", until=STEPS_OF_EPOCH + 3)
+
+
+def test_shares_come_to_what_one_process_comes_to(tiny_corpus, tmp_path):
+    folder = make(tmp_path / "wavlm", "wavlm")
+    config = json.loads((folder / "config.json").read_text())
+    # Each process would draw its own.
+    still = dict.fromkeys([name for name in config if name.endswith("dropout")], 0.0)
+    (folder / "config.json").write_text(json.dumps({**config, **still}))
+    for name in ("all", "lora"):
+        options = {"backbone": str(folder), "trained": name, "lora_rank": 2}
+        model = {"name": "Pretrained", "pooling": "MHFA", "options": options, "pooling_options": {"heads": 3}}
+        write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / "unused", CHANGES, {"model": model})
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        train("all-1")
+        train("lora-1")
+        train("all-1-2", until=STEPS_OF_EPOCH + 3)
+        in_several(__file__, "two", tmp_path)
+        shutil.copytree("all-2-1", "kept")
+        train("all-2-1")
+    finally:
+        os.chdir(before)
+    for name, expected in (("all-2", "all-1"), ("lora-2", "lora-1"), ("all-1-2", "all-1"), ("all-2-1", "all-1")):
+        found, wanted = (came_to(tmp_path / one) for one in (name, expected))
+        np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-5, err_msg=name)
+        for section in ("net", "loss", "best"):
+            assert found[section].keys() == wanted[section].keys(), name
+            for key, value in wanted[section].items():
+                torch.testing.assert_close(found[section][key], value, atol=1e-5, rtol=1e-4, msg=f"{name} {key}")
+    assert type(came_to(tmp_path / "kept")["net"]["pooling.keys.weight"]) is torch.Tensor
+
+
+def came_to(run: Path) -> dict[str, Any]:
+    """Loss of each step, weights of last.pt and best.pt."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    saved = read_own_checkpoint(run / "last.pt")["training"]
+    tensors = {part: {k: v for k, v in saved[part].items() if isinstance(v, torch.Tensor)} for part in ("net", "loss")}
+    losses = [one["loss"] for one in lines if one["kind"] == "step"]
+    return {**tensors, "best": read_own_checkpoint(run / "best.pt")["weights"], "losses": losses}
