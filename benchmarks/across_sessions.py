@@ -13,6 +13,7 @@ Models and embeddings are kept in S: the same command goes on where it stopped.
 """
 
 import argparse
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import SpeakerBootstrap, mean_differences
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.scoring import Plda
 from speakernet.evaluation.speakers import read_csv
 from speakernet.files import atomic_write
 from speakernet.inference.adapt import ENERGY_FLOOR_DB, TOTAL_SHARE, scores_of
@@ -93,10 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
     folder, calls = arguments.save_path, read_calls(arguments.calls)
     folder.mkdir(parents=True, exist_ok=True)
     floored = with_floor(arguments.model, folder / "floor.pt")
-    common = {"as published": embedded(arguments.model, calls, folder / "published.npz")}
+    others = {"as published": (arguments.model, "published.npz")}
     for one in arguments.also:
         name, _, path = one.partition("=")
-        common[name] = embedded(Path(path), calls, folder / f"{name}.npz")
+        others[name] = (Path(path), f"{name}.npz")
+    common = {name: embedded(path, calls, folder / kept) for name, (path, kept) in others.items()}
+    pldas = {name: speakernet.load(path).plda for name, (path, _) in others.items()}
     own = embedded(floored, calls, folder / "floor.npz")
     scored: dict[str, list[np.ndarray]] = {}
     rows = []
@@ -105,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         for part in arguments.parts:
             trials = calls.trials_within(parts, part)
             rows.append(np.stack([trials, np.full(len(trials), division)]))
-            found = {name: scores(calls, one, parts, part, AS_IT_IS) for name, one in common.items()}
+            found = {name: scores(calls, one, parts, part, AS_IT_IS, pldas[name]) for name, one in common.items()}
             networks = {"energy floor": own}
             if arguments.fine_tune:
                 model = fine_tuned(arguments, calls, floored, division, part)
@@ -190,10 +194,13 @@ def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, divisio
     return folder / BEST
 
 
-def scores(calls: Calls, embeddings: np.ndarray, parts: np.ndarray, part: int, back_end: str) -> np.ndarray:
-    """Scores of the trials within a part, by a back end that was fitted on all others."""
+def scores(
+    calls: Calls, embeddings: np.ndarray, parts: np.ndarray, part: int, back_end: str, own: Plda | None = None
+) -> np.ndarray:
+    """Scores of the trials within a part, by a back end that was fitted on all others; `own` is the model's PLDA."""
     others, trials = parts != part, calls.trials_within(parts, part)
     transform = BACK_ENDS[back_end](embeddings[others], calls.speakers[others])
+    transform = transform if own is None else dataclasses.replace(transform, plda=own)
     return scores_of(transform, transform.apply(embeddings), calls.enrol[trials], calls.test[trials])
 
 

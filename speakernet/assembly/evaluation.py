@@ -24,9 +24,8 @@ from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import TrialList
-from speakernet.data.sources import AudioCache, AudioSource
+from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
     AffineCalibration,
@@ -130,7 +129,14 @@ def run_evaluation(
     if section.metadata:
         # What cannot be read is refused before anything slow starts; so is an unknown sweep.
         read_metadata(section.metadata, list(inputs.test.trials.names))
-    sweep = _build_sweep(config) if section.sweep else None
+    sweep = None
+    if section.sweep or section.plda:
+        # Late: few recipes ask for either.
+        from speakernet.assembly.disturbed import build_sweep, fit_plda
+
+        sweep = build_sweep(config) if section.sweep else None
+        if section.plda and after_training:
+            fit_plda(config, inputs, load_for_scoring(config, model_path), Path(model_path))
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
     lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
     together = scoring.embedder
@@ -243,6 +249,8 @@ class _Scoring:
         """How embeddings are scored, with the mean and the cohort that the options ask for."""
         section = self.config.evaluation
         adapted = verifying_backend(self.contents)
+        if section.plda and not adapted.adaptation:
+            self.warnings.append("evaluation.plda: this model file holds none, and only training fits it")
         is_normalised = bool(self.contents["loss_normalizes"])
         backend = dataclasses.replace(
             adapted, options=section, is_normalised=is_normalised, mean=self._mean, device=self.embedder.device
@@ -394,19 +402,3 @@ def build_embedder(config: Config, net: "EmbeddingNet", device: torch.device, wa
     # The cores of this process are counted here, once.
     options = config.evaluation.model_copy(update={"num_workers": reader_threads(config.evaluation)})
     return Embedder(net, options, device, autocast, name)
-
-
-def _build_sweep(config: Config) -> Callable[..., Any]:
-    """The sweep over what evaluation.sweep names, whose steps are built before anything slow starts."""
-    kinds, augment = config.evaluation.sweep, config.augment
-    # Late: a sweep is seldom asked for.
-    from speakernet.evaluation.sweep import run_sweep, sweep_steps
-
-    rate = config.data.sample_rate
-    cache = AudioCache(config.data.cache_megabytes << 20)
-    banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
-    wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
-    # Aligned whatever the style of training: a shift of the speech would not be reverberation.
-    rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
-    steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
-    return functools.partial(run_sweep, steps)

@@ -238,6 +238,12 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
     if calibration_list := config.evaluation.calibration_list:
         # Read now, not after the last epoch.
         inputs.trial_input(calibration_list, config.evaluation.calibration_path or data.test_path)
+    training = inputs.training.rows
+    if config.evaluation.plda and len(training) == len(training.speakers):
+        raise ConfigError(
+            f"evaluation.plda: every speaker of {data.train_list} has one recording; expected several of some, or "
+            "evaluation.plda: false"
+        )
     # Often both are the same list.
     both = inputs.validation, inputs.test
     others = inputs.beside(inputs.test).values() if data.test_lists else ()

@@ -61,6 +61,9 @@ class EvaluationOptions(Options):
     """Subtract the mean embedding of the training set before scoring; training keeps it in the model file."""
     mean_utterances: Count = 2000
     """Training utterances that the mean is measured on, drawn with the seed."""
+    plda: bool = False
+    """At its end training fits PLDA on the training list, each file through another microphone of augment (if it has
+    any), and keeps it in the model file; it has a mean of its own."""
     cohort_list: InputPath = ""
     """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
     cohort_path: InputPath = ""
@@ -86,5 +89,7 @@ class EvaluationOptions(Options):
             yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
         if self.score_norm != "none" and self.score != "cosine":
             yield "score_norm", f"{self.score_norm} with score: {self.score}; normalisation works on the cosine"
+        if self.plda and (self.score, self.score_norm) != ("cosine", "none"):
+            yield "plda", "true with another score or a score_norm; expected score: cosine and score_norm: none"
         if self.score_norm == "none" and "cohort" in self.quality_measures:
             yield "quality_measures", "cohort without score normalisation; set --score_norm and a cohort"

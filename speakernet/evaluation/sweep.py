@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -126,24 +126,23 @@ def sweep_steps(
         if kind in kinds and not is_there:
             raise ValueError(f"the {kind} sweep needs its recordings: set {option}, or leave {kind} out of the sweep")
 
-    def augmenting(rirs: RirBank | None, **options: object) -> Transform:
+    def always(rirs: RirBank | None, **options: object) -> Transform:
         section = AugmentOptions(probability=1.0, **options)  # type: ignore[arg-type]
-        augmenter = Augmenter({} if rirs else banks, rirs, section, sample_rate=sample_rate, seed=seed)
-        return functools.partial(_augmented, augmenter, threading.Lock())
+        return augmenting({} if rirs else banks, rirs, section, sample_rate=sample_rate, seed=seed)
 
     steps: dict[str, list[Step]] = {}
     for kind in kinds:
         if kind == "noise":
             options = {snr_db: {"categories": ["noise"], "noise_snr_db": [snr_db, snr_db]} for snr_db in NOISE_SNR_DB}
-            steps[kind] = [Step(f"{snr_db:g}", augmenting(None, **one)) for snr_db, one in options.items()]
+            steps[kind] = [Step(f"{snr_db:g}", always(None, **one)) for snr_db, one in options.items()]
         elif kind == "reverb":
-            mixed = functools.partial(_mixed, augmenting(rooms, categories=["reverb"]))
+            mixed = functools.partial(_mixed, always(rooms, categories=["reverb"]))
             steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
         elif kind == "duration":
             steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
         elif kind == "microphone":
-            always = functools.partial(augmenting, None, categories=[], microphone_probability=1.0)
-            steps[kind] = [Step(f"{one:g}", always(microphone_db=one)) for one in MICROPHONE_DB]
+            through = functools.partial(always, None, categories=[], microphone_probability=1.0)
+            steps[kind] = [Step(f"{one:g}", through(microphone_db=one)) for one in MICROPHONE_DB]
         elif kind == "distance":
             assert rooms is not None
             far = functools.partial(_far, rooms, seed)
@@ -187,6 +186,11 @@ def run_sweep(
             logger.info("sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, rows[-1].eer_percent)
         results.append(SweepResult(kind, AXES[kind], "Both sides of every trial are degraded.", rows))
     return results
+
+
+def augmenting(*given: Any, **options: Any) -> Transform:
+    """A transform by the augmenter of these arguments; the same choices for the same row."""
+    return functools.partial(_augmented, Augmenter(*given, **options), threading.Lock())
 
 
 def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int) -> np.ndarray:

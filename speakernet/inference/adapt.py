@@ -120,7 +120,7 @@ def adapt(
     """Fit a back end on recordings of the target domain and write it into another model file.
 
     Args:
-        model: the model file, which is never changed.
+        model: the model file, which is never changed. If it is adapted, the network beneath is adapted in its place.
         recordings: files, folders, lists, a packed corpus, or one `.npz` that `speakernet embed` wrote with this model.
         labels: `folders` (one below the given folder for each speaker, sessions in folders below it), a list with
             `speaker path` a line, or a CSV with the columns path, speaker and, if known, session or call.
@@ -134,8 +134,8 @@ def adapt(
         device: where the network runs.
 
     Raises:
-        ValueError: too few recordings or speakers, labels or embeddings that do not fit, a model that is adapted
-            already, or no method that is better than the model as it is. No file is written then.
+        ValueError: too few recordings or speakers, labels or embeddings that do not fit, or no method that is better
+            than the model as it is. No file is written then.
     """
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
@@ -144,8 +144,6 @@ def adapt(
         raise ValueError(f"{target} is the model itself, which stays as it is; name another file to write")
     check_writable(target)
     verifier = load(model, device)
-    if verifier.contents.get("adaptation"):
-        raise ValueError(f"{model} is adapted already ({verifier.contents['adaptation']['name']}); give the original")
     given = read_trials(trials) if trials else None
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
@@ -159,7 +157,7 @@ def adapt(
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
     num_recordings = len(domain.rows)
     facts = {"method": name, "recordings": num_recordings, "speakers": num_speakers, "eer_percent": tried}
-    contents = _contents(verifier, domain.net, found, facts)
+    contents = adapted_contents(verifier.contents, domain.net, found, facts)
     fit = None
     if scored is not None:
         backend = verifying_backend(contents).describe(WHOLE)
@@ -187,7 +185,7 @@ def _chosen(
         name = list(fitters)[-1]
         return name, fitters[name](own, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
-    unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),))
+    unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),), verifier.plda)
     found = {name: cross_validated(own, who, fitter) for name, fitter in fitters.items()}
     as_it_is = cross_validated(domain.plain, who, lambda *_: unchanged)[0]
     tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
@@ -318,11 +316,13 @@ def embedded(
             raise ValueError(
                 f"{recordings[0]}: embeddings of another model than {verifier.name}; embed them again with it"
             )
+        if verifier.net.adaptation_spec:
+            raise ValueError(f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves")
         usable, who = _usable([str(one) for one in kept["names"]], {}, recordings, labels, notes)
         rows = kept["embeddings"][usable].astype(np.float64)
         return Domain(verifier.net, rows, rows, who, [str(one) for one in kept["names"][usable]])
     source, table = audio_inputs(recordings, verifier.sample_rate)
-    refused, num_narrow, net = dict[int, str](), 0, verifier.net
+    refused, num_narrow, floor_db, net = dict[int, str](), 0, None, verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
         for row, name in enumerate(table):
             try:
@@ -335,11 +335,13 @@ def embedded(
     usable, who = _usable(list(table), refused, recordings, labels, notes)
     table, num_heard = table.take(usable), len(table) - len(refused)
     if needs_floor and 2 * num_narrow > num_heard and "energy_floor_db" in type(net.front_end.options).model_fields:
-        net = _with_floor(net, ENERGY_FLOOR_DB)
+        floor_db = ENERGY_FLOOR_DB
         notes.append(
             f"{num_narrow} of {num_heard} recordings have an empty upper band, as over a telephone: the front end "
             f"gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
         )
+    if floor_db is not None or net.adaptation_spec:
+        net = _beneath(net, floor_db)
     rows = _embed(verifier, net, source, table, "recordings")
     # What the adapted model is compared with in the cross-validation.
     plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "as it is")
@@ -376,11 +378,14 @@ def _embed(
     return rows[:, 0].astype(np.float64)
 
 
-def _with_floor(net: SpeakerNet, floor_db: float) -> SpeakerNet:
+def _beneath(net: SpeakerNet, floor_db: float | None) -> SpeakerNet:
+    """The network without its adaptation, perhaps with an energy floor."""
     spec = net.spec()
-    spec["front_end"]["options"]["energy_floor_db"] = floor_db
+    spec.pop("adaptation", None)
+    if floor_db is not None:
+        spec["front_end"]["options"]["energy_floor_db"] = floor_db
     twin = SpeakerNet.from_spec(spec)
-    twin.load_state_dict(net.weights())
+    twin.load_state_dict({name: one for name, one in net.weights().items() if not name.startswith("adaptation.")})
     return twin.eval().to(next(net.parameters()).device)
 
 
@@ -425,7 +430,9 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
     return [(path, given.speakers[label], "") for path, label in zip(given.paths, given.labels, strict=True)]
 
 
-def _contents(verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, facts: Mapping[str, Any]) -> dict[str, Any]:
+def adapted_contents(
+    contents: Mapping[str, Any], net: SpeakerNet, found: Transform, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """The adapted model file: the network with the maps behind it, no calibration and no mean of its own."""
     twin = copy.deepcopy(net).cpu()
     sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
@@ -439,9 +446,9 @@ def _contents(verifier: SpeakerVerifier, net: SpeakerNet, found: Transform, fact
         tensors |= {name: torch.from_numpy(value.astype(np.float32)) for name, value in vars(found.plda).items()}
     twin.adaptation.load_state_dict(tensors)
     twin.adaptation_spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
-    summary = {**(verifier.contents.get("training_summary") or {}), "adaptation": dict(facts)}
+    summary = {**(contents.get("training_summary") or {}), "adaptation": dict(facts)}
     return model_file_contents(
-        twin, loss_normalizes=bool(verifier.contents.get("loss_normalizes", True)), training_summary=summary
+        twin, loss_normalizes=bool(contents.get("loss_normalizes", True)), training_summary=summary
     )
 
 

@@ -3,9 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
+import speakernet
+from speakernet.assembly.disturbed import SHRINKAGE
 from speakernet.assembly.evaluation import load_for_scoring, run_evaluation
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.training import build_model
@@ -15,6 +18,7 @@ from speakernet.config import Config, ConfigError, load_config
 from speakernet.config.schema import replaced
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_training_list, read_trials
+from speakernet.evaluation.adaptation import plda
 from speakernet.evaluation.report import write_evaluation
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -105,6 +109,36 @@ def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus, tmp_path, model):
     whole, of_whole = score("--eval_frames", "0")
     assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
     assert torch.equal(score()[0], crops)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+def test_training_ends_with_plda_of_its_list_through_microphones(tiny_corpus, tmp_path, model, probability):
+    options = ["--evaluation.plda", "true", "--eval_frames", "0", "--augment.microphone_probability", str(probability)]
+    config = configure(tiny_corpus, tmp_path, *options)
+    train = read_training_list(tiny_corpus / "train_list.txt")
+    rows = speakernet.load(model, "cpu").embed([tiny_corpus / path for path in train.paths])
+    assert any("evaluation.plda" in warning for warning in evaluated(config, model).results.warnings)
+    found = evaluated(config, model, after_training=True)
+    verifier, names = speakernet.load(model, "cpu"), list(found.trials.names)
+    pair = [tiny_corpus / names[side[0]] for side in (found.trials.enrol, found.trials.test)]
+    assert found.scores[0] == pytest.approx(verifier.compare(*map(verifier.embed, pair)), rel=1e-3)
+    # As recorded it is PLDA of the embeddings; through microphones it is another.
+    by_hand = plda(rows.astype(np.float64), train.labels, shrinkage=SHRINKAGE)
+    assert np.allclose(verifier.plda.between, by_hand.plda.between, rtol=1e-3) == (probability == 0)
+    written = model.read_bytes()
+    assert not any("evaluation.plda" in warning for warning in evaluated(config, model).results.warnings)
+    np.testing.assert_array_equal(evaluated(config, model, after_training=True).scores, found.scores)
+    assert model.read_bytes() == written, "once"
+
+
+@pytest.mark.parametrize("options", [["--score_norm", "s"], ["--train_list", "{list}"]])
+def test_plda_that_cannot_be_fitted_is_refused_at_the_start(tiny_corpus, tmp_path, capsys, options):
+    lines = (tiny_corpus / "train_list.txt").read_text().splitlines()[::4]
+    (tmp_path / "one_each.txt").write_text("\n".join(lines) + "\n")
+    path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", SHORT)
+    options = [one.format(list=tmp_path / "one_each.txt") for one in options]
+    assert main(["train", "--config", str(path), "--evaluation.plda", "true", *options]) == 1
+    assert "evaluation.plda" in capsys.readouterr().err and not (tmp_path / "run" / "best.pt").exists()
 
 
 def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(tiny_corpus, tmp_path, model):

@@ -50,6 +50,10 @@ def test_the_network_gives_adapted_embeddings(voices, uncalibrated, adapted):
     variances, directions = np.linalg.eigh(shrunk)
     np.testing.assert_allclose(white, centred @ (directions / np.sqrt(variances)) @ directions.T, atol=1e-4)
 
+    # What is adapted already is adapted as it was before.
+    again = adapt(adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening", device="cpu")
+    np.testing.assert_allclose(speakernet.load(again.path, "cpu").embed(files[:1]), white[:1], atol=1e-5)
+
 
 def test_every_command_uses_it(voices, uncalibrated, adapted, tmp_path, capsys):
     model, a, b, c = adapted / "plda.pt", *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
@@ -160,7 +164,7 @@ def test_a_narrow_band_gets_a_floor(voices, tmp_path):
         "few speakers": "3 of 3 speakers",
         "labels of others": "names none",
         "embeddings of another model": "another model",
-        "adapted already": "adapted already",
+        "embeddings of an adapted model": "an adapted model",
         "the model itself": "the model itself",
         "no labels": "--labels",
         "coral alone": "--out-of-domain",
@@ -181,11 +185,12 @@ def test_what_cannot_be_adapted(voices, uncalibrated, adapted, tmp_path, capsys,
     if case == "labels of others":
         (tmp_path / "list.txt").write_text("anna anna/1.wav\n")
         options = ["--labels", str(tmp_path / "list.txt")]
-    if case == "embeddings of another model":
-        calls = tmp_path / "e.npz"
-        np.savez(calls, names=np.array(["a"]), embeddings=np.zeros((1, 11), np.float32), fingerprint=np.array("other"))
-    if case == "adapted already":
-        model = adapted / "plda.pt"
+    if case.startswith("embeddings of"):
+        calls, fingerprint = tmp_path / "e.npz", "other"
+        if case == "embeddings of an adapted model":
+            model = adapted / "plda.pt"
+            fingerprint = speakernet.load(model, "cpu").fingerprint
+        np.savez(calls, names=["a"], embeddings=np.zeros((1, 11), np.float32), fingerprint=fingerprint)
     options += {"no labels": ["--method", "wccn"], "coral alone": ["--method", "coral"]}.get(case, [])
     out = model if case == "the model itself" else out
     before = model.read_bytes()

@@ -1,0 +1,69 @@
+"""What hears disturbed audio after training: the sweep of the trials, and PLDA for other microphones.
+
+Few recipes ask for either, so `speakernet.assembly.evaluation` imports this file when one does.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakernet.assembly.inputs import Inputs
+from speakernet.checkpoint import write_checkpoint
+from speakernet.config import Config
+from speakernet.data.augment.banks import RirBank, device_responses, noise_banks
+from speakernet.data.sources import AudioCache
+from speakernet.evaluation import adaptation
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.scoring import WHOLE
+from speakernet.evaluation.sweep import DegradedSource, Step, augmenting, run_sweep, sweep_steps
+from speakernet.inference.adapt import adapted_contents
+from speakernet.models.model_file import ModelFile
+from speakernet.models.speaker_net import folded
+from speakernet.parallel import distributed
+from speakernet.random import derive_seed
+
+logger = logging.getLogger(__name__)
+
+PLDA_STREAM = 6204
+SHRINKAGE = 0.5
+"""Chosen on held-out training speakers; 0.3 gives the same (docs/decisions.md)."""
+
+
+def build_sweep(config: Config) -> Callable[..., Any]:
+    """The sweep over what evaluation.sweep names, whose steps are built before anything slow starts."""
+    kinds, augment = config.evaluation.sweep, config.augment
+    rate = config.data.sample_rate
+    cache = AudioCache(config.data.cache_megabytes << 20)
+    banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
+    wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
+    # Aligned whatever the style of training: a shift of the speech would not be reverberation.
+    rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
+    steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
+    return functools.partial(run_sweep, steps)
+
+
+def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> None:
+    """Write PLDA into the model file, fitted on the training list through other microphones; once for each model."""
+    if model.contents.get("adaptation"):
+        return
+    training, augment, rate = inputs.training, config.augment, config.data.sample_rate
+    rows, source = training.rows, training.source
+    if augment.microphone_probability:
+        devices = device_responses(augment.microphone_path, rate) if augment.microphone_path else None
+        # Every file: where some are as recorded, PLDA takes the microphone for a part of the voice.
+        section = augment.model_copy(update={"categories": [], "components": {}, "microphone_probability": 1.0})
+        seed = derive_seed(config.runtime.seed, PLDA_STREAM)
+        through = augmenting({}, None, section, sample_rate=rate, seed=seed, devices=devices)
+        source = DegradedSource(source, rows.paths, Step("", through))
+    net = folded(model.net.to(inputs.device))
+    given: dict[str, Any] = {"device": inputs.device, "description": "embedding for PLDA"}
+    embeddings = embed_utterances(net, source, rows.paths, WHOLE, **given)[:, 0].astype(np.float64)
+    if distributed.is_main():
+        found = adaptation.plda(embeddings, rows.labels, shrinkage=SHRINKAGE)
+        facts = {"method": f"plda {SHRINKAGE}", "recordings": len(rows), "speakers": len(rows.speakers)}
+        write_checkpoint(path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)})
+        logger.info("written into %s: PLDA of %d recordings of %d speakers", path, len(rows), len(rows.speakers))
