@@ -231,10 +231,10 @@ def in_words(declared: Any) -> str:
     if origin is dict:
         if arguments[1] is Any:
             return "`option: value` pairs"
-        if typing.get_origin(arguments[1]) is not Annotated:
-            return "names in braces, each with {option: value}"
-        fields = ", ".join(typing.get_args(arguments[1])[0].model_fields)
-        return f"names (letters, digits, _ + -) in braces, each with a path or with {{{fields}}}"
+        # A value may be given as a path alone where a function makes options of it.
+        is_short = typing.get_origin(arguments[1]) is Annotated
+        each = in_words(typing.get_args(arguments[1])[0] if is_short else arguments[1])
+        return f"names (letters, digits, _ + -) in braces, each with {'a path or with ' if is_short else ''}{each}"
     if origin in (typing.Union, types.UnionType, Literal):
         return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
     return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__

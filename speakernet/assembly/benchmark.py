@@ -469,8 +469,9 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
     gain = best.throughput / configured.throughput - 1
     if gain < WORTHWHILE_GAIN:
         return f"keep {keep}: a batch of {best.batch_size} runs only {100 * gain:.0f} % faster"
-    exists = bool(data.train_list) and Path(data.train_list).is_file()
-    utterances = len(read_training_list(data.train_list)) if exists else 0
+    lists = [one.train_list for one in data.corpora.values()] or [data.train_list]
+    exists = all(one and Path(one).is_file() for one in lists)
+    utterances = sum(len(read_training_list(one)) for one in lists) if exists else 0
     steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
     if exists and best.batch_size > configured.batch_size and steps < FEWEST_STEPS:
         return (

@@ -3,7 +3,6 @@
 Every automatic choice made here is logged with its reason; those that change nothing as details, for log.txt.
 """
 
-import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -100,7 +99,7 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and (device.type != "cpu" or options.num_workers != 0) else np.float32,
         changes_speed=changes_speed,
     )
-    return TrainingLoader(
+    loader = TrainingLoader(
         _where_it_runs(maker, options, device, start_method, placement, augmenter),
         sampler,
         given.rows,
@@ -110,6 +109,9 @@ def build_training_loader(
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
+    if data.corpora:
+        logger.info("corpora:\n%s", given.source.summary(given.rows, loader.plan))  # type: ignore[attr-defined]
+    return loader
 
 
 def _where_it_runs(
@@ -178,7 +180,8 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
     data, table, num_speakers = config.data, given.table, len(given.rows.speakers)
     if 0 < data.num_classes < num_speakers:
         raise ValueError(
-            f"data.num_classes is {data.num_classes}, but {data.train_list} has {num_speakers} speakers; leave it at 0"
+            f"data.num_classes is {data.num_classes}, but {given.rows.source} has {num_speakers} speakers; leave it "
+            "at 0"
         )
     if data.num_classes > num_speakers:
         counts = data.num_classes, num_speakers
@@ -201,7 +204,7 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
         is_kept &= ~is_out
     if not is_kept.any():
         raise ValueError(
-            f"{data.train_list}: no utterance is left between data.min_seconds ({data.min_seconds}) and "
+            f"{given.rows.source}: no utterance is left between data.min_seconds ({data.min_seconds}) and "
             f"data.max_seconds ({data.max_seconds})"
         )
     return np.flatnonzero(is_kept)
@@ -216,9 +219,10 @@ def _sampler(config: Config, given: TrainingInput, eligible: np.ndarray, voices:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = sampling.BalancedSampler if is_balanced else sampling.ShuffledSampler
     sampler = kind(given.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
-    if given.source.is_remote:
-        _stream(sampler, given)
-    world_size, smallest, usual = distributed.world_size(), sampler.smallest_batch, sampler.batch_size
+    world_size = distributed.world_size()
+    if given.source.is_remote or data.corpora:
+        given.source.order(sampler, given.rows, given.table, world_size)  # type: ignore[attr-defined]
+    smallest, usual = sampler.smallest_batch, sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
         raise ValueError(
@@ -231,21 +235,6 @@ def _sampler(config: Config, given: TrainingInput, eligible: np.ndarray, voices:
             *(usual, what, world_size, usual // world_size, usual // world_size + 1),
         )
     return sampler
-
-
-def _stream(sampler: sampling.Sampler, given: TrainingInput) -> None:
-    """Have the shards of a corpus at an address come one after the other."""
-    # Late: for corpora that are not shuffled as a whole.
-    from speakernet.data.mixing import streamed
-
-    shards = given.source.shards_of(given.table)  # type: ignore[attr-defined]
-    # Of groups dealt by several processes apart, two of one speaker could meet in a batch: they share one stream.
-    num_streams = distributed.world_size() if sampler.unit == 1 else 1
-    sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
-    logger.info(
-        "%s: %d shards, shuffled in blocks of %d utterances",
-        *(given.source.root, int(shards.max()) + 1, sampler.options.shuffle_buffer),
-    )
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:

@@ -285,7 +285,8 @@ class _Scoring:
         kept, kept_of = self.contents.get("embedding_mean"), self.contents.get("embedding_mean_of")
         if kept is not None and kept_of == described:
             return np.asarray(kept, dtype=np.float32)
-        if not config.data.train_list or not Path(config.data.train_list).exists():
+        lists = [one.train_list for one in config.data.corpora.values()] or [config.data.train_list]
+        if not all(one and Path(one).exists() for one in lists):
             found = "no mean embedding" if kept is None else f"the mean of {kept_of or 'an unknown kind of embedding'}"
             raise ValueError(
                 f"subtract_mean: the model file holds {found}, this scoring needs that of {described}, and there is no "
@@ -304,12 +305,12 @@ class _Scoring:
         """The cohort, a member for each speaker; its name and its speakers."""
         section, data = self.config.evaluation, self.config.data
         path = section.cohort_list or data.train_list
-        if not path:
+        if not path and not data.corpora:
             raise ValueError(
                 f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)"
             )
         root = section.cohort_path or (data.train_path if path == data.train_list else "")
-        given = self.inputs.training_input(path, root)
+        given = self.inputs.training_input(path, root) if path else self.inputs.training
         members = given.rows
         rows = np.arange(len(members))
         if section.cohort_utterances:
@@ -318,10 +319,10 @@ class _Scoring:
             order = order[np.argsort(members.labels[order], kind="stable")]
             first = np.searchsorted(members.labels[order], members.labels[order])
             rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
-        mode = modes_of(self.embedder.options)[0]
-        embeddings, _ = self.embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
+        mode, listed = modes_of(self.embedder.options)[0], Path(members.source)
+        embeddings, _ = self.embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{listed.stem}")
         means = speaker_means(mean_embeddings(embeddings, self._mean), members.labels[rows])
-        return means, f"{Path(path).name} {members.sha256[:12]}", list(members.speakers)
+        return means, f"{listed.name} {members.sha256[:12]}", list(members.speakers)
 
     def calibration(self, backend: Backend) -> AffineCalibration | None:
         """The calibration for this scoring: fitted on calibration_list if one is named, else the model file's."""

@@ -7,10 +7,12 @@ takes a second to read, and its headers minutes.
 import dataclasses
 import functools
 import logging
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from speakernet.config import Config, ConfigError
@@ -19,7 +21,7 @@ from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, mapped_training_list
 from speakernet.data.opening import open_source
-from speakernet.data.sampling import Voices, crc32_of
+from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
 from speakernet.parallel import distributed
 
@@ -66,9 +68,7 @@ class Inputs:
     @functools.cached_property
     def training(self) -> TrainingInput:
         """The training list, without the speakers that are held out for validation."""
-        if self._data.validation_speakers:
-            return self._held_out[0]
-        return self.training_input(self._data.train_list, self._data.train_path)
+        return self._held_out[0] if self._data.validation_speakers else self._listed
 
     @functools.cached_property
     def validation(self) -> TrialInput:
@@ -100,7 +100,7 @@ class Inputs:
         if not of_training:
             return found
         training, validation = self.training, self.validation
-        lengths = crc32_of(training.table.num_samples)
+        lengths = zlib.crc32(training.table.num_samples.astype(np.int64).data)
         return found | {
             "data.train_list (SHA-256)": training.rows.sha256,
             "the audio of data.train_path": training.source.identity,
@@ -142,12 +142,23 @@ class Inputs:
         return found
 
     @functools.cached_property
+    def _listed(self) -> TrainingInput:
+        """All that the configuration names for training."""
+        if not self._data.corpora:
+            return self.training_input(self._data.train_list, self._data.train_path)
+        # Late: for those who train on several.
+        from speakernet.data.joined import join
+
+        given = {name: self.training_input(one.train_list, one.train_path) for name, one in self._data.corpora.items()}
+        return TrainingInput(*join({name: (one.rows, one.source) for name, one in given.items()}, self._data))
+
+    @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
         # Late: a run with a validation list of its own makes no trials.
         from speakernet.corpora.utterances import hold_out
 
-        given = self.training_input(self._data.train_list, self._data.train_path)
+        given = self._listed
         found = hold_out(given.rows, self._data.validation_speakers, self._seed)
         logger.info("%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials))
         return TrainingInput(found.training, given.source), TrialInput(found.trials, given.source)
@@ -163,7 +174,7 @@ class Inputs:
 def make_synthetic_corpus(config: Config) -> Config:
     """Make the synthetic corpus if the config names one that does not exist; empty lists are taken from it."""
     data, augment, folder = config.data, config.augment, config.data.synthetic_corpus
-    lists = [data.train_list, data.test_list]
+    lists = [data.train_list or next((one.train_list for one in data.corpora.values()), ""), data.test_list]
     if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
     # Rank 0 first, then one rank of each machine, which may have its own disk; two writers would take each other's
@@ -176,9 +187,9 @@ def make_synthetic_corpus(config: Config) -> Config:
     assert made is not None, "in the last turn it is every rank's"
     paths = {
         # A list of one's own with audio of the corpus would be a mistake that nothing notices.
-        "train_path": data.train_path or ("" if data.train_list else str(made.train_path)),
+        "train_path": data.train_path or ("" if lists[0] else str(made.train_path)),
         "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
-        "train_list": data.train_list or str(made.train_list),
+        "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),
         "test_list": data.test_list or str(made.test_list),
     }
     noise = {

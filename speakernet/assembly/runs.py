@@ -182,8 +182,9 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
 def _comparable(config: Config) -> dict[str, Any]:
     """What must be the same on all ranks: every option except paths, which may differ between machines."""
     # Lists are compared by their content, once they are read.
-    places = ("_path", "_list", "test_lists", "_corpus", "speaker_table", "initial_model")
+    places = ("_path", "_list", "test_lists", "corpora", "_corpus", "speaker_table", "initial_model")
     lists = [(name, one.test_interval) for name, one in config.data.test_lists.items()]
+    corpora = [(name, one.weight) for name, one in config.data.corpora.items()]
     options = {
         f"{section}.{name}": value
         for section, fields in config.model_dump().items()
@@ -191,7 +192,7 @@ def _comparable(config: Config) -> dict[str, Any]:
         if not name.endswith(places)
     }
     versions = {"the version of speakernet": speakernet.__version__, "the version of torch": str(torch.__version__)}
-    return options | versions | {"data.test_lists": lists}
+    return options | versions | {"data.test_lists": lists, "data.corpora": corpora}
 
 
 def check_options(config: Config) -> list[Finding]:
@@ -224,7 +225,7 @@ def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
 def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
     """Check the lists of a run against options, each other and their files, and the disk; log what was found."""
     data = config.data
-    if not data.train_list:
+    if not (data.train_list or data.corpora):
         missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
         raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
     if data.validation_list == data.test_list and chosen_by_validation(config):

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from speakernet.checks.lists import quick_check
 from speakernet.checks.samples import SampleFacts, read_facts, sample_findings, shared_findings, trial_findings
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, ffmpeg_version, find_ffmpeg
+from speakernet.data.joined import join
 from speakernet.data.lists import (
     ListError,
     StringTable,
@@ -80,6 +81,8 @@ class CheckRequest:
     is_fast: bool = False
     """Read headers only."""
     num_jobs: int = 1
+    corpora: Mapping[str, tuple[Path, str | Path]] = field(default_factory=dict)
+    """Several training lists and their folders, by name."""
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
@@ -93,6 +96,14 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     read: dict[str, SampleFacts] = {}
     training = _read(request.train_list, read_training_list, "training list", findings)
     source = _open(request.train_root, request.sample_rate, "training audio", findings)
+    corpora = {}
+    for name, (listed_in, below) in request.corpora.items():
+        of_corpus = _read(listed_in, read_training_list, f"training list {name}", findings)
+        audio = _open(below, request.sample_rate, f"training audio {name}", findings)
+        if of_corpus is not None and audio is not None:
+            corpora[name] = of_corpus, audio
+    if corpora:
+        training, source = join(corpora, DataOptions(sample_rate=request.sample_rate))
     trials: list[tuple[TrialList, AudioSource | None]] = []
     for path, root in request.trials:
         if (one := _read(path, read_trials, "trial list", findings)) is not None:

@@ -43,18 +43,23 @@ def quick_check(
         Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
     """
     findings: list[Finding] = []
-    if train_list is not None:
-        rows = range(min(LOOKED_AT, len(train_list)))
-        paths = [train_list.paths[row].split() for row in rows]
-        firsts = {train_list.speakers[int(train_list.labels[row])] for row in rows}
+    lists = [] if train_list is None else [train_list]
+    if train_list is not None and train_source is not None and hasattr(train_source, "apart"):
+        # Trial lists know no corpora.
+        lists = train_source.apart(train_list)
+    for listed in lists:
+        rows = range(min(LOOKED_AT, len(listed)))
+        paths = [listed.paths[row].split() for row in rows]
+        firsts = {listed.speakers[int(listed.labels[row])] for row in rows}
         are_labelled = firsts <= {"0", "1"} or {path[-1] for path in paths} <= {"target", "nontarget"}
         are_trials = are_labelled and all(len(path) == 2 for path in paths)
         # A speaker may have any name, but hardly that of an audio file.
         if are_trials or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES:
             # Neither its files nor its speakers are any: more findings would only hide this one.
             advice = "a training list has `speaker path` lines; name a list of trials as --test_list"
-            found = f"{train_list.source} has lines of another kind"
+            found = f"{listed.source} has lines of another kind"
             return [Finding("error", "training list", found, advice)]
+    if train_list is not None:
         findings += training_findings(train_list, min_utterances)
         findings += file_findings(train_list.paths, train_source, "training audio", max_bad_share, min_seconds)
     for one, source in trials:
@@ -63,8 +68,8 @@ def quick_check(
         findings += file_findings(
             one.names, source, f"trial audio ({PurePosixPath(one.source).name})", 0.0, min_seconds
         )
-        if train_list is not None:
-            findings += overlap_findings(train_list, one)
+        for listed in lists:
+            findings += overlap_findings(listed, one)
     return findings
 
 
@@ -205,7 +210,7 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         shared = [trials.names[int(row)] for row in rows]
     if shared:
         advice = "the error rate is not that of unknown speakers; make disjoint lists: " + own_command("prepare folder")
-        message = f"{counted(len(shared), noun)} of {trials.source} also in the training list"
+        message = f"{counted(len(shared), noun)} of {trials.source} also in the training list {training.source}"
         return [Finding("warning", "overlap", message, advice, tuple(shared[:MAX_NAMED]))]
     known_by = "" if depths else "; the paths do not name the speakers, so only files were compared"
-    return [Finding("ok", "overlap", f"no {noun} of {trials.source} is in training{known_by}")]
+    return [Finding("ok", "overlap", f"no {noun} of {trials.source} is in {training.source}{known_by}")]

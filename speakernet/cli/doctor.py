@@ -87,6 +87,10 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     return CheckRequest(
         train_list=Path(data.train_list) if data.train_list else None,
         train_root=_audio_of(data.train_path or audio_folder_of(data.train_list)) if data.train_list else None,
+        corpora={
+            name: (Path(one.train_list), _audio_of(one.train_path or audio_folder_of(one.train_list)))
+            for name, one in data.corpora.items()
+        },
         trials=tuple(sorted(lists, key=str)) + given,
         save_path=save_path,
         min_utterances=data.utterances_per_speaker,

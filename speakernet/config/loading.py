@@ -183,8 +183,8 @@ def save_config(config: Config, path: Path) -> None:
         owner = type(getattr(config, section))
         paths = [name for name, value in fields.items() if value and is_input(owner, name)]
         fields |= {name: str(Path(fields[name]).absolute()) for name in paths if not is_address(fields[name])}
-    for one in values["data"]["test_lists"].values():
-        paths = [name for name in ("list", "path") if one[name] and not is_address(one[name])]
+    for one in (*values["data"]["test_lists"].values(), *values["data"]["corpora"].values()):
+        paths = [name for name in one if name.endswith(("list", "path")) and one[name] and not is_address(one[name])]
         one |= {name: str(Path(one[name]).absolute()) for name in paths}
     for name, (text, _) in OUTSIDE.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
@@ -367,12 +367,13 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
     """An input that does not exist in the working directory, but does beside the file that names it."""
     section, option = split_key(setting.key)
     owner = SECTIONS.get(section, Options)
-    if setting.key == "data.test_lists" and isinstance(setting.value, dict):
+    same_as = {"data.test_lists": "data.test_", "data.corpora": "data."}.get(setting.key)
+    if same_as and isinstance(setting.value, dict):
         # A path alone, or with options of its own: each of them is an input like test_list and test_path.
         found: dict[Any, Any] = {}
         for name, given in setting.value.items():
             inputs = given if isinstance(given, dict) else {"list": given}
-            settings = {key: setting._replace(key=f"data.test_{key}", value=one) for key, one in inputs.items()}
+            settings = {key: setting._replace(key=f"{same_as}{key}", value=one) for key, one in inputs.items()}
             found[name] = {key: _found_beside(one, file).value for key, one in settings.items()}
         return setting._replace(value=found)
     if setting.value and option in owner.model_fields and is_input(owner, option):

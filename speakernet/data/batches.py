@@ -52,6 +52,7 @@ class BatchRequest:
 
     epoch: int
     rows: np.ndarray
+    """As in `EpochPlan`: what is drawn for an utterance is keyed by them."""
     speeds: np.ndarray
     num_samples: int
     batch: int = 0
@@ -143,7 +144,7 @@ class CropMaker(ABC):
             uniform = KeyedRandom(self.seed, request.epoch, wanted).uniform(REPLACEMENT_STREAM, attempt)[:, -1]
             report.rows[places] = [
                 self.speakers.another(row, number)
-                for row, number in zip(wanted.tolist(), uniform.tolist(), strict=True)
+                for row, number in zip((wanted % len(self.lengths)).tolist(), uniform.tolist(), strict=True)
             ]
 
 
@@ -177,7 +178,7 @@ class BatchMaker(Shareable, CropMaker):
         """Fill `out` (batch, `width`) of `dtype`."""
         # The reader counts since it was made, here or in a worker; the report has this batch's part.
         before = Counter(self.reader.counts)
-        report = BatchReport(request.rows.copy())
+        report = BatchReport(request.rows % len(self.lengths))
         begin = time.perf_counter()
         self._read_or_replace(request, report, out)
         report.read_seconds = time.perf_counter() - begin
@@ -235,7 +236,7 @@ class ResidentMaker(CropMaker):
 
     def make(self, request: BatchRequest) -> tuple[Tensor, BatchReport]:
         """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around."""
-        report = BatchReport(request.rows.copy())
+        report = BatchReport(request.rows % len(self.lengths))
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
         lengths = self.reader.lengths[report.rows]

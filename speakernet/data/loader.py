@@ -8,6 +8,7 @@ augmentation run on a stream of their own beside the step before.
 import dataclasses
 import functools
 import logging
+import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from speakernet.data.batches import Batch, BatchReport, BatchRequest, CropMaker,
 from speakernet.data.lists import TrainingList
 from speakernet.data.on_device import to_float
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import EpochPlan, Sampler, crc32_of, rank_share
+from speakernet.data.sampling import EpochPlan, Sampler, rank_share
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.terminal import MAX_NAMED
@@ -103,7 +104,7 @@ class TrainingLoader:
     @functools.cached_property
     def identity(self) -> dict[str, int]:
         """Checksums of the classes' names and of the list: path and class of every utterance."""
-        utterances = crc32_of(self._labels, self.training.paths.checksum)
+        utterances = zlib.crc32(self._labels.astype(np.int64).data, self.training.paths.checksum)
         return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,6 +113,7 @@ class TrainingLoader:
             "epoch": self.epoch,
             "batch": self.batch,
             "batches": len(self.plan),
+            "processes": self.world_size,
             "checksum": self.plan.checksum ^ self.identity["training_list"],
             "counts": dict(self._counts),
             "problems": list(self._problems),
@@ -121,9 +123,12 @@ class TrainingLoader:
         """Resume after that many batches of that epoch."""
         self.set_epoch(int(state["epoch"]))
         if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
+            processes, reason = state.get("processes", self.world_size), "the batch size, the sampler, the seed"
+            if processes != self.world_size:
+                reason = f"the number of processes ({processes}, now {self.world_size}; it orders corpora at addresses)"
             raise ValueError(
                 f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} others; "
-                "the batch size, the sampler, the seed or the training list was changed"
+                f"{reason} or the training list was changed"
             )
         self.batch = int(state["batch"])
         if self.rank == 0:
@@ -151,7 +156,8 @@ class TrainingLoader:
                 self.epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),
             )
-        return {**counts, "left_out": self.plan.num_left_out}
+        drawn = {"drawn": dict(self.plan.drawn)} if self.plan.drawn else {}
+        return {**counts, **drawn, "left_out": self.plan.num_left_out}
 
     def close(self) -> None:
         """Stop what makes the crops."""

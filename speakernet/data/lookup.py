@@ -6,6 +6,7 @@ rate; sizes and times of the files are asked for at every start, and headers of 
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" has to be decoded.
 PCM_S16 = FORMATS.index("pcm_s16")
-CACHE_VERSION = LIST_VERSION = 1
+CACHE_VERSION, LIST_VERSION = 1, 2
 COMPLETE = "complete"
 LONG_ROWS, LONG_LIST_BYTES = 1_000_000, 32 << 20
 """From here on a table is kept and mapped: shorter ones are read in a second and take a few megabytes."""
@@ -170,7 +171,12 @@ def build_lookup_table(
                 np.savez(file, allow_pickle=False, problem_rows=problem_rows, **columns)
         except OSError as error:
             logger.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
-    return table
+    if len(names) < LONG_ROWS:
+        return table
+    columns = {name: getattr(table, name) for name in COLUMNS}
+    for column in columns.values():
+        key.update(column.data)
+    return LookupTable(sample_rate, mapped(f"headers {key.hexdigest()}", lambda: columns), table.problems)
 
 
 def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -185,9 +191,9 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
                 with atomic_write(folder / f"{name}.npy", "wb") as file:
                     np.save(file, array, allow_pickle=False)
             (folder / COMPLETE).touch()
-    # An empty array cannot be mapped.
+    # A row whose file changes is this process's own from then on. An empty array cannot be mapped.
     found = {
-        path.stem: np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None) for path in folder.glob("*.npy")
+        path.stem: np.load(path, mmap_mode="c" if path.stat().st_size > 128 else None) for path in folder.glob("*.npy")
     }
     return {name: array.view(np.ndarray) for name, array in found.items()}
 
@@ -195,19 +201,26 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
 def mapped_training_list(path: str | Path) -> TrainingList:
     """`read_training_list` for a long list, whose columns are mapped; it is read when it is new or changed."""
     status = Path(path).stat()
+    key = f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
+    return dataclasses.replace(mapped_list(key, lambda: read_training_list(path)), source=str(path))
+
+
+def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
+    """A training list whose columns are mapped; what it depends on is in the key."""
 
     def make() -> dict[str, np.ndarray]:
-        logger.info("%s: a long list, kept as a table in %s", path, default_cache_folder())
-        found = read_training_list(path)
-        texts = {"paths": found.paths, "speakers": found.speakers, "sha256": StringTable.from_strings([found.sha256])}
+        found = read()
+        logger.info("%s: a long list, kept as a table in %s", found.source, default_cache_folder())
+        texts = {"paths": found.paths, "speakers": found.speakers}
+        texts["facts"] = StringTable.from_strings([found.sha256, found.source])
         columns = {f"{name}_{part}": getattr(text, part) for name, text in texts.items() for part in StringTable.parts}
         return columns | {"labels": found.labels}
 
-    kept = mapped(f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}", make)
-    texts = [
-        StringTable(*(kept[f"{name}_{part}"] for part in StringTable.parts)) for name in ("paths", "speakers", "sha256")
-    ]
-    return TrainingList(texts[0], kept["labels"], texts[1], str(path), texts[2][0])
+    kept = mapped(key, make)
+    paths, speakers, facts = (
+        StringTable(*(kept[f"{name}_{part}"] for part in StringTable.parts)) for name in ("paths", "speakers", "facts")
+    )
+    return TrainingList(paths, kept["labels"], speakers, facts[1], facts[0])
 
 
 def default_cache_folder() -> Path:

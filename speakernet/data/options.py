@@ -39,6 +39,17 @@ class NamedListOptions(Options):
     """Leave the list out, with a warning, while its file or any of its recordings is missing."""
 
 
+class CorpusOptions(Options):
+    """One of several training corpora."""
+
+    train_list: Annotated[InputPath, MinLen(1)]
+    """As data.train_list. Its speakers are others than those of the other corpora, whatever their names."""
+    train_path: InputPath = ""
+    """As data.train_path."""
+    weight: Annotated[float, Gt(0.0), Le(1e9)] | Literal["auto"] = "auto"
+    """Its part of each batch, relative to the others' weights; auto: by its utterances (corpora_temperature)."""
+
+
 def _as_options(value: Any) -> Any:
     return {"list": value} if isinstance(value, str) else value
 
@@ -51,6 +62,11 @@ class DataOptions(Options):
     train_path: InputPath = ""
     """Folder that the paths in train_list are relative to, or a packed corpus, or a Kaldi folder with a wav.scp; empty:
     the folder of the list. Or the address of a packed corpus, such as s3://bucket/vox2."""
+    corpora: dict[ListName, CorpusOptions] = Field(default={})
+    """Several training corpora by name, in place of train_list and train_path; every batch has its part of each."""
+    corpora_temperature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
+    """Of corpora without weights: parts are as their utterances to the power of 1 / corpora_temperature. 1: as many as
+    they have; higher values bring them nearer to equal parts."""
     validation_list: InputPath = ""
     """Trials that choose the best checkpoint during training; empty: test_list is used, and the report says so."""
     validation_path: InputPath = ""
@@ -117,7 +133,14 @@ class DataOptions(Options):
     """Limit of GPU memory for corpus, noise and RIRs together; 0: half of what training leaves free."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Bounds that leave nothing, two kinds of validation, and lists with one folder."""
+        """Two kinds of training lists, weights or validation, lists with one folder, and bounds that leave nothing."""
+        if self.corpora and (self.train_list or self.train_path):
+            found = f"{', '.join(self.corpora)} beside train_list: {self.train_list or self.train_path}"
+            yield "corpora", f"{found}; give one of the two (train_list: '' and train_path: '' unset them)"
+        weighted = [name for name, one in self.corpora.items() if one.weight != "auto"]
+        if weighted and (len(weighted) < len(self.corpora) or self.corpora_temperature != 1):
+            found = f"a weight of {', '.join(weighted)}"
+            yield "corpora", f"{found}; expected weights of all corpora and no corpora_temperature, or no weight"
         if self.validation_speakers and self.validation_list:
             found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
             yield "validation_speakers", f"{found}; give one of the two"

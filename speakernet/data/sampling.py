@@ -9,8 +9,8 @@ import logging
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -22,10 +22,9 @@ from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-_ORDER, _LENGTH, SHARDS, BLOCK = range(4)  # Keys of the samplers' own random streams.
+_ORDER, _LENGTH, SHARDS, BLOCK, CORPUS = range(5)  # Keys of the samplers' own random streams.
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
 MAX_ROUNDS = 30
-ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,13 @@ class EpochPlan:
     """The batches of one epoch."""
 
     rows: np.ndarray
+    """Of the list; one that comes for the n-th time more (`mixing.mixed`) with n times the number of rows added."""
     bounds: np.ndarray
     crop_frames: np.ndarray
     voices: np.ndarray
     num_left_out: int
+    drawn: Mapping[str, int] = field(default_factory=dict)
+    """Utterances of each corpus, if there are several."""
 
     def __len__(self) -> int:
         return len(self.crop_frames)
@@ -101,47 +103,7 @@ class EpochPlan:
     @functools.cached_property
     def checksum(self) -> int:
         """CRC-32 of which rows make which batch."""
-        return zlib.crc32(self.bounds.tobytes(), crc32_of(self.rows))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Units of several parts in their orders, each (units, utterances of a unit), and each part's share of a batch."""
-
-    units: Sequence[np.ndarray]
-    ends: np.ndarray
-    """Where each part of a batch ends, as a share of the batch; the last one is 1."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.units))
-
-    def counts(self, sizes: np.ndarray) -> np.ndarray:
-        """Units of each part in batches of those sizes, int64 (batches, parts)."""
-        # As `rank_share` cuts a batch.
-        return np.diff(np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0)
-
-    def num_batches(self, sizes: np.ndarray) -> int:
-        """How many batches of those sizes every part can give its share of."""
-        needed = np.cumsum(self.counts(sizes), axis=0)
-        return min(
-            int(np.searchsorted(needed[:, part], len(units), side="right")) for part, units in enumerate(self.units)
-        )
-
-    def take(self, sizes: np.ndarray) -> np.ndarray:
-        """The units of batches of those sizes, (units, utterances of a unit), part after part in each, as ranks are."""
-        owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), self.counts(sizes).ravel())
-        taken = np.empty((len(owners), self.units[0].shape[1]), dtype=self.units[0].dtype)
-        for part, units in enumerate(self.units):
-            places = np.flatnonzero(owners == part)
-            taken[places] = units[: len(places)]
-        return taken
-
-
-def crc32_of(numbers: np.ndarray, start: int = 0) -> int:
-    """CRC-32 of whole numbers as int64, whatever they are held in, from that of what came before."""
-    for first in range(0, len(numbers), ROWS_AT_ONCE):
-        start = zlib.crc32(numbers[first : first + ROWS_AT_ONCE].astype(np.int64).tobytes(), start)
-    return start
+        return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.astype(np.int64, copy=False).data))
 
 
 class Sampler(ABC):
@@ -176,8 +138,8 @@ class Sampler(ABC):
     unit = 1
     """Utterances of one speaker that stay together."""
 
-    in_parts: Callable[[int], Parts] | None = None
-    """The parts of an epoch, for a corpus that is streamed (`mixing.py`); None: all is shuffled."""
+    in_parts: Callable[..., Any] | None = None
+    """The parts of an epoch (`mixing.Parts`), for a corpus that is streamed, or several; None: all is shuffled."""
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
@@ -189,19 +151,20 @@ class Sampler(ABC):
             self.shortest_frames, self.longest_frames + 1, most
         )
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
-        if isinstance(units, Parts):
-            count = units.num_batches(sizes)
-            used = units.take(sizes[:count])
-        else:
+        if parts is None:
             count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
             used = units[: sizes[:count].sum()]
+        else:
+            count = parts.num_batches(sizes)
+            used = parts.take(sizes[:count])
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
         # One voice for the utterances of a unit: in another one they would be another speaker.
         voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]
         voices = np.broadcast_to(voices, used.shape).reshape(-1)
         rows = used.reshape(-1)
-        num_used = len(rows) if parts is None else len(np.unique(rows))
-        return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used)
+        num_used = len(rows) if parts is None else len(np.unique(rows % len(self.labels)))
+        drawn = {} if parts is None else parts.drawn(sizes[:count], self.unit)
+        return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used, drawn)
 
     @abstractmethod
     def _check(self) -> None:

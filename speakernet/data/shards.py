@@ -7,10 +7,13 @@ shard that one of them fetches the others wait for. Rows, batches and resuming a
 """
 
 import contextlib
+import functools
 import hashlib
+import logging
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +22,9 @@ import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.batches import BatchRequest, CropMaker, Made
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, default_cache_folder
+from speakernet.data.mixing import streamed
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import (
     DESCRIPTION,
@@ -37,11 +41,14 @@ from speakernet.data.packed import (
     read_index,
     read_samples,
 )
+from speakernet.data.sampling import Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
 from speakernet.parallel import distributed
 from speakernet.terminal import counted
+
+logger = logging.getLogger(__name__)
 
 NUM_THREADS = 8
 HEADER_BYTES = len(describe_samples(0))
@@ -218,6 +225,24 @@ class RemoteSource(PackedSource):
         ends = np.cumsum(self.shards.num_samples)
         return np.searchsorted(ends, table.data_offsets // 2, side="right").astype(np.int32)
 
+    def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
+        """Have the shards come one after the other, and refuse blocks of more shards than the cache holds."""
+        shards, buffer = self.shards_of(table), sampler.options.shuffle_buffer
+        # Of groups dealt by several processes apart, two of one speaker could meet in a batch: they share one stream.
+        num_streams = num_streams if sampler.unit == 1 else 1
+        sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
+        sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
+        # A block begins and ends within a shard; each stream of this machine has one of its own.
+        most = math.ceil(buffer / num_streams * len(sizes) / len(sampler.eligible)) + 1
+        needed = min(most * min(num_streams, distributed.local_world_size()) * max(sizes), sum(sizes))
+        if needed > self._budget_bytes:
+            raise ValueError(
+                f"data.shuffle_buffer: {buffer} utterances of {self.root} lie in shards of {human_bytes(needed)}, but "
+                f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, and shards would be fetched "
+                "again and again; lower the one, or raise the other"
+            )
+        logger.info("%s: %d shards, shuffled in blocks of %d utterances", self.root, len(sizes), buffer)
+
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RemoteRows":
         """See `AudioSource.rows`."""
         rows = super().rows(names, table)
@@ -252,9 +277,14 @@ class RemoteRows(PackedRows):
             self.cache.hold(shard)
         return super().fill(rows, starts, out)
 
-    def ahead(self, maker: CropMaker, num_asked: int) -> "ShardsAhead":
-        """A maker around `maker`, which is asked for so many batches at once, that has the shards fetched in time."""
-        return ShardsAhead(maker, self, num_asked)
+    def ahead(
+        self, maker: CropMaker, num_asked: int, own: Callable[[np.ndarray], np.ndarray] = np.asarray
+    ) -> "ShardsAhead":
+        """A maker around `maker`, which is asked for so many batches at once, that has the shards fetched in time.
+
+        `own` finds the rows of this corpus among those of a request.
+        """
+        return ShardsAhead(maker, self, num_asked, own)
 
     __getstate__, __setstate__ = RowReader.__getstate__, RowReader.__setstate__
 
@@ -262,10 +292,12 @@ class RemoteRows(PackedRows):
 class ShardsAhead(CropMaker):
     """A `CropMaker` around another: threads fetch the shards of the coming batches, as far as the cache reaches."""
 
-    def __init__(self, maker: CropMaker, rows: RemoteRows, num_asked: int) -> None:
+    def __init__(
+        self, maker: CropMaker, rows: RemoteRows, num_asked: int, own: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._rows, self._num_asked = maker, rows, num_asked
+        self.maker, self._rows, self._num_asked, self._own = maker, rows, num_asked, own
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
@@ -281,7 +313,7 @@ class ShardsAhead(CropMaker):
                 for shard in last_use:
                     cache.touch(shard)
                 while asked < len(requests):
-                    shards = self._rows.shards_of(requests[asked].rows)
+                    shards = self._rows.shards_of(self._own(requests[asked].rows % len(self.lengths)))
                     new = [shard for shard in shards if shard not in last_use]
                     more_bytes = sum(map(cache.bytes_of, new))
                     # What is read at this moment is fetched at once, whatever fits.

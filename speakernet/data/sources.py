@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -142,7 +142,7 @@ class RowReader(Shareable, ABC):
 
     counts: Mapping[str, int] = MappingProxyType({})
     """What a reader of files counts: those that changed, and finds in its cache."""
-    is_remote: ClassVar[bool] = False
+    is_remote = False
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:

@@ -494,7 +494,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
             if isinstance(record, dict):
                 # What is drawn; the kind and the interval are no numbers.
                 kinds: dict[str, Any] = {"kind": str, "eer_interval_percent": list, "begun": ()}
-                kinds |= {"test_lists": dict}
+                kinds |= {"test_lists": dict, "drawn": dict}
                 usable = (key for key, one in record.items() if isinstance(one, kinds.get(key, int | float)))
                 records.append({key: record[key] for key in usable if key in kinds or is_number(record[key])})
     return records

@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -467,7 +468,15 @@ def _data(run: RunData, amount: str) -> Section:
         if listed := results.list_name(role) or str(options.get(option) or ""):
             rows.append(["Test" if role == "trials" else role.capitalize(), listed, what, contents])
     table = {"header": ["", "list", "purpose", "contents"], "rows": rows}
-    return {"cards": [{"heading": "Lists", "table": table, "is_wide": True}] if rows else []}
+    cards: list[Card] = [{"heading": "Lists", "table": table, "is_wide": True}] if rows else []
+    drawn: Counter[str] = Counter()
+    for one in run.metrics:
+        drawn.update({name: number for name, number in one.get("drawn", {}).items() if is_number(number)})
+    if total := drawn.total():
+        shares = [[name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()]
+        table = {"header": ["corpus", "utterances drawn in all epochs", "of all"], "rows": shares}
+        cards.append({"heading": "Corpora", "table": table})
+    return {"cards": cards}
 
 
 def _training(runs: Sequence[RunData], folder: Path) -> Section:

@@ -121,6 +121,20 @@ def test_lists_and_roots_that_are_missing(corpus):
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
 
+def test_each_of_several_corpora(corpus):
+    (corpus / "more.txt").write_text("a b/1.wav\na b/2.wav\nd d/1.wav\nd nowhere.wav\n")
+    given = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
+    trials = ((corpus / "trials.txt", corpus),)
+    result = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
+    assert "4 speakers" in found(result, "speakers").message and "train + more" in found(result, "speakers").message
+    assert "more/nowhere.wav" in str(found(result, "training audio: files"))
+    # By their own names: `a` is in the trials.
+    overlaps = [finding for finding in result[0] if finding.check == "overlap"]
+    assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[0].message
+    missing = full_check(CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True))[0]
+    assert [one.check for one in missing if one.level == "error"] == ["training list none"]
+
+
 def test_the_machine(tmp_path, monkeypatch):
     findings = {finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")}
     assert {"free space", "processor", "ffmpeg", "torch", "GPU"} <= set(findings)

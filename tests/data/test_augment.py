@@ -1,5 +1,7 @@
 """Augmentation against plain references: ratios reached, convolution, keyed choices, the classic pipeline, silence."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,7 @@ from speakernet.data.on_device import DeviceAudio
 from speakernet.data.packed import RamRows
 from speakernet.data.packing import pack
 from speakernet.data.sources import AudioCache
+from speakernet.parallel import distributed
 
 SAMPLES = 8000
 BATCH = 200
@@ -146,6 +149,27 @@ def test_a_packed_bank_is_mapped_and_gives_the_same(folders, tmp_path, random):
     assert clips_into_ram(packed.banks, 0) and all(bank.reader.is_mapped for bank in packed.banks.values())
     clean = speech(random)
     torch.testing.assert_close(augment(packed, clean)[0], augment(files, clean)[0], atol=1e-6, rtol=0)
+
+
+def test_several_processes_map_one_copy_of_files(folders, tmp_path, monkeypatch, random):
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
+    alone, clean, decoded, made = make(folders), speech(random), [], []
+    assert clips_into_ram(alone.banks, 1 << 30) and not list(tmp_path.glob("tables/*/samples.npy"))
+    monkeypatch.setattr(distributed, "local_world_size", lambda: 2)
+    read = ClipBank.read_whole
+    monkeypatch.setattr(ClipBank, "read_whole", lambda bank, clip: decoded.append(clip) or read(bank, clip))
+    for _ in range(2):
+        together = make(folders)
+        assert clips_into_ram(together.banks, 1 << 30) and isinstance(together.rirs.prepared(0).base.base, np.memmap)
+        # By the first of them alone: nine clips of three kinds.
+        assert len(decoded) == 27
+        made.append(together)
+    for one in made:
+        torch.testing.assert_close(augment(one, clean)[0], augment(alone, clean)[0], atol=0, rtol=0)
+    assert len(list(tmp_path.glob("tables/*/samples.npy"))) == 4
+    os.utime(next(folders[1].rglob("*.wav")), ns=(1, 1))
+    make(folders)
+    assert len(list(tmp_path.glob("tables/*/samples.npy"))) == 5
 
 
 def test_a_category_without_files_is_shared_among_the_others(folders):

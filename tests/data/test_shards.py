@@ -155,7 +155,7 @@ def test_groups_of_a_stream_hold_no_speaker_twice():
 
 def loader_of(corpus, root, **changes):
     data = {"train_list": str(corpus / "train_list.txt"), "train_path": str(root), "crop_frames": 50, "batch_size": 4}
-    data |= {"num_workers": 0, "shuffle_buffer": 8, "shard_cache_gigabytes": 600_000 / 2**30} | changes
+    data |= {"num_workers": 0, "shuffle_buffer": 6, "shard_cache_gigabytes": 600_000 / 2**30} | changes
     config = replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
     return build_training_loader(config, Inputs(config, CPU))
 
@@ -206,7 +206,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
         faults.kinds = []
 
         def train(name):
-            changes = {"data": {"train_path": address, "shuffle_buffer": 8, "shard_cache_gigabytes": 600_000 / 2**30}}
+            changes = {"data": {"train_path": address, "shuffle_buffer": 6, "shard_cache_gigabytes": 600_000 / 2**30}}
             changes |= {"training": {"max_epochs": 2, "test_interval": 2}, "runtime": {"deterministic": True}}
             recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, changes)
             return main(["train", "--config", str(recipe)]), tmp_path / name / "last.pt"

@@ -5,6 +5,8 @@ does). `ResidentBanks` keep all of it on the device where batches are augmented,
 utterance; their results are those of the banks on the host (a test compares them).
 """
 
+import functools
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from torch import Tensor
 
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
 from speakernet.data.lists import StringTable
+from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
 from speakernet.data.sharing import shared_zeros
-from speakernet.data.sources import INT16_SCALE, AudioCache, AudioSource, FolderSource, RowReader
+from speakernet.data.sources import INT16_SCALE, AudioCache, AudioSource, FolderRows, FolderSource, RowReader
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, counted
@@ -203,25 +206,48 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
 def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
     """Decode all clips of noise into shared int16 memory if they fit; returns whether they are in memory.
 
-    Those of a packed corpus are memory as they are.
-
-    Noise is read more often than speech: more than once an utterance with babble.
+    Those of a packed corpus are memory as they are. Several processes of a machine map one copy, which the first of
+    them decodes. Noise is read more often than speech: more than once an utterance with babble.
     """
     if all(isinstance(bank.reader, PackedRows) for bank in banks.values()):
         return True
     total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
     if total > budget_bytes:
         return False
-    description = "decoding noise" if total > SHOWN_BYTES else ""
-    for bank in banks.values():
+    for kind, bank in banks.items():
+        if distributed.local_world_size() > 1 and isinstance(bank.reader, FolderRows):
+            key = _key_of(f"noise {kind}", bank.reader.root, bank.reader.names, bank.reader.table)
+            kept = mapped(key, functools.partial(_with_energies, bank))
+            samples, bank.energies = torch.from_numpy(kept["samples"]), kept["energies"]
+        else:
+            samples = _decoded(bank)
+            bank.energies = block_energies(samples.numpy())
         starts = np.cumsum(bank.lengths) - bank.lengths
-        shared = shared_zeros((int(bank.lengths.sum()),), np.int16)
-        samples, clips = shared.numpy(), range(len(bank))
-        for start, clip in zip(starts.tolist(), parallel_map(bank.read_whole, clips, 2, description), strict=True):
-            samples[start : start + len(clip)] = clip
-        bank.reader, bank.rows = RamRows(shared, starts, bank.lengths, {}), np.arange(len(bank))
-        bank.energies = block_energies(samples)
+        bank.reader, bank.rows = RamRows(samples, starts, bank.lengths, {}), np.arange(len(bank))
     return True
+
+
+def _decoded(bank: ClipBank) -> Tensor:
+    """All clips of a bank, one after the other, int16 (samples,), in shared memory."""
+    shared, place = shared_zeros((int(bank.lengths.sum()),), np.int16), 0
+    description = "decoding noise" if 2 * len(shared) > SHOWN_BYTES else ""
+    for clip in parallel_map(bank.read_whole, range(len(bank)), 2, description, total=len(bank)):
+        shared.numpy()[place : place + len(clip)] = clip
+        place += len(clip)
+    return shared
+
+
+def _with_energies(bank: ClipBank) -> dict[str, np.ndarray]:
+    samples = _decoded(bank).numpy()
+    return {"samples": samples, "energies": block_energies(samples)}
+
+
+def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str:
+    """What decoded files depend on: their folder, names, rate, sizes and times."""
+    found = hashlib.sha256(f"{Path(root).resolve()} {table.sample_rate} {names.checksum}".encode())
+    for column in (table.file_bytes, table.modified_ns):
+        found.update(column.data)
+    return f"{what} {found.hexdigest()}"
 
 
 class RirBank:
@@ -243,12 +269,25 @@ class RirBank:
             logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
         self.names = StringTable.from_strings(names)
         self.is_aligned, self.cache = is_aligned, cache or AudioCache(0)
+        self._kept: dict[str, np.ndarray] = {}
+        if distributed.local_world_size() > 1 and isinstance(self.source, FolderSource):
+            table = self.source.lookup_table(self.names)
+            if 4 * int(table.num_samples.sum()) <= self.cache.budget_bytes:
+                key = _key_of(f"responses {is_aligned}", self.source.root, self.names, table)
+                self._kept = mapped(key, self._all_prepared)
 
     def __len__(self) -> int:
         return len(self.names)
 
+    def _all_prepared(self) -> dict[str, np.ndarray]:
+        found = list(parallel_map(self.prepared, range(len(self)), 2))
+        return {"samples": np.concatenate(found), "bounds": np.cumsum([0, *map(len, found)])}
+
     def prepared(self, rir: int) -> np.ndarray:
-        """The prepared RIR, float32 (samples,)."""
+        """The prepared RIR, float32 (samples,); a machine's processes map one copy, if the cache may hold it."""
+        if self._kept:
+            first, stop = self._kept["bounds"][rir : rir + 2].tolist()
+            return self._kept["samples"][first:stop]
         found = self.cache.get(("prepared", rir))
         if found is None:
             name = self.names[rir]

@@ -1,0 +1,205 @@
+"""Several corpora in one run: parts of a batch by hand, no crop twice, packed beside a folder, resuming, mistakes."""
+
+import itertools
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
+from speakernet.cli import main
+from speakernet.config import Config
+from speakernet.config.schema import replaced
+from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.data.joined import JoinedSource
+from speakernet.data.lists import StringTable, TrainingList, read_training_list
+from speakernet.data.options import DataOptions
+from speakernet.data.packing import pack
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
+from tests.tiny_recipe import write_recipe
+
+CPU = torch.device("cpu")
+
+
+def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
+    """A sampler of corpora a, b … of so many utterances, each by so many speakers, dealt by weights."""
+    names = [chr(ord("a") + number) for number in range(len(sizes))]
+    given = {
+        name: {"train_list": "x", "weight": weight}
+        for name, weight in zip(names, weights or ["auto"] * len(sizes), strict=True)
+    }
+    data = DataOptions(corpora=given, batch_size=size, **options)
+    firsts = np.cumsum([0, *speakers])
+    labels = [first + np.arange(count) % many for first, count, many in zip(firsts, sizes, speakers, strict=False)]
+    sampler = kind(np.concatenate(labels).astype(np.int32), data, seed=1)
+    speaker_names = [f"{name}/{number}" for name, many in zip(names, speakers, strict=True) for number in range(many)]
+    listed = TrainingList(StringTable.from_strings([]), sampler.labels, StringTable.from_strings(speaker_names), "")
+    source = JoinedSource({name: SimpleNamespace(is_remote=False) for name in names}, {}, data)
+    source.order(sampler, listed, None, 1)
+    return sampler, source, listed
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"weights": [3, 1]}, [15, 5]),
+        ({"weights": [0.02, 0.01]}, [13, 7]),
+        ({}, [18, 2]),
+        # Roots of 900 and 100 are 30 and 10.
+        ({"corpora_temperature": 2}, [15, 5]),
+        ({"corpora_temperature": 1e6}, [10, 10]),
+    ],
+)
+def test_every_batch_has_its_part_of_each(options, parts):
+    sampler, source, listed = sampler_of(ShuffledSampler, [900, 100], [30, 10], 20, **options)
+    plans = [sampler.epoch(number) for number in (0, 0, 1)]
+    assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(plans[0].rows, plans[2].rows)
+    for plan in plans[1:]:
+        assert len(plan) == 50 and len(np.unique(plan.rows)) == len(plan.rows) == 1000
+        is_second = plan.rows % 1000 >= 900
+        assert is_second.reshape(50, 20).sum(1).tolist() == 50 * parts[1:]
+        assert plan.drawn == {"a": 50 * parts[0], "b": 50 * parts[1]}
+        # Whoever is drawn more often than it has utterances comes as often as every other, or once more.
+        times = np.bincount(plan.rows % 1000, minlength=1000)
+        assert {*times[900:]} <= {50 * parts[1] // 100, -(-50 * parts[1] // 100)}
+        for rank in range(2):
+            mine = [is_second[rank_share(plan, batch, 1, rank, 2)].sum() for batch in range(50)]
+            assert {*mine} <= {parts[1] // 2, -(-parts[1] // 2)}
+    assert plan.num_left_out == (times == 0).sum()
+    row = source.summary(listed, plan).splitlines()[2].split()
+    assert row == ["b", "10", "100", str(parts[1]), f"{50 * parts[1]:,}", f"{parts[1] / 2:.2f}"]
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [1, 3]])
+def test_groups_hold_no_speaker_twice(weights):
+    sampler, *_ = sampler_of(BalancedSampler, [600, 90], [60, 9], 8, weights=weights, utterances_per_speaker=2)
+    plan = sampler.epoch(0)
+    speakers = sampler.labels[plan.rows % 690].reshape(-1, 8, 2)
+    assert len(speakers) > 35 and (speakers[:, :, 0] == speakers[:, :, 1]).all()
+    assert all(len(np.unique(batch)) == 8 for batch in speakers[:, :, 0])
+    assert ((speakers[:, :, 0] >= 60).sum(1) == 8 * weights[1] // sum(weights)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sizes": [900, 1]}, "b has 0 of a batch of 20 and 1 usable"),
+        ({"sizes": [900, 0], "weights": [1, 1]}, "b has 10 of a batch of 20 and 0 usable"),
+        ({"sizes": [900, 4], "weights": [1, 1]}, "b has 10 of a batch of 20, but the training list has 4"),
+    ],
+)
+def test_corpora_that_fill_no_batch(changes, message):
+    with pytest.raises(ValueError, match=message):
+        sampler_of(ShuffledSampler, **{"speakers": [30, 4], "size": 20, **changes})
+
+
+@pytest.fixture(scope="module")
+def corpora(tiny_corpus, tmp_path_factory):
+    """The corpus twice, with the same names: a folder, and packed, also in shards at an address."""
+    folder = tmp_path_factory.mktemp("corpora")
+    pack(FolderInput(tiny_corpus, read_training_list(tiny_corpus / "train_list.txt").paths), folder / "packed")
+    lists = ["--list", str(tiny_corpus / "train_list.txt"), "--shards", "3"]
+    assert main(["pack", f"file://{folder}/store", "--source", str(tiny_corpus), *lists]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
+
+
+def options_of(tiny_corpus, corpora, where="packed", **more):
+    listed = str(tiny_corpus / "train_list.txt")
+    paths = {
+        "files": str(tiny_corpus),
+        "other": str(corpora / where) if where == "packed" else f"file://{corpora}/{where}",
+    }
+    weights = {"files": 1, "other": 3}
+    given = {name: {"train_list": listed, "train_path": paths[name], "weight": weights[name]} for name in paths}
+    return {"corpora": given, "crop_frames": 50, "batch_size": 4, "num_workers": 0} | more
+
+
+def loader_of(options):
+    config = replaced(Config(), data=options, augment={"enabled": False}, loss={"name": "softmax"})
+    return build_training_loader(config, Inputs(config, CPU))
+
+
+@pytest.mark.parametrize("where", ["packed", "store"])
+def test_a_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
+    straight = list(made := loader_of(options_of(tiny_corpus, corpora, where)))
+    alone = loader_of(
+        {**options_of(tiny_corpus, corpora), "corpora": {}, "train_list": str(tiny_corpus / "train_list.txt")}
+    )
+    half, count = alone.num_classes, len(alone.training)
+    assert made.num_classes == 2 * half and len(made.training) == 2 * count
+    crops = Counter()
+    for batch in straight:
+        assert (batch.indices >= count).sum() == 3 and ((batch.labels >= half) == (batch.indices >= count)).all()
+        crops.update(zip(batch.indices.tolist(), batch.waveforms[:, :100].numpy().tobytes()[::400], strict=True))
+        for row, label, crop in zip(
+            batch.indices.tolist(), batch.labels.tolist(), batch.waveforms.numpy(), strict=True
+        ):
+            whole = alone.maker.reader.read_row(row % count, 0, found := np.zeros(80_000, np.float32))
+            places = np.flatnonzero(found[:whole] == crop[0])
+            assert any(np.array_equal(found[at : at + 100], crop[:100]) for at in places.tolist())
+            assert label % half == alone.training.labels[row % count]
+    begun = list(itertools.islice(first := loader_of(options_of(tiny_corpus, corpora, where, num_workers=2)), 3))
+    state = first.state_dict()
+    first.close()
+    resumed = loader_of(options_of(tiny_corpus, corpora, where))
+    resumed.load_state_dict(state)
+    for one, other in zip(straight, [*begun, *resumed], strict=True):
+        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.labels, other.labels)
+    made.world_size = 2
+    for changed, message in (
+        ({"checksum": 1}, "the seed or"),
+        ({"checksum": 1, "processes": 3}, "processes .3, now 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made.load_state_dict({**state, "processes": 2, **changed})
+
+
+def test_a_run_is_reported_by_corpus(tiny_corpus, corpora, tmp_path, caplog):
+    caplog.set_level("INFO")
+    changes = {
+        "data": {**options_of(tiny_corpus, corpora), "validation_speakers": 2, "train_list": "", "train_path": ""}
+    }
+    changes["training"] = {"max_epochs": 2, "test_interval": 2}
+    changes["evaluation"] = {"subtract_mean": True, "score_norm": "as"}
+    recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, run := tmp_path / "run", changes)
+    assert main(["train", "--config", str(recipe)]) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    drawn = [one["drawn"] for one in records if one["kind"] == "epoch"]
+    assert len(drawn) == 2 and all(one["other"] == 3 * one["files"] > 0 for one in drawn)
+    assert "of a batch" in caplog.text
+    page = (run / "report.html").read_text()
+    assert f"{drawn[0]['other'] + drawn[1]['other']:,}" in page and "75.0 %" in page and "files + other" in page
+
+
+MISTAKES = {
+    "{a: {train_list: LIST}, b: {}}": "train_list",
+    "{a: {train_list: LIST, weight: 0}}": "weight is 0; expected float above 0",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST}}": "a weight of a",
+    "{a: {train_list: nowhere.txt}}": "nowhere.txt",
+    "{a: {train_list: TRIALS}}": "trials.txt",
+    "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
+    "{a/b: {train_list: LIST}}": "letters, digits",
+    "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, weight: 0.001}}": "b has 0 of a batch of 4",
+}
+
+
+@pytest.mark.parametrize("given", [*MISTAKES, "beside"])
+def test_mistakes(given, tiny_corpus, tmp_path, capsys):
+    unset = [] if given == "beside" else ["--train_list", "", "--train_path", ""]
+    text = "{a: {train_list: LIST}}" if given == "beside" else given
+    text = text.replace("LIST", str(tiny_corpus / "train_list.txt")).replace("TRIALS", str(tiny_corpus / "trials.txt"))
+    recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
+    assert main(["train", "--config", str(recipe), *unset, "--data.corpora", text]) in (1, 2)
+    wrong = capsys.readouterr().err
+    assert MISTAKES.get(given, "give one of the two") in wrong and "Traceback" not in wrong
+    assert not (tmp_path / "run" / "last.pt").exists()
