@@ -136,6 +136,7 @@ class JoinedSource(AudioSource):
         of_speaker = np.array([numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16)
         owners = of_speaker[sampler.labels[sampler.eligible]]
         parts = self._parts(np.bincount(owners, minlength=len(numbers)), size)
+        self._samplers = {}
         for (name, source), part in zip(self.sources.items(), parts, strict=True):
             options = sampler.options.model_copy(update={"batch_size": part})
             more = {"eligible": sampler.eligible[owners == numbers[name]], "voices": sampler.voices}

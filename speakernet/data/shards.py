@@ -46,7 +46,6 @@ from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
 from speakernet.parallel import distributed
-from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +53,6 @@ NUM_THREADS = 8
 HEADER_BYTES = len(describe_samples(0))
 HELD = "samples"
 SPACE_LOCK = "space.lock"
-FEWEST_SHARDS = 2
-"""For each process: one that is read, one that is fetched."""
 
 
 @dataclass(frozen=True)
@@ -209,15 +206,6 @@ class RemoteSource(PackedSource):
         names = tuple(read_description(self._folder)["parts"]) or ("",)
         sizes = [read_description(self._folder / name)["num_samples"] for name in names]
         cache = ShardCache(self.root, self._folder, names, np.array(sizes), self._budget_bytes)
-        largest = max(map(cache.bytes_of, range(len(names))))
-        sharers = distributed.local_world_size()
-        needed = min(largest * FEWEST_SHARDS * sharers, sum(map(cache.bytes_of, range(len(names)))))
-        if needed > self._budget_bytes:
-            raise ValueError(
-                f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, but the shards of {self.root} "
-                f"have up to {human_bytes(largest)}, and {counted(sharers, 'process')} need "
-                f"{human_bytes(needed)}; raise it, or pack smaller shards (speakernet pack --shards)"
-            )
         return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])
 
     def shards_of(self, table: LookupTable) -> np.ndarray:

@@ -82,10 +82,14 @@ def open_inputs_of(corpus, path):
     return open_inputs([corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)]))
 
 
-def test_the_cache_is_bounded_and_the_oldest_go(store):
+def test_the_cache_is_bounded_and_the_oldest_go(store, tiny_corpus):
     largest = max(path.stat().st_size for path in store.glob("part-*/samples.npy"))
-    with pytest.raises(ValueError, match="shard_cache_gigabytes"):
-        open_source(f"file://{store}", shard_cache_gigabytes=1.9 * largest / 2**30)
+    # Six utterances lie in two of the shards of seven, eight in three.
+    for buffer, shards in ((6, 1.9), (8, 2.9)):
+        with pytest.raises(ValueError, match=f"data.shuffle_buffer: {buffer} .*shard_cache_gigabytes"):
+            loader_of(
+                *(tiny_corpus, f"file://{store}"), shuffle_buffer=buffer, shard_cache_gigabytes=shards * largest / 2**30
+            )
     source = open_source(f"file://{store}", shard_cache_gigabytes=2.1 * largest / 2**30)
     for shard in (0, 1, 0, 2):
         source.shards.hold(shard)
