@@ -10,7 +10,7 @@ __version__ = "0.3.0"
 _LAZY = {
     "load": "speakernet.assembly.published",
     "SpeakerVerifier": "speakernet.inference.verifier",
-    "Report": "speakernet.evaluation.report",
+    "Report": "speakernet.evaluation.notebook",
 }
 
 

@@ -37,7 +37,7 @@ from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, evaluation_folder, held, later_stages
 from speakernet.training.progress import StopRequest
-from speakernet.training.trackers import Trackers, final_figures
+from speakernet.training.trackers import TEST_FIGURES, Trackers
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that trackers show too."""
@@ -129,8 +129,9 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
                     write_evaluation(evaluation_folder(run_folder, name), one)
                 write_evaluation(run_folder, evaluation)
                 plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
-                figures, steps = final_figures(results.to_dict()), int(summary["steps"])
-                trackers = Trackers(training.trackers, run_folder, {}, steps)
+                figures = {name: one for name, one in results.to_dict().items() if name in TEST_FIGURES}
+                steps = int(summary["steps"])
+                trackers = Trackers([*training.trackers], run_folder, {}, steps)
                 trackers.each("results", steps, figures, plots, Path(summary["best_path"]))
                 trackers.each("close")
         return TrainingOutcome(summary, evaluation, run_folder)

@@ -15,7 +15,7 @@ from torch import distributed as torch_distributed
 
 from speakernet.parallel import distributed
 
-MARK = "row_share"
+ROW_SHARE = "row_share"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RowShare:
 def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
     """Cut a whole parameter down to this rank's rows, in place, and mark it."""
     parameter.data = own.take(parameter.data)
-    setattr(parameter, MARK, own)
+    setattr(parameter, ROW_SHARE, own)
 
 
 def join_in_state(module: nn.Module) -> None:
@@ -92,7 +92,7 @@ def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others
 
 def share_of(parameter: Tensor) -> RowShare | None:
     """Which share of a parameter this rank keeps; None if it keeps all of it."""
-    return getattr(parameter, MARK, None)
+    return getattr(parameter, ROW_SHARE, None)
 
 
 def sharded_names(module: nn.Module) -> list[str]:

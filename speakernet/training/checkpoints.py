@@ -75,11 +75,6 @@ class CheckpointStore:
         self._thread = threading.Thread(target=self._write, args=(path, snapshot), name="checkpoint-writer")
         self._thread.start()
 
-    def save_epoch(self, epoch: int, contents: dict[str, Any]) -> None:
-        """Write the model of an epoch into checkpoints/ and remove those too many."""
-        if self.keep > 0:
-            self.save(self.folder / CHECKPOINTS / f"epoch_{epoch:04d}.pt", contents)
-
     def replace_damaged(self) -> None:
         """Put the one before in the place of a damaged last.pt, which keeps another name."""
         place(self.last_path, free_name(self.last_path, "damaged"))

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from speakernet.parallel.sharding import MARK, RowShare, join_in_state
+from speakernet.parallel.sharding import ROW_SHARE, RowShare, join_in_state
 from speakernet.training.compiling import repeated_blocks
 from speakernet.training.ranks import SeveralProcesses
 from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS
@@ -44,7 +44,7 @@ class FullySharded(SeveralProcesses):
         for root in roots:
             join_in_state(root)
             for parameter in root.parameters():
-                setattr(parameter, MARK, MeshShare(len(parameter), 0, 1, like=parameter))
+                setattr(parameter, ROW_SHARE, MeshShare(len(parameter), 0, 1, like=parameter))
 
     def begin_epoch(self) -> None:
         """Go on as training left it: evaluations, of which each rank runs its own number, are forgotten."""

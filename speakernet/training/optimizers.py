@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
-from speakernet.parallel.sharding import join_state, parameters_of, share_of
+from speakernet.parallel.sharding import ROW_SHARE, join_state, parameters_of
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
@@ -127,7 +127,7 @@ class OptimizerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self._parameters = optimizer, parameters_of(optimizer)
-        self._is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
+        self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; what several ranks share is whole on rank 0, so that each has to ask."""

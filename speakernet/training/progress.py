@@ -377,7 +377,7 @@ class Progress:
             with atomic_write(path) as file:
                 file.writelines(kept)
         self._file = GrowingFile(path)
-        self._trackers = Trackers(self._names, self.folder, self._configuration, self._steps_before + step)
+        self._trackers = Trackers([*self._names], self.folder, self._configuration, self._steps_before + step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from speakernet.machine.device import synchronize
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import own_part, parameters_of, share_of, total_norm
+from speakernet.parallel.sharding import ROW_SHARE, own_part, parameters_of, total_norm
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
@@ -144,7 +144,7 @@ class TrainingStep:
         self._teacher: Any = getattr(loss, "teacher", None)
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
-        self._is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
+        self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
         self._reset()

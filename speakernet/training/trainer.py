@@ -22,7 +22,7 @@ from speakernet.files import error_line, reading
 from speakernet.machine.device import utilisation_monitor
 from speakernet.machine.threads import Stopped
 from speakernet.parallel import distributed
-from speakernet.run_folder import held
+from speakernet.run_folder import CHECKPOINTS, held
 from speakernet.terminal import Bar, counted, duration
 from speakernet.training.checkpoints import (
     TENSOR_SECTIONS,
@@ -288,10 +288,11 @@ class Trainer:
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
-        if is_evaluated or options.average_checkpoints:
+        if self.store.keep > 0 and (is_evaluated or options.average_checkpoints):
             # With the head of the loss if it will be averaged too.
             head = {"head": self.loss.state_dict()} if options.average_checkpoints else {}
-            self.store.save_epoch(state.epoch, {**self._model(), **head})
+            path = self.store.folder / CHECKPOINTS / f"epoch_{state.epoch:04d}.pt"
+            self.store.save(path, {**self._model(), **head})
         state.awaits_evaluation = False
         self.save_last()
 

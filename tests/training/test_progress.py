@@ -14,7 +14,7 @@ from speakernet.evaluation.plots import new_figure, save_png
 from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
-from speakernet.training.trackers import Trackers, final_figures
+from speakernet.training.trackers import TEST_FIGURES, Trackers
 
 VALUES = {"loss": 2.5, "utterances_per_second": 200.0, "data_wait_share": 0.05, "run_time_left": "0:12:31"}
 
@@ -161,7 +161,8 @@ def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path):
     save_png(figure, tmp_path / "plots" / "det.png")
     results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
     trackers = Trackers(["tensorboard"], tmp_path, {}, 10)
-    trackers.each("results", 10, final_figures(results), [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
+    figures = {name: one for name, one in results.items() if name in TEST_FIGURES}
+    trackers.each("results", 10, figures, [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
     trackers.each("close")
     found = read(tmp_path)
     assert points(found, "test/eer_percent") == [(10, 4.0)]

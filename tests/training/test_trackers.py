@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.training import trackers
+from speakernet.training.csv_tracker import CurvesAsCsv
 from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import Progress
 from speakernet.training.trackers import TRACKERS, Trackers
@@ -130,7 +130,7 @@ def test_one_that_fails_ends_nothing(tmp_path, monkeypatch, caplog, broken):
     def fail(self, *arguments):
         raise RuntimeError("no network\nat all")
 
-    monkeypatch.setattr(trackers.CurvesAsCsv, broken, fail)
+    monkeypatch.setattr(CurvesAsCsv, broken, fail)
     caplog.set_level(logging.WARNING)
     run(tmp_path, "csv", 1, 3, ends=True)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
