@@ -54,12 +54,12 @@ def exponential(options: ExponentialOptions, top: float, epoch: float, num_epoch
 
 def linear(options: FloorOptions, top: float, epoch: float, num_epochs: float) -> float:
     """A straight line from the top to the floor."""
-    return top + (_floor(options, top) - top) * _share(epoch, num_epochs)
+    return top + (options.final_learning_rate - top) * _share(epoch, num_epochs)
 
 
 def polynomial(options: PolynomialOptions, top: float, epoch: float, num_epochs: float) -> float:
     """From the top to the floor as (1 - share of the run) to the `power`."""
-    floor = _floor(options, top)
+    floor = options.final_learning_rate
     return floor + (top - floor) * (1 - _share(epoch, num_epochs)) ** options.power
 
 
@@ -69,7 +69,7 @@ def cosine(options: FloorOptions, top: float, epoch: float, num_epochs: float) -
     >>> cosine(FloorOptions(final_learning_rate=0.0), 1.0, 20, 40)
     0.5
     """
-    return _half_cosine(top, _floor(options, top), _share(epoch, num_epochs))
+    return _half_cosine(top, options.final_learning_rate, _share(epoch, num_epochs))
 
 
 def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float) -> float:
@@ -79,7 +79,7 @@ def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, nu
     while epoch >= begin + length - 1e-9:
         begin += length
         length *= options.restart_factor
-    return _half_cosine(top, _floor(options, top), max(0.0, epoch - begin) / length)
+    return _half_cosine(top, options.final_learning_rate, max(0.0, epoch - begin) / length)
 
 
 def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: float) -> float:
@@ -88,7 +88,7 @@ def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: fl
     if share < options.peak_share:
         return _half_cosine(top / 25.0, top, share / options.peak_share)
     rest = 1.0 - options.peak_share
-    return _half_cosine(top, _floor(options, top), (share - options.peak_share) / rest if rest else 1.0)
+    return _half_cosine(top, options.final_learning_rate, (share - options.peak_share) / rest if rest else 1.0)
 
 
 class LearningRateSchedule:
@@ -109,6 +109,9 @@ class LearningRateSchedule:
     def __init__(
         self, options: ScheduleOptions, top: float, *, steps_per_epoch: int, num_epochs: int, factor: float = 1.0
     ) -> None:
+        if isinstance(options, FloorOptions):
+            # The end is never above the top.
+            options = options.model_copy(update={"final_learning_rate": min(options.final_learning_rate, top)})
         self.options = options
         self.top, self.factor = top, factor
         self.steps_per_epoch = max(1, steps_per_epoch)
@@ -132,7 +135,7 @@ class LearningRateSchedule:
             return rate
         # Recounted from all EERs each time: there is no state that a resume could leave behind.
         drops = plateau_drops(self.observed_eers, self.options.plateau_patience)
-        floor = self.factor * _floor(self.options, self.top)
+        floor = self.factor * self.options.final_learning_rate
         return max(rate * self.options.decay**drops, floor) if drops else rate
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,11 +186,6 @@ class MarginSchedule:
         if ramp.margin == "exponential":
             share = (1.0 - 0.001**share) / 0.999
         return ramp.margin_initial + (self.full - ramp.margin_initial) * share
-
-
-def _floor(options: FloorOptions, top: float) -> float:
-    """The end of a schedule, which is never above its top."""
-    return min(options.final_learning_rate, top)
 
 
 def _share(epoch: float, num_epochs: float) -> float:
