@@ -60,10 +60,11 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         through = augmenting({}, None, section, sample_rate=rate, seed=seed, devices=devices)
         source = DegradedSource(source, rows.paths, Step("", through))
     net = folded(model.net.to(inputs.device))
-    given: dict[str, Any] = {"device": inputs.device, "description": "embedding for PLDA"}
-    embeddings = embed_utterances(net, source, rows.paths, WHOLE, **given)[:, 0].astype(np.float64)
+    embeddings = embed_utterances(
+        net, source, rows.paths, WHOLE, device=inputs.device, description="embedding for PLDA"
+    )
     if distributed.is_main():
-        found = adaptation.plda(embeddings, rows.labels, shrinkage=SHRINKAGE)
+        found = adaptation.plda(embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE)
         facts = {"method": f"plda {SHRINKAGE}", "recordings": len(rows), "speakers": len(rows.speakers)}
         write_checkpoint(path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)})
         logger.info("written into %s: PLDA of %d recordings of %d speakers", path, len(rows), len(rows.speakers))

@@ -60,14 +60,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
         audio=arguments.audio,
         device=arguments.device,
     )
-    lines = [*found.notes]
-    if found.tried:
-        lines.append(f"EER of speakers that were left out of the fit: {adapt.in_words(found.tried)}")
-    fitted = f"{found.method}, fitted on {counted(found.num_recordings, 'recording')}"
-    fitted += f" of {counted(found.num_speakers, 'speaker')}" if found.num_speakers else ""
-    lines += [fitted, *found.compared]
+    tried = f"EER of speakers that were left out of the fit: {adapt.in_words(found.tried)}"
+    people = f" of {counted(found.num_speakers, 'speaker')}" if found.num_speakers else ""
+    fitted = f"{found.method}, fitted on {counted(found.num_recordings, 'recording')}{people}"
+    thresholds = [f"no calibration: speakernet calibrate --model {found.path} --trials LIST fits one"]
     if found.fit is not None:
-        lines += [f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds]
-    else:
-        lines.append(f"no calibration: speakernet calibrate --model {found.path} --trials LIST fits one")
-    return [*lines, f"{found.path} was written; {arguments.model} is unchanged"]
+        thresholds = [f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds]
+    written = f"{found.path} was written; {arguments.model} is unchanged"
+    return [*([tried] if found.tried else []), fitted, *found.notes, *thresholds, written]

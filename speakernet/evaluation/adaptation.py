@@ -59,19 +59,15 @@ class Covariances:
 
         That between speakers rests on fewer numbers, and is mixed with half of what would be left of it.
         """
-        between = shrunk(self.between, (1 + shrinkage) / 2)
-        return Covariances(self.mean, between, shrunk(self.within, shrinkage))
+        return Covariances(self.mean, shrunk(self.between, (1 + shrinkage) / 2), shrunk(self.within, shrinkage))
 
     def interpolated(self, other: "Covariances", share: float) -> "Covariances":
         """`share` of the other's covariances and the rest of one's own, around one's own mean.
 
         Source: Garcia-Romero and McCree 2014, equations 6 and 7.
         """
-        between, within = (
-            (1 - share) * own + share * theirs
-            for own, theirs in ((self.between, other.between), (self.within, other.within))
-        )
-        return Covariances(self.mean, between, within)
+        pairs = (self.between, other.between), (self.within, other.within)
+        return Covariances(self.mean, *((1 - share) * own + share * theirs for own, theirs in pairs))
 
     def adapted(self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5) -> "Covariances":
         """Adapted to unlabelled embeddings: variance that they have in excess is shared between both covariances.
@@ -90,8 +86,7 @@ class Covariances:
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
         """The map into the space of PLDA, to the `dim` directions that tell speakers apart best, and PLDA there."""
         variances, directions = eigh(self.between, self.within)
-        chosen = slice(None, None, -1) if dim is None else slice(-1, -1 - dim, -1)
-        matrix, variances = directions[:, chosen].T, np.maximum(variances[chosen], 0.0)
+        matrix, variances = directions[:, ::-1][:, :dim].T, np.maximum(variances[::-1][:dim], 0.0)
         return (matrix, -matrix @ self.mean), Plda(variances, 1 / (1 + variances))
 
 
@@ -106,19 +101,12 @@ def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
         labels: (utterances,) numbers of the speakers.
     """
     _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    means = np.zeros((len(counts), rows.shape[1]))
-    np.add.at(means, numbers, rows)
-    means /= counts[:, None]
+    means = np.add.reduceat(rows[np.argsort(numbers, kind="stable")], np.cumsum(counts) - counts) / counts[:, None]
     deviations = rows - means[numbers]
     within = deviations.T @ deviations / max(1, len(rows) - len(counts))
-    found = covariance(means) * len(counts) / max(1, len(counts) - 1) - within * np.mean(1 / counts)
+    found = np.cov(means.T, bias=True) * len(counts) / max(1, len(counts) - 1) - within * np.mean(1 / counts)
     variances, directions = np.linalg.eigh(found)
     return Covariances(means.mean(axis=0), (directions * np.maximum(variances, 0.0)) @ directions.T, within)
-
-
-def covariance(rows: np.ndarray) -> np.ndarray:
-    """(dim, dim) of (utterances, dim), the population's."""
-    return np.cov(rows, rowvar=False, bias=True)
 
 
 def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
@@ -137,7 +125,7 @@ def centring(rows: np.ndarray, labels: np.ndarray | None = None) -> Transform:
 
 def whitening(rows: np.ndarray, labels: np.ndarray | None = None, *, shrinkage: float) -> Transform:
     """Mean zero and, but for the shrinkage of the covariance, variance one in all directions."""
-    return _mapped(rows, _power(shrunk(covariance(rows), shrinkage), -0.5))
+    return _mapped(rows, _power(shrunk(np.cov(rows.T, bias=True), shrinkage), -0.5))
 
 
 def coral(rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float) -> Transform:
@@ -145,7 +133,7 @@ def coral(rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndar
 
     Source: Sun et al. 2016, algorithm 1, with the domains exchanged: what is scored is the target.
     """
-    here, there = (shrunk(covariance(one), shrinkage) for one in (rows, others))
+    here, there = (shrunk(np.cov(one.T, bias=True), shrinkage) for one in (rows, others))
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
@@ -156,10 +144,9 @@ def wccn(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float
     the speaker, that takes its place, both scaled to the same mean variance.
     """
     first, lengths = _centred_units(rows)
-    within, everything = two_covariances(lengths, labels).within, covariance(lengths)
-    mixed = (1 - total) * within / np.trace(within) + total * everything / np.trace(everything)
-    scale = np.trace(within)
-    return Transform((first, *_mapped(lengths, _power(shrunk(scale * mixed, shrinkage), -0.5)).maps))
+    within, everything = two_covariances(lengths, labels).within, np.cov(lengths.T, bias=True)
+    mixed = (1 - total) * within + total * everything * (np.trace(within) / np.trace(everything))
+    return Transform((first, *_mapped(lengths, _power(shrunk(mixed, shrinkage), -0.5)).maps))
 
 
 def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> Transform:

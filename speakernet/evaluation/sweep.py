@@ -39,6 +39,7 @@ DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
 MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
 # In critical distances of the room, where the direct sound is as strong as the reverberation.
 DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
+NARROWED, CODED = "300-3400 Hz", "and mu-law"
 DIRECT_SECONDS = 0.0025  # after the peak of an RIR; what comes later is reflected
 AXES = {
     "noise": "signal-to-noise ratio (dB)",
@@ -133,24 +134,26 @@ def sweep_steps(
     steps: dict[str, list[Step]] = {}
     for kind in kinds:
         if kind == "noise":
-            options = {snr_db: {"categories": ["noise"], "noise_snr_db": [snr_db, snr_db]} for snr_db in NOISE_SNR_DB}
-            steps[kind] = [Step(f"{snr_db:g}", always(None, **one)) for snr_db, one in options.items()]
+            steps[kind] = [
+                Step(f"{one:g}", always(None, categories=["noise"], noise_snr_db=[one, one])) for one in NOISE_SNR_DB
+            ]
         elif kind == "reverb":
             mixed = functools.partial(_mixed, always(rooms, categories=["reverb"]))
             steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
         elif kind == "duration":
             steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
         elif kind == "microphone":
-            through = functools.partial(always, None, categories=[], microphone_probability=1.0)
-            steps[kind] = [Step(f"{one:g}", through(microphone_db=one)) for one in MICROPHONE_DB]
+            steps[kind] = [
+                Step(f"{one:g}", always(None, categories=[], microphone_probability=1.0, microphone_db=one))
+                for one in MICROPHONE_DB
+            ]
         elif kind == "distance":
             assert rooms is not None
-            far = functools.partial(_far, rooms, seed)
-            steps[kind] = [Step(f"{one:g}", functools.partial(far, one)) for one in DISTANCES]
+            steps[kind] = [Step(f"{one:g}", functools.partial(_far, rooms, seed, one)) for one in DISTANCES]
         else:
-            channels = {"300-3400 Hz": False, "and mu-law": True}
-            narrowed = functools.partial(_narrowed, sample_rate)
-            steps[kind] = [Step(label, functools.partial(narrowed, has_codec)) for label, has_codec in channels.items()]
+            steps[kind] = [
+                Step(label, functools.partial(_narrowed, sample_rate, label == CODED)) for label in (NARROWED, CODED)
+            ]
     return steps
 
 
@@ -194,10 +197,13 @@ def augmenting(*given: Any, **options: Any) -> Transform:
 
 
 def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int) -> np.ndarray:
-    batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]
     # Epoch 0 for every amount: the same clip and place for the same utterance.
     with lock:
-        return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
+        return augmenter(
+            torch.from_numpy(waveform.astype(np.float32, copy=True))[None],
+            epoch=0,
+            rows=np.array([row], dtype=np.int64),
+        )[0].numpy()
 
 
 def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
@@ -212,12 +218,10 @@ def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.n
 def _far(rooms: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
     """Through a room of the utterance's own, from so many critical distances: only the direct sound fades with them."""
     response = rooms.prepared(int(numpy_generator(seed, row).integers(len(rooms)))).astype(np.float64)
-    direct, late = response.copy(), response.copy()
-    begin = round(DIRECT_SECONDS * rooms.source.sample_rate)
-    direct[begin:], late[:begin] = 0, 0
+    direct, late = np.split(response, [round(DIRECT_SECONDS * rooms.source.sample_rate)])
     # Of equal energy at the critical distance; amplitudes of direct sound fall with the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
-    wet = oaconvolve(waveform, gain * direct + late)[: len(waveform)]
+    wet = oaconvolve(waveform, np.concatenate([gain * direct, late]))[: len(waveform)]
     loudness = np.sqrt(np.mean(np.square(wet))) or 1.0
     return (wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)).astype(np.float32)
 

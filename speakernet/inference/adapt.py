@@ -8,7 +8,7 @@ mathematics is `speakernet.evaluation.adaptation`.
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,15 +93,14 @@ class Adapted:
     path: Path
     method: str
     num_recordings: int
-    num_speakers: int = 0
+    num_speakers: int
     """0 without labels."""
-    tried: dict[str, float] = field(default_factory=dict)
+    tried: dict[str, float]
     """Method -> EER in percent of speakers that it was not fitted on; empty without labels."""
-    fit: Fit | None = None
+    fit: Fit | None
     """Calibration and thresholds; None without labels."""
-    notes: list[str] = field(default_factory=list)
-    compared: list[str] = field(default_factory=list)
-    """Sentences about the trials that were given: the model as it is (A) against the adapted one (B)."""
+    notes: list[str]
+    """Sentences, the last ones about the trials if some were given: the model as it is (A), the adapted one (B)."""
 
 
 def adapt(
@@ -155,17 +154,17 @@ def adapt(
         name, tried, scored = f"plda of {Path(foreign.plda).name}", {}, None
         found = imported(domain.rows, foreign)
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
-    num_recordings = len(domain.rows)
-    facts = {"method": name, "recordings": num_recordings, "speakers": num_speakers, "eer_percent": tried}
+    facts = {"method": name, "recordings": len(domain.rows), "speakers": num_speakers, "eer_percent": tried}
     contents = adapted_contents(verifier.contents, domain.net, found, facts)
     fit = None
     if scored is not None:
         backend = verifying_backend(contents).describe(WHOLE)
         fit = fit_scores(*scored, default_of(EvaluationOptions, "calibration_prior"), backend)
         contents |= fit.changes(contents)
-    compared = [] if given is None else _compared(verifier, contents, given, audio, domain.names, notes)
+    if given is not None:
+        notes += _compared(verifier, contents, given, audio, domain.names)
     write_checkpoint(target, contents)
-    return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes, compared)
+    return Adapted(target, name, len(domain.rows), num_speakers, tried, fit, notes)
 
 
 def _chosen(
@@ -205,17 +204,15 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
 
     Kaldi and wespeaker set the length before PLDA to the root of the dimension, as is done here in the last map.
     """
-    foreign, first = read_plda(files.plda), np.eye(own.shape[1])
+    foreign, size = read_plda(files.plda), own.shape[1]
     centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
-    offset = np.zeros(len(first))
-    if files.transform is not None and (matrix := read_array(files.transform)).ndim == 2:
-        # Kaldi keeps an offset as a last column.
-        first, offset = matrix[:, : len(first)], matrix[:, len(first) :].sum(axis=1)
-    dim = len(foreign.between)
-    if centre.shape != (own.shape[1],) or first.shape != (dim, own.shape[1]):
+    matrix = np.eye(size) if files.transform is None else np.atleast_2d(read_array(files.transform))
+    # Kaldi keeps an offset as a last column.
+    first, offset, dim = matrix[:, :size], matrix[:, size:].sum(axis=1), len(foreign.between)
+    if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
             f"{files.plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
-            f"{first.shape[1]} to {first.shape[0]}; the model gives {own.shape[1]}: import what was made with its "
+            f"{first.shape[1]} to {first.shape[0]}; the model gives {size}: import what was made with its "
             "embeddings"
         )
     weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
@@ -257,8 +254,7 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
 
 def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
     """Scores of trials between adapted embeddings, (trials,) float32."""
-    compare = cosine_scores if transform.plda is None else transform.plda.trial_scores
-    return compare(units, enrol, test)
+    return (cosine_scores if transform.plda is None else transform.plda.trial_scores)(units, enrol, test)
 
 
 def _fitters(
@@ -373,8 +369,8 @@ def _embed(
     verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
 ) -> np.ndarray:
     """(utterances, dim) float64, as `SpeakerVerifier.embed` gives them."""
-    given: dict[str, Any] = {"device": verifier.device, "description": description, "wrapped_seconds": 0.0}
-    rows = embed_utterances(folded(net).to(verifier.device), source, names, WHOLE, **given)
+    placed, device = folded(net).to(verifier.device), verifier.device
+    rows = embed_utterances(placed, source, names, WHOLE, device=device, description=description, wrapped_seconds=0.0)
     return rows[:, 0].astype(np.float64)
 
 
@@ -408,11 +404,12 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
     speakers = sorted({one for one, _ in sessions})
     if len(speakers) < 2:
         raise ValueError(f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several")
-    if not (has_sessions := len(sessions) > len(speakers)):
-        notes.append("nobody is known to have several sessions: pairs of one session make these figures optimistic")
     who = np.full((2, len(names)), -1)
     for row, one in found.items():
-        who[:, row] = speakers.index(one[0]), sessions.index(one) if has_sessions else -1
+        who[:, row] = speakers.index(one[0]), sessions.index(one)
+    if len(sessions) == len(speakers):
+        notes.append("nobody is known to have several sessions: pairs of one session make these figures optimistic")
+        who[1] = -1
     return who
 
 
@@ -458,14 +455,12 @@ def _compared(
     trials: TrialList,
     audio: str | Path | None,
     names: list[str],
-    notes: list[str],
 ) -> list[str]:
     """Both models on a trial list: their EERs, and the differences with intervals over speakers."""
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
     used = {str(Path(name).resolve()) for name in names}
-    if shared := sum(str((folder / name).resolve()) in used for name in trials.names):
-        notes.append(f"{shared} recordings of {trials.source} were adapted to: its figures are optimistic")
+    shared = sum(str((folder / name).resolve()) in used for name in trials.names)
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
     for net, found in ((verifier.embedding_net, verifier.contents), (folded(adapted.net), adapted.contents)):
@@ -474,5 +469,8 @@ def _compared(
     draws = default_of(EvaluationOptions, "bootstrap_samples")
     result = compare_scores(trials, scores, speakers_of(trials), num_draws=draws, seed=DEFAULT_SEED)
     before, after = (one.eer_percent for one in result.systems)
-    sentences = result.sentences(["the model as it is", "the adapted one"])
-    return [f"{trials.source}: EER {before:.2f} % as it is, {after:.2f} % adapted", *sentences]
+    optimistic = f" (optimistic: {shared} of its recordings were adapted to)" if shared else ""
+    return [
+        f"{trials.source}: EER {before:.2f} % as it is, {after:.2f} % adapted{optimistic}",
+        *result.sentences(["the model as it is", "the adapted one"]),
+    ]

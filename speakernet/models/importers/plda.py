@@ -54,7 +54,6 @@ def read_plda(path: str | Path) -> ForeignPlda:
             if len(arrays) != 3:
                 raise CheckpointError(f"{path}: {len(arrays)} arrays in a PLDA; expected mean, transform and variances")
             mean, transform, between = arrays
-            _check(path, transform, mean, between)
             offset = -transform @ mean
         _check(path, transform, offset, between)
     return ForeignPlda(transform, offset, between, is_kaldi=not content.startswith(HDF5))
