@@ -4,9 +4,11 @@
 
 SPEECH has a folder for each person, with five recordings or more; half of the people (`--half 0` or `1`) are used, so
 that what is tuned on one half can be reported on the other. Writes OUT/NNN.flac, OUT/reference/NNN.rttm and
-OUT/hypothesis/NNN.rttm. In every conversation the first half of the people, rounded up, are enrolled with two
-recordings that are not in it. The truth marks speech between pauses of half a second; half of the conversations are in
-a room.
+OUT/unknown/NNN.rttm and OUT/known/NNN.rttm, by whether the number of speakers is given. In every conversation the first
+half of the people, rounded up (or `--enrolled`), are enrolled with two recordings that are not in it. The truth marks
+speech between pauses of half a second; half of the conversations are in a room. `--channel telephone` lets every other
+person speak by telephone, `--channel microphones` everybody by two microphones in turn, neither of which is that of the
+enrolment.
 """
 
 import argparse
@@ -16,17 +18,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import fftconvolve
+from scipy.signal import fftconvolve, firwin2, resample_poly
 
 import speakernet
 from speakernet.data.audio import SAMPLE_RATE, audio_info, read_audio, write_audio
 from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
+from speakernet.inference.recordings import Recording
 from speakernet.inference.verifier import enroll
 from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.errors import diarization_errors, read_turns
 from speakernet.inference.who.files import rttm_lines
 
 QUIET_DB, PAUSE_SECONDS, MARGIN_SECONDS, ENROLLED = 30.0, 0.5, 0.5, 2
+KINDS = ("unknown", "known")
+"""Whether the number of speakers is given."""
 
 
 def spoken(waveform: np.ndarray) -> list[tuple[int, int]]:
@@ -38,8 +43,30 @@ def spoken(waveform: np.ndarray) -> list[tuple[int, int]]:
     return [(int(group[0]) * frame, int(group[-1] + 1) * frame) for group in groups]
 
 
+def by_telephone(waveform: np.ndarray) -> np.ndarray:
+    """300 to 3,400 Hz at 8 kHz in mu-law of eight bits."""
+    band = fftconvolve(
+        resample_poly(waveform, 1, 2),
+        firwin2(129, [0, 250, 350, 3350, 3500, 4000], [0, 0, 1, 1, 0, 0], fs=8000),
+        "same",
+    )
+    loudest = np.abs(band).max() + 1e-9
+    coded = np.round(127 * np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)) / 127
+    return resample_poly(np.sign(coded) * np.expm1(np.abs(coded) * np.log(256)) / 255 * loudest, 2, 1).astype(
+        np.float32
+    )
+
+
+def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
+    """Through a filter of up to 10 dB more or less in four bands, drawn by the microphone's number."""
+    gains = 10 ** (np.random.default_rng(number).uniform(-10, 10, 5) / 20)
+    return fftconvolve(waveform, firwin2(255, [0, 300, 1000, 3500, 8000], gains, fs=SAMPLE_RATE), "same").astype(
+        np.float32
+    )
+
+
 def conversation(
-    people: dict[str, list[Path]], seconds: float, overlap: float, random: np.random.Generator
+    people: dict[str, list[Path]], seconds: float, overlap: float, channel: str | None, random: np.random.Generator
 ) -> tuple[np.ndarray, list[Turn]]:
     """Samples and truth; in a share of the changes that gives this overlap one begins before the other ends."""
     names, at, last, owed = list(people), MARGIN_SECONDS, "", 0.0
@@ -52,6 +79,10 @@ def conversation(
         waveform = read_audio(people[name][random.integers(len(people[name]))])
         parts = spoken(waveform)
         waveform = waveform[parts[0][0] : parts[-1][1]]
+        if channel == "telephone" and names.index(name) % 2:
+            waveform = by_telephone(waveform)
+        elif channel == "microphones":
+            waveform = by_microphone(waveform, 2 * names.index(name) + len(turns) % 2)
         level = 0.05 * 10 ** (random.uniform(-3, 3) / 20)
         waveform = waveform * (level / (np.sqrt(np.square(waveform).mean()) + 1e-9))
         owed += overlap * len(waveform) / SAMPLE_RATE
@@ -105,6 +136,21 @@ def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str]
     return FRAME_SECONDS * np.array([right, np.sum(known), wrong, strange.sum()], dtype=np.float64)
 
 
+def remember(verifier: speakernet.SpeakerVerifier) -> None:
+    """Embed no window of a recording twice."""
+    kept: dict[tuple[str, int, int], np.ndarray] = {}
+    embed = verifier.embed_windows
+
+    def embed_new(recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int) -> np.ndarray:
+        keys = [(recording.name, *window) for window in windows]
+        missing = list(dict.fromkeys(key for key in keys if key not in kept))
+        if missing:
+            kept.update(zip(missing, embed(recording, (key[1:] for key in missing), len(missing)), strict=True))
+        return np.stack([kept[key] for key in keys]) if keys else np.zeros((0, verifier.embedding_dim), np.float32)
+
+    verifier.embed_windows = embed_new  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Make the conversations, find who speaks, print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,11 +162,12 @@ def main() -> None:
     parser.add_argument("--half", type=int, default=1)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--speakers", type=int, nargs=2, default=[2, 6])
+    parser.add_argument("--enrolled", type=int, help="of the people, instead of half of them")
+    parser.add_argument("--channel", choices=["telephone", "microphones"])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--overlap", type=float, default=0.1)
     parser.add_argument("--snr", type=float, default=15.0)
     parser.add_argument("--collar", type=float, default=0.25)
-    parser.add_argument("--known", action="store_true", help="the number of speakers is given")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     folders = sorted(one for one in given.speech.iterdir() if one.is_dir())[given.half :: 2]
@@ -131,40 +178,40 @@ def main() -> None:
         for one in (given.noise, given.rirs)
     )
     verifier, (low, high) = speakernet.load(given.model, "cpu"), given.speakers
-    for kind in ("reference", "hypothesis"):
+    remember(verifier)
+    for kind in ("reference", *KINDS):
         (given.out / kind).mkdir(parents=True, exist_ok=True)
-    named, audio, work = np.zeros(4), 0.0, 0.0
+    named, audio, work = np.zeros((2, 4)), 0.0, 0.0
     for number in range(given.count):
         random, name = np.random.default_rng([given.seed, number]), f"{number:03d}"
         count = low + number % (high - low + 1)
         here = [str(one) for one in random.choice(sorted(people), count, replace=False)]
         files = {one: [people[one][row] for row in random.permutation(len(people[one]))] for one in here}
         rir = rirs[random.integers(len(rirs))] if rirs and number % 2 else None
-        mixed, turns = conversation(
-            {one: found[ENROLLED:] for one, found in files.items()}, given.seconds, given.overlap, random
-        )
+        heard = {one: found[ENROLLED:] for one, found in files.items()}
+        mixed, turns = conversation(heard, given.seconds, given.overlap, given.channel, random)
         write_audio(path := given.out / f"{name}.flac", disturbed(mixed, noises, rir, given.snr, random))
         (given.out / "reference" / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, turns), ""]))
-        (given.out / f"{name}.db").unlink(missing_ok=True)
-        store, enrolled = verifier.people(given.out / f"{name}.db"), here[: (count + 1) // 2]
-        for one in enrolled:
-            enroll(verifier, store, one, files[one][:ENROLLED])
-        begun = time.process_time()
-        found = verifier.who(path, store, num_speakers=count if given.known else None)
-        work, audio = work + time.process_time() - begun, audio + audio_info(path).seconds
-        (given.out / "hypothesis" / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, found.turns), ""]))
-        named += name_seconds(turns, found.exclusive, enrolled)
-        print(name, count, len(found.speakers), json.dumps(named.round(1).tolist()), flush=True)
-    errors = diarization_errors(
-        *map(read_turns, (given.out / "reference", given.out / "hypothesis")), collar=given.collar
-    )
-    rates = dict(
-        zip(("DER", "missed", "false alarm", "confusion", "JER"), errors.rates().round(2).tolist(), strict=True)
-    )
-    print(json.dumps(rates), f"right number in {errors.num_right} of {len(errors.names)}")
-    right, known, wrong, strangers = named
-    print(f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time", end=", ")
-    print(f"strangers given a name for {100 * wrong / max(strangers, 1):.1f} % of theirs")
+        store, enrolled = None, here[: given.enrolled or (count + 1) // 2]
+        if verifier.is_calibrated:
+            (given.out / f"{name}.db").unlink(missing_ok=True)
+            store = verifier.people(given.out / f"{name}.db")
+            for one in enrolled:
+                enroll(verifier, store, one, files[one][:ENROLLED])
+        begun, took = time.process_time(), 0.0
+        for row, kind in enumerate(KINDS):
+            found = verifier.who(path, store, num_speakers=count if kind == "known" else None)
+            took = took or time.process_time() - begun
+            (given.out / kind / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, found.turns), ""]))
+            named[row] += name_seconds(turns, found.exclusive, enrolled)
+            print(name, count, kind, len(found.speakers), json.dumps(named[row].round(1).tolist()), flush=True)
+        work, audio = work + took, audio + audio_info(path).seconds
+    for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):
+        errors = diarization_errors(*map(read_turns, (given.out / "reference", given.out / kind)), collar=given.collar)
+        rates = zip(("DER", "missed", "false alarm", "confusion", "JER"), errors.rates().round(2).tolist(), strict=True)
+        print(f"number {kind}: {json.dumps(dict(rates))}, right in {errors.num_right} of {len(errors.names)}", end="; ")
+        print(f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time", end=", ")
+        print(f"strangers given a name for {100 * wrong / max(strangers, 1):.1f} % of theirs")
     print(f"real-time factor {work / audio:.4f} in processor time")
 
 

@@ -41,7 +41,7 @@ ARGUMENTS = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "share of strangers that may get a name, over all people together (0.01)",
+        "help": "share of strangers that may get a name, over all people together (0.05)",
     },
 }
 
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     _check(arguments, wanted)
     transcript = files.read_transcript(arguments.transcript) if arguments.transcript else None
     verifier = load_verifier(arguments)
-    counts = {"num_speakers": arguments.speakers, "max_speakers": arguments.max_speakers}
-    how = {name: count for name, count in counts.items() if count is not None} | limits_of(arguments)
+    given = {"num_speakers": arguments.speakers, "max_speakers": arguments.max_speakers, **limits_of(arguments)}
+    how = {name: value for name, value in given.items() if value is not None}
     is_new = arguments.store is not None and not arguments.store.exists() and bool(wanted)
     store = None
     if arguments.store is not None and not is_new:

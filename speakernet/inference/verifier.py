@@ -8,7 +8,6 @@ person's other ones are warned about, or refused.
 
 import functools
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -375,15 +374,15 @@ class SpeakerVerifier:
             audio: a file or an array, as `embed` takes it; memory hardly grows with a file's length.
             store: of people; None names nobody.
             sample_rate: Hz, of an array.
-            how: `num_speakers`; `max_speakers`, 10 by default; `false_accept_rate` or `threshold`, as `identify`.
+            how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`, 0.05 by default.
 
         Raises:
             ValueError: as `embed`; more speakers than windows of speech; no threshold for names.
         """
         # Only here: it loads clustering and silero-vad.
-        conversation = importlib.import_module("speakernet.inference.who.conversation")
-        found: Conversation = conversation.who_speaks(self, self.open(audio, sample_rate), store, **how)
-        return found
+        from speakernet.inference.who.conversation import who_speaks
+
+        return who_speaks(self, self.open(audio, sample_rate), store, **how)
 
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
         """A recording for this network; of a file only the header is read."""

@@ -68,7 +68,7 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
     assert [one.posterior is None for one in named.speakers] == [False, False, True]
     assert all(one.posterior > 0.5 for one in named.speakers[:2])
     samples, rate = soundfile.read(meeting / "meeting.wav", dtype="float32")
-    assert order_of(verifier.who(samples, sample_rate=rate)) == order_of(found)
+    assert order_of(verifier.who(samples, sample_rate=rate, num_speakers=3)) == order_of(found)
 
 
 def test_the_command_writes_and_enrols(meeting, calibrated, tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
 
 
 def test_stretches_of_speech():
-    found = speech.stretches(np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.2, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4)
+    found = speech.stretches(np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.15, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4)
     # Two stretches 0.4 s apart, less twice the padding, are one; what never reaches the beginning's threshold is none.
     assert found == pytest.approx(np.array([[0.9, 5.5]]))
 
@@ -123,10 +123,10 @@ def test_clusters_are_found():
     first = {label: rank for rank, label in enumerate(dict.fromkeys(truth.tolist()))}
     expected = np.array([first[one] for one in truth])
     for how in ({}, {"num_speakers": 4}):
-        assert (cluster(units, np.ones(400), **how) == expected).all()
-    assert cluster(units, np.ones(400), max_speakers=2).max() == 1
-    assert cluster(units[:10], np.ones(10), num_speakers=3).max() == 2
-    assert cluster(units[truth == 0], np.ones((truth == 0).sum())).max() == 0
+        assert (cluster(units, **how) == expected).all()
+    assert cluster(units, max_speakers=2).max() == 1
+    assert cluster(units[:10], num_speakers=3).max() == 2
+    assert cluster(units[truth == 0]).max() == 0
 
 
 def test_many_windows_are_clustered_in_blocks(monkeypatch):
@@ -136,7 +136,7 @@ def test_many_windows_are_clustered_in_blocks(monkeypatch):
     truth = np.repeat([0, 1, 0], 100)
     rows = np.eye(24)[truth] + 0.1 * random.standard_normal((300, 24))
     units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    assert (cluster(units, np.ones(300)) == truth).all()
+    assert (cluster(units) == truth).all()
 
 
 def test_sections_change_between_the_middles_of_windows():

@@ -1,4 +1,4 @@
-"""Windows of speech into speakers: spectral clustering by the eigengap, small and equal clusters joined.
+"""Windows of speech into speakers: more clusters than people by spectral clustering, then joined two by two.
 
 Arrays in, labels out. The number of speakers is found unless it is given.
 """
@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 import scipy.cluster.hierarchy
-import scipy.cluster.vq
 import scipy.linalg
 from scipy.spatial.distance import squareform
 
@@ -22,42 +21,39 @@ FEWEST_FOR_SPECTRAL = 30
 """Below, neighbours say little: average linkage down to `SAME_WINDOWS`."""
 SAME_WINDOWS = 0.3
 """Mean cosine between short windows of one voice in noise."""
-SAME_VOICE = 0.6
-"""Clusters whose centres have this cosine are one voice."""
-LEAST_SECONDS = 4.0
-"""A cluster of less speech goes to the nearest voices: mostly it is noise or two at once."""
-LEAST_SHARE = 0.05
-"""The same, of a short recording's speech."""
+SAME_VOICE = 0.52
+"""Clusters whose windows are so alike, 1.0 being as alike as those of one cluster, are one voice."""
+MOST_SHARED = 0.25
+"""Cosine that all windows of a room have in common at most, which says nothing about voices."""
+LEAST_WITHIN = 0.15
+"""Cosine beyond the shared one within a cluster of hardly more than a window."""
+SHARED_WEIGHT = 0.3
+"""Of the mean embedding, which is taken from all before neighbours are sought."""
+MORE_CLUSTERS, FEWEST_CLUSTERS = 1, 7
+"""Found beyond the eigengap, and in all: to join what was split is easier than to split what was joined."""
 MOST_POINTS, BLOCK = 1500, 1000
 """More windows are first joined with their like, block by block: time and memory grow with the square."""
-MOST_ROUNDS = 30
 
 
 def cluster(
-    embeddings: np.ndarray,
-    seconds: np.ndarray,
-    *,
-    num_speakers: int | None = None,
-    max_speakers: int = MOST_SPEAKERS,
+    embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MOST_SPEAKERS
 ) -> np.ndarray:
     """A label for each window, (windows,), 0 for who speaks first.
 
     Args:
         embeddings: (windows, dim) of length 1, in order of time.
-        seconds: (windows,) of speech in each.
         num_speakers: if it is known.
         max_speakers: at most, if it is not.
     """
-    if len(embeddings) <= (num_speakers or 1):
+    least = num_speakers or 1
+    if len(embeddings) <= least:
         return np.arange(len(embeddings))
     points, of_window = _condensed(embeddings)
     if len(points) < FEWEST_FOR_SPECTRAL:
         first = _linked(points, num_speakers)
     else:
-        # Those that are too many are joined afterwards.
-        first = _spectral(points, num_speakers, min(max(max_speakers, MOST_SPEAKERS), len(points) - 1))
-    labels = first[of_window]
-    labels = _settled(embeddings, labels, seconds, num_speakers, max_speakers)
+        first = _spectral(points, max(least, FEWEST_CLUSTERS), max(least, max_speakers, MOST_SPEAKERS) + MORE_CLUSTERS)
+    labels = _joined(embeddings, first[of_window], num_speakers, max_speakers)
     _, begin, labels = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(begin))[labels]
 
@@ -90,52 +86,53 @@ def _linked(points: np.ndarray, num_clusters: int | None) -> np.ndarray:
     return scipy.cluster.hierarchy.fcluster(tree, how[1], how[0]) - 1
 
 
-def _spectral(points: np.ndarray, num_clusters: int | None, most: int) -> np.ndarray:
-    """Spectral clustering with the number of neighbours and of clusters by the normalised eigengap.
+def _spectral(points: np.ndarray, fewest: int, most: int) -> np.ndarray:
+    """Spectral clustering into a few more clusters than the eigengap says, with the neighbours of the clearest gap.
 
     Source: Park et al., Auto-tuning spectral clustering for speaker diarization using normalized maximum eigengap, 2020
     """
-    similarity, best = points @ points.T, np.inf
+    apart = mean_embeddings(points, SHARED_WEIGHT * points.mean(axis=0))
+    similarity, best, most = apart @ apart.T, np.inf, min(most, len(points) - 1)
     for count in sorted({max(FEWEST_NEIGHBOURS, round(share * len(points))) for share in NEIGHBOUR_SHARES}):
         nearest = similarity >= np.partition(similarity, -count, axis=1)[:, -count, None]
         graph = (nearest + nearest.T) / 2.0
         np.fill_diagonal(graph, 0.0)
         laplacian = np.diag(graph.sum(axis=1)) - graph
-        values, vectors = scipy.linalg.eigh(laplacian, subset_by_index=[0, max(most, num_clusters or 1)])
+        values, found = scipy.linalg.eigh(laplacian, subset_by_index=[0, most])
         gaps = np.diff(values)
-        number = num_clusters or int(gaps[:most].argmax()) + 1
+        number = int(gaps.argmax()) + 1
         ratio = count / max(gaps[number - 1] / max(values[-1], 1e-10), 1e-10)
         if ratio < best:
-            best, chosen = ratio, vectors[:, :number]
-    if chosen.shape[1] == 1:
-        return np.zeros(len(points), dtype=np.int64)
-    return scipy.cluster.vq.kmeans2(chosen, chosen.shape[1], minit="++", seed=0)[1]
+            best, vectors, clearest = ratio, found, number
+    chosen = vectors[:, : min(max(clearest + MORE_CLUSTERS, fewest), most)]
+    tree = scipy.cluster.hierarchy.linkage(chosen, "ward")
+    return scipy.cluster.hierarchy.fcluster(tree, chosen.shape[1], "maxclust") - 1
 
 
-def _settled(
-    embeddings: np.ndarray, labels: np.ndarray, seconds: np.ndarray, num_speakers: int | None, most: int
-) -> np.ndarray:
-    """Small clusters dissolved, those of one voice joined, and every window with the nearest centre."""
-    least = min(LEAST_SECONDS, LEAST_SHARE * seconds.sum())
-    for _ in range(MOST_ROUNDS + int(labels.max())):
+def _joined(embeddings: np.ndarray, labels: np.ndarray, num_speakers: int | None, most: int) -> np.ndarray:
+    """The two most alike joined, and windows moved to the nearest centre, until the number is reached or all differ."""
+    while True:
         labels = np.unique(labels, return_inverse=True)[1]
-        middle, size = centres(embeddings, labels, seconds), np.bincount(labels, seconds)
-        alike = middle @ middle.T - 2.0 * np.eye(len(middle))
-        is_free = num_speakers is None and len(middle) > 1
-        if is_free and size.min() < least:
-            smallest = int(size.argmin())
-            nearest = np.delete(np.arange(len(middle)), smallest)
-            lost = labels == smallest
-            labels[lost] = nearest[(embeddings[lost] @ middle[nearest].T).argmax(axis=1)]
-        elif is_free and (alike.max() > SAME_VOICE or len(middle) > most):
-            one, other = np.unravel_index(alike.argmax(), alike.shape)
-            labels[labels == other] = one
-        else:
-            again = (embeddings @ middle.T).argmax(axis=1)
-            if (again == labels).all() or len(np.unique(again)) < len(middle):
-                break
-            labels = again
-    return labels
+        nearest = (embeddings @ centres(embeddings, labels, np.ones(len(labels))).T).argmax(axis=1)
+        if len(np.unique(nearest)) > labels.max():
+            labels = nearest
+        alike = _alike(embeddings, labels)
+        is_apart = num_speakers is None and alike.max() < SAME_VOICE and labels.max() < most
+        if is_apart or labels.max() < (num_speakers or 1):
+            return labels
+        one, other = np.unravel_index(alike.argmax(), alike.shape)
+        labels[labels == other] = one
+
+
+def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(clusters, clusters): mean cosine between their windows, beyond what all share, over that within both."""
+    is_in = np.eye(labels.max() + 1)[labels]
+    sums, sizes = is_in.T @ embeddings, np.diag(is_in.sum(axis=0))
+    # Of different windows: each one has a cosine of 1 with itself.
+    cosines = (sums @ sums.T - sizes) / np.maximum(np.outer(np.diag(sizes), np.diag(sizes)) - sizes, 1)
+    beyond = cosines - min(cosines.min(), MOST_SHARED)
+    within = np.sqrt(np.maximum(np.diag(beyond), LEAST_WITHIN))
+    return np.where(np.eye(len(within), dtype=bool), -1.0, beyond / np.outer(within, within))
 
 
 def runs(labels: np.ndarray) -> list[tuple[int, int]]:

@@ -15,7 +15,14 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import chunks_of, open_piped, open_recording
 from speakernet.inference.who.clustering import MOST_SPEAKERS, centres, cluster
-from speakernet.inference.who.conversation import Turn, embed_stretches, sections, speaker_of, windows_of
+from speakernet.inference.who.conversation import (
+    STRANGERS_NAMED,
+    Turn,
+    embed_stretches,
+    sections,
+    speaker_of,
+    windows_of,
+)
 from speakernet.inference.who.speech import find_speech
 
 STEP_SECONDS = 0.5
@@ -47,7 +54,8 @@ class LiveSpeakers:
         max_speakers: int = MOST_SPEAKERS,
         **limits: Any,
     ) -> None:
-        self.verifier, self.sample_rate, self.store, self.limits = verifier, sample_rate, store, limits
+        self.verifier, self.sample_rate, self.store = verifier, sample_rate, store
+        self.limits = limits or {"false_accept_rate": STRANGERS_NAMED}
         self.max_speakers = max_speakers
         self.begin_seconds = 0.0
         """Of what is kept: all before belongs to turns that ended."""
@@ -94,7 +102,7 @@ class LiveSpeakers:
         windows = windows_of(speech)
         embeddings = embed_stretches(self.verifier, recording, windows)
         units, lengths = mean_embeddings(embeddings, self.verifier.mean), np.diff(windows)[:, 0]
-        labels = cluster(units, lengths, max_speakers=self.max_speakers)
+        labels = cluster(units, max_speakers=self.max_speakers)
         rows = [self._row(one) for one in centres(units, labels, lengths)]
         for label, row in enumerate(rows):
             weighted = embeddings[labels == label] * lengths[labels == label, None]

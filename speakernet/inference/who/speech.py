@@ -26,7 +26,7 @@ torch.set_num_threads(_threads)
 SILERO, ENERGY = "silero-vad", "energy"
 SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
-BEGIN, END = 0.3, 0.15
+BEGIN, END = 0.2, 0.1
 """Speech begins where its probability reaches the one, and ends where it falls below the other."""
 PADDING_SECONDS = 0.1
 """Soft beginnings and ends of words that the detector misses."""
@@ -58,7 +58,7 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
 def stretches(scores: np.ndarray, frame_seconds: float, seconds: float) -> np.ndarray:
     """Stretches of speech, (stretches, 2) seconds, of the probability in each frame.
 
-    >>> stretches(np.array([0, 0, 0.4, 0.2, 0.2, 0.1, 0, 0.9]), 1.0, 8.0).tolist()
+    >>> stretches(np.array([0, 0, 0.4, 0.2, 0.2, 0.05, 0, 0.9]), 1.0, 8.0).tolist()
     [[1.9, 5.1], [6.9, 8.0]]
     """
     # Above `BEGIN`, and around it what stays above `END`.
