@@ -104,11 +104,11 @@ class DegradedSource(AudioSource):
         whole = self._source.lookup_table(names, num_threads)
         if self._transform is not None:
             return whole
-        table = LookupTable.empty(len(names), self.sample_rate)
-        table.native_samples[:] = np.minimum(whole.num_samples, self._wanted)
-        table.sample_rates[:] = self.sample_rate
-        table.problems.update(whole.problems)
-        return table
+        cut = {
+            "native_samples": np.minimum(whole.num_samples, self._wanted),
+            "sample_rates": np.full(len(names), self.sample_rate),
+        }
+        return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
         """Refused: crops read from within a file cannot be degraded as the whole is."""
@@ -208,11 +208,7 @@ def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray,
 
 def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
     """Some of the dry and some of the reverberated sound, both at the loudness of the dry one."""
-    reverberated = wet(waveform, row)
-    # Equal loudness, so that the room is what changes and not the level.
-    loudness = np.sqrt(np.mean(np.square(reverberated))) or 1.0
-    reverberated = reverberated * (np.sqrt(np.mean(np.square(waveform))) / loudness)
-    return ((1 - share) * waveform + share * reverberated).astype(np.float32)
+    return ((1 - share) * waveform + share * _as_loud_as(waveform, wet(waveform, row))).astype(np.float32)
 
 
 def _far(rooms: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
@@ -221,9 +217,14 @@ def _far(rooms: RirBank, seed: int, distance: float, waveform: np.ndarray, row: 
     direct, late = np.split(response, [round(DIRECT_SECONDS * rooms.source.sample_rate)])
     # Of equal energy at the critical distance; amplitudes of direct sound fall with the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
-    wet = oaconvolve(waveform, np.concatenate([gain * direct, late]))[: len(waveform)]
+    wet = oaconvolve(waveform, np.concatenate([gain * direct, late]).astype(np.float32))[: len(waveform)]
+    return _as_loud_as(waveform, wet).astype(np.float32)
+
+
+def _as_loud_as(waveform: np.ndarray, wet: np.ndarray) -> np.ndarray:
+    """Equal loudness, so that the room is what changes and not the level."""
     loudness = np.sqrt(np.mean(np.square(wet))) or 1.0
-    return (wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)).astype(np.float32)
+    return wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)
 
 
 def _narrowed(sample_rate: int, has_codec: bool, waveform: np.ndarray, _row: int) -> np.ndarray:

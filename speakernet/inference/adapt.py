@@ -246,10 +246,8 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
         errors.append(eer(kept[-1][0], kept[-1][1]))
     found, truth, enrol, test = kept[0]
     names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
-    return float(np.mean(errors)), (
-        TrialList(names, enrol, test, truth.astype(np.int8), "cross-validation", ""),
-        found,
-    )
+    trials = TrialList(names, enrol, test, truth.astype(np.int8), "cross-validation", "")
+    return float(np.mean(errors)), (trials, found)
 
 
 def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -289,11 +287,11 @@ def _fitters(
             f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
         }
         if others is not None:
-            given: dict[str, Any] = {"others": others[0], "shrinkage": share}
-            found[f"coral {share}"] = functools.partial(adaptation.coral, **given)
-            theirs = functools.partial(adaptation.adapted_plda, **given, other_labels=others[1])
+            found[f"coral {share}"] = functools.partial(adaptation.coral, others=others[0], shrinkage=share)
+            theirs: dict[str, Any] = {"others": others[0], "other_labels": others[1], "shrinkage": share}
             found |= {
-                f"plda {share} interpolated {one}": functools.partial(theirs, share=one) for one in INTERPOLATIONS
+                f"plda {share} interpolated {one}": functools.partial(adaptation.adapted_plda, **theirs, share=one)
+                for one in INTERPOLATIONS
             }
     return {name: one for name, one in found.items() if method in ("auto", name.split()[0])}
 
