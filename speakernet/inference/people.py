@@ -607,8 +607,8 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
     """A connection to a store, or with `is_empty` to a file that may become one."""
     with reading(path, EXPECTED, StoreError), open_regular(path) as file:
         start = file.read(len(SQLITE_MARK))
-    if start != SQLITE_MARK and (start or not is_empty):
-        raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
+    if start not in (b"", SQLITE_MARK):
+        raise StoreError(f"{path}: a file of another kind; expected {EXPECTED}")
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         with contextlib.closing(sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)) as connection:
@@ -616,6 +616,9 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
             for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 connection.execute(f"PRAGMA {setting}")
             program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
+            # What a killed process began is taken back only now.
+            if not is_empty and not _value(connection, "PRAGMA page_count"):
+                raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
             if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
                 raise StoreError(
                     f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
