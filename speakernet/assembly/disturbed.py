@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 PLDA_STREAM = 6204
 SHRINKAGE = 0.5
-"""Chosen on held-out training speakers; 0.3 gives the same (docs/decisions.md)."""
+"""Chosen on held-out training speakers; 0.3 gives the same (docs/experiments.md)."""
 
 
 def build_sweep(config: Config) -> Callable[..., Any]:

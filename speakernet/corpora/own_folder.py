@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--noise_path data/musan_split and --rir_path data/RIRS_NOISES/simulated_rirs here",
             own_command("prepare musan"), own_command("prepare rirs"),
         )  # fmt: skip
-    logger.info("the first command trains from scratch, the second starts from a model (docs/models.md: MODEL.pt)")
+    logger.info("the first command trains from scratch, the second starts from a model (docs/published.md: MODEL.pt)")
     say_next(*configs)
     say_next(Path(FINE_TUNING), fine_tuning, options="--initial_model MODEL.pt")
     return code

@@ -49,7 +49,7 @@ NUM_FOLDS, NUM_DRAWS = 5, 3
 MOST_EACH = 12
 """Recordings of a speaker that are compared in the cross-validation: nobody may outweigh all others."""
 ENERGY_FLOOR_DB = 20.0
-"""See `frontend.energy_floor_db`: chosen on telephone calls (docs/decisions.md)."""
+"""See `frontend.energy_floor_db`: chosen on telephone calls (docs/experiments.md)."""
 SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
 """Shares that are tried: of the identity in a covariance, and of the other domain's covariances."""
 TOTAL_SHARE = 0.4
