@@ -2,6 +2,7 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import soundfile
 import speakernet
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from speakernet.inference.recordings import open_recording
 from speakernet.inference.who import conversation, files, live, speech
 from speakernet.inference.who.clustering import cluster
 from speakernet.inference.who.conversation import Turn, sections
@@ -113,6 +115,14 @@ def test_stretches_of_speech():
     found = speech.stretches(np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.15, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4)
     # Two stretches 0.4 s apart, less twice the padding, are one; what never reaches the beginning's threshold is none.
     assert found == pytest.approx(np.array([[0.9, 5.5]]))
+
+
+def test_a_recording_that_is_never_surely_speech_has_none(monkeypatch):
+    for probability, expected in ((0.7, 0), (0.9, 1)):
+        detector = SimpleNamespace(audio_forward=lambda _, value=probability: np.full(62, value))
+        monkeypatch.setattr(speech, "silero", lambda detector=detector: detector)
+        found, name = speech.find_speech(open_recording(np.zeros(32000, np.float32), 16000, 16000))
+        assert len(found) == expected and name == "silero-vad"
 
 
 def test_clusters_are_found():

@@ -96,14 +96,12 @@ def _spectral(points: np.ndarray, fewest: int, most: int) -> np.ndarray:
     for count in sorted({max(FEWEST_NEIGHBOURS, round(share * len(points))) for share in NEIGHBOUR_SHARES}):
         nearest = similarity >= np.partition(similarity, -count, axis=1)[:, -count, None]
         graph = (nearest + nearest.T) / 2.0
-        np.fill_diagonal(graph, 0.0)
         laplacian = np.diag(graph.sum(axis=1)) - graph
         values, found = scipy.linalg.eigh(laplacian, subset_by_index=[0, most])
         gaps = np.diff(values)
-        number = int(gaps.argmax()) + 1
-        ratio = count / max(gaps[number - 1] / max(values[-1], 1e-10), 1e-10)
+        ratio = count / max(gaps.max() / max(values[-1], 1e-10), 1e-10)
         if ratio < best:
-            best, vectors, clearest = ratio, found, number
+            best, vectors, clearest = ratio, found, int(gaps.argmax()) + 1
     chosen = vectors[:, : min(max(clearest + MORE_CLUSTERS, fewest), most)]
     tree = scipy.cluster.hierarchy.linkage(chosen, "ward")
     return scipy.cluster.hierarchy.fcluster(tree, chosen.shape[1], "maxclust") - 1

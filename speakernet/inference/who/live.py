@@ -31,7 +31,6 @@ PAUSE_SECONDS = 0.5
 LONGEST_SECONDS = 20.0
 SAME_SPEAKER = 0.45
 """A run of windows with this cosine to a speaker so far is theirs."""
-MOST_WEIGHT_SECONDS = 60.0
 
 
 class LiveSpeakers:

@@ -28,6 +28,8 @@ SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
 BEGIN, END = 0.2, 0.1
 """Speech begins where its probability reaches the one, and ends where it falls below the other."""
+LEAST_SURE = 0.8
+"""A recording that never reaches it has no speech: music and noises come to 0.7, speech in a large hall to 0.9."""
 PADDING_SECONDS = 0.1
 """Soft beginnings and ends of words that the detector misses."""
 LEAST_GAP_SECONDS = 0.3
@@ -50,7 +52,7 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
         found.append(detector.audio_forward(at_16k) if detector else frame_powers(at_16k))
     scores = np.concatenate(found)
     if detector:
-        return stretches(scores, SILERO_SECONDS, recording.seconds), SILERO
+        return stretches(scores * (scores.max() >= LEAST_SURE), SILERO_SECONDS, recording.seconds), SILERO
     is_speech = are_speech(10 * np.log10(scores + 1e-12))
     return stretches(is_speech.astype(np.float32), FRAME_SECONDS, recording.seconds), ENERGY
 
