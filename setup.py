@@ -39,6 +39,7 @@ HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
 # silero-vad computes by onnxruntime, its weights lie in the wheel; pyannote.metrics is for `speakernet der` only.
 WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
+DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
@@ -53,7 +54,7 @@ EXTRAS = {
     "notebook": ["jupyterlab>=4"],
     "shell": SHELL,
     "trackers": TRACKERS,
-    "docs": ["mkdocs-material>=9.5,<10"],
+    "docs": DOCS,
     "test": [
         # Of the extras, so that their tests run.
         *EXPORT,
@@ -68,6 +69,7 @@ EXTRAS = {
         "types-jsonschema",
         *SSL,
         *WHO,
+        *DOCS,
         "httpx>=0.27",
         "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",

@@ -24,12 +24,13 @@ logger = logging.getLogger(__name__)
 class PerformanceTracker:
     """Speed and mean loss of a loop, logged every so many steps.
 
-    >>> tracker = PerformanceTracker(log_interval=2)
-    >>> for loss in (3.0, 1.0):
-    ...     _ = tracker.update(batch_size=8, loss=loss)
-    >>> summary = tracker.log_summary()
-    >>> summary["steps"], summary["samples"], summary["mean_loss"]
-    (2, 16, 2.0)
+    Examples:
+        >>> tracker = PerformanceTracker(log_interval=2)
+        >>> for loss in (3.0, 1.0):
+        ...     _ = tracker.update(batch_size=8, loss=loss)
+        >>> summary = tracker.log_summary()
+        >>> summary["steps"], summary["samples"], summary["mean_loss"]
+        (2, 16, 2.0)
     """
 
     def __init__(self, log_interval: int) -> None:
@@ -60,9 +61,10 @@ class BatchSizeOptimizer(BatchSizeFinder):
         sample: one item as a batch, a tensor or a dictionary of tensors (keywords of the model).
         step: takes a batch and trains on it; None: the output, or its `loss`, summed, and its gradients.
 
-    >>> model = nn.Linear(4, 2)
-    >>> BatchSizeOptimizer(model, {"input": torch.randn(1, 4)}).find(1, 4) in (1, 2, 4)
-    True
+    Examples:
+        >>> model = nn.Linear(4, 2)
+        >>> BatchSizeOptimizer(model, {"input": torch.randn(1, 4)}).find(1, 4) in (1, 2, 4)
+        True
     """
 
     def __init__(
@@ -110,8 +112,9 @@ def log_performance_info() -> dict[str, Any]:
 def timed(what: str) -> Iterator[None]:
     """Log how long a block takes, or, as `@timed("…")`, each call of a function.
 
-    >>> with timed("reading"):
-    ...     pass
+    Examples:
+        >>> with timed("reading"):
+        ...     pass
     """
     start = time.perf_counter()
     try:

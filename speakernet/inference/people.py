@@ -135,15 +135,16 @@ class StoredRecording:
 class PeopleStore(contextlib.AbstractContextManager):
     """A file of people; made if it is missing. Several threads may use it.
 
-    >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> with PeopleStore(Path(folder, "people.db"), fingerprint="a model", embedding_dim=2) as store:
-    ...     store.enroll("Ada", np.array([[1.0, 0.0], [0.8, 0.6]]), [3.0, 1.0])
-    ...     store.enroll("Bo", np.array([[0.0, 2.0]]))
-    ...     [name for name, score in store.identify(np.array([0.9, 0.1]))]
-    2
-    1
-    ['Ada', 'Bo']
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with PeopleStore(Path(folder, "people.db"), fingerprint="a model", embedding_dim=2) as store:
+        ...     store.enroll("Ada", np.array([[1.0, 0.0], [0.8, 0.6]]), [3.0, 1.0])
+        ...     store.enroll("Bo", np.array([[0.0, 2.0]]))
+        ...     [name for name, score in store.identify(np.array([0.9, 0.1]))]
+        2
+        1
+        ['Ada', 'Bo']
 
     Args:
         path: of the file.
@@ -575,8 +576,9 @@ def checked_name(name: str) -> str:
     Raises:
         StoreError: empty, too long, `.` or `..`, with letters that cannot be seen, or what looks like `unknown`.
 
-    >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
-    ('Zo\xeb', "O'Brien; DROP TABLE")
+    Examples:
+        >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
+        ('Zo\xeb', "O'Brien; DROP TABLE")
     """
     found = normal_name(name)
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)

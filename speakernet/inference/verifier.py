@@ -125,17 +125,18 @@ class SpeakerVerifier:
         device: where it runs.
         name: of the file, for messages.
 
-    >>> from speakernet.models.speaker_net import SpeakerNet
-    >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
-    >>> clip = np.sin(np.arange(16000) / 20).astype(np.float32)
-    >>> verifier.embed(clip, sample_rate=16000).shape, verifier.embed([clip, clip], sample_rate=16000).shape
-    ((1, 8), (2, 8))
-    >>> verifier.embed_features(torch.zeros(3, 200, verifier.num_features)).shape
-    torch.Size([3, 8])
-    >>> verifier.embed_track(clip, sample_rate=16000, window_seconds=0.5, hop_seconds=0.25).start_seconds.tolist()
-    [0.0, 0.25, 0.5]
-    >>> verifier.verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
-    True
+    Examples:
+        >>> from speakernet.models.speaker_net import SpeakerNet
+        >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
+        >>> clip = np.sin(np.arange(16000) / 20).astype(np.float32)
+        >>> verifier.embed(clip, sample_rate=16000).shape, verifier.embed([clip, clip], sample_rate=16000).shape
+        ((1, 8), (2, 8))
+        >>> verifier.embed_features(torch.zeros(3, 200, verifier.num_features)).shape
+        torch.Size([3, 8])
+        >>> verifier.embed_track(clip, sample_rate=16000, window_seconds=0.5, hop_seconds=0.25).start_seconds.tolist()
+        [0.0, 0.25, 0.5]
+        >>> verifier.verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
+        True
     """
 
     def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
@@ -349,12 +350,13 @@ class SpeakerVerifier:
         Raises:
             ValueError: a bad rate, embedding or threshold.
 
-        >>> from speakernet.models.speaker_net import SpeakerNet
-        >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
-        >>> stream = verifier.stream(8000)
-        >>> clip = np.sin(np.arange(10000) / 20).astype(np.float32)
-        >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
-        [1.0, 2.0]
+        Examples:
+            >>> from speakernet.models.speaker_net import SpeakerNet
+            >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
+            >>> stream = verifier.stream(8000)
+            >>> clip = np.sin(np.arange(10000) / 20).astype(np.float32)
+            >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
+            [1.0, 2.0]
         """
         return SpeakerStream(
             self, sample_rate, enrolled, {"false_accept_rate": false_accept_rate, "threshold": threshold}
