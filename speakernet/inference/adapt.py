@@ -158,8 +158,8 @@ def adapt(
     contents = adapted_contents(verifier.contents, domain.net, found, facts)
     fit = None
     if scored is not None:
-        backend = verifying_backend(contents).describe(WHOLE)
-        fit = fit_scores(*scored, default_of(EvaluationOptions, "calibration_prior"), backend)
+        prior = default_of(EvaluationOptions, "calibration_prior")
+        fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         contents |= fit.changes(contents)
     if given is not None:
         notes += _compared(verifier, contents, given, audio, domain.names)
@@ -271,8 +271,7 @@ def _fitters(
         # A part of the speakers is left out of each fit.
         shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
     elif method in ("lda", "wccn") or (method == "plda" and others is None):
-        other_way = ", or other labelled recordings with --out-of-domain" if method == "plda" else ""
-        raise ValueError(f"{method} needs to know who speaks; give --labels{other_way}")
+        raise ValueError(f"{method} needs to know who speaks; give --labels (plda: or --out-of-domain)")
     elif method == "auto":
         # With fewer recordings the covariance is a guess.
         method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
@@ -349,10 +348,9 @@ def _usable(
     heard = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
     listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
     if len(heard) < FEWEST_RECORDINGS:
-        why = f" ({len(refused)} cannot be used: {listed})" if refused else ""
         raise ValueError(
-            f"{len(heard)} usable recordings in {', '.join(roots)[:200]}{why}; expected {FEWEST_RECORDINGS} or more, "
-            "of many people"
+            f"{len(heard)} usable recordings of {len(names)} in {', '.join(roots)[:200]}; expected "
+            f"{FEWEST_RECORDINGS} or more, of many people{f' ({listed})' if refused else ''}"
         )
     if refused:
         notes.append(f"left out {len(refused)} recordings: {listed}")
@@ -441,9 +439,10 @@ def adapted_contents(
         tensors |= {name: torch.from_numpy(value.astype(np.float32)) for name, value in vars(found.plda).items()}
     twin.adaptation.load_state_dict(tensors)
     twin.adaptation_spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
-    summary = {**(contents.get("training_summary") or {}), "adaptation": dict(facts)}
     return model_file_contents(
-        twin, loss_normalizes=bool(contents.get("loss_normalizes", True)), training_summary=summary
+        twin,
+        loss_normalizes=bool(contents.get("loss_normalizes", True)),
+        training_summary={**(contents.get("training_summary") or {}), "adaptation": dict(facts)},
     )
 
 
@@ -457,8 +456,7 @@ def _compared(
     """Both models on a trial list: their EERs, and the differences with intervals over speakers."""
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
-    used = {str(Path(name).resolve()) for name in names}
-    shared = sum(str((folder / name).resolve()) in used for name in trials.names)
+    shared = len({Path(name).resolve() for name in names} & {(folder / name).resolve() for name in trials.names})
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
     for net, found in ((verifier.embedding_net, verifier.contents), (folded(adapted.net), adapted.contents)):
