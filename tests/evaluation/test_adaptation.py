@@ -158,6 +158,9 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="its embeddings"):
         imported(ROWS[:, :4], ForeignFiles(path))
+    # A vector is no transform.
+    with pytest.raises(ValueError, match="its embeddings"):
+        imported(rows, ForeignFiles(path, tmp_path / "mean", tmp_path / "mean"))
 
 
 @pytest.mark.parametrize(
