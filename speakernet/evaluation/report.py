@@ -28,7 +28,13 @@ from speakernet.data.lists import identify_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
-from speakernet.evaluation.calibration import EER_NAME, AffineCalibration, named_thresholds, threshold_label
+from speakernet.evaluation.calibration import (
+    EER_NAME,
+    AffineCalibration,
+    named_thresholds,
+    threshold_label,
+    threshold_name,
+)
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions, compare_scores, short_names
 from speakernet.evaluation.files import (
     ARRAYS_NAME,
@@ -95,6 +101,10 @@ MAX_PLAYED_SECONDS = 20
 NUM_TRIALS_SHOWN = 100
 ENOUGH_FOR_A_HISTOGRAM = 30
 MISSING = "–"
+LARGEST_USABLE_EER = 20.0
+"""In percent."""
+USUAL_RATE = 0.01
+"""Of false accepts: `verify` decides by that threshold if the model file has it, else by the one at the EER."""
 SECTIONS = {
     "result": "Result",
     "trials": "Trials",
@@ -110,6 +120,8 @@ SECTIONS = {
     "facts": "How it was made",
 }
 """Anchor -> heading, in the order of the page."""
+FOLDED = {"data", "training", "hardest", "embeddings", "facts"}
+"""Opened by a click: details behind the result."""
 DRAW_SEED = 0
 """Fixed, so that the same runs give the same intervals whenever a page is made."""
 INVISIBLE = {
@@ -196,7 +208,14 @@ def write_report(folder: str | Path, evaluation: Evaluation | None = None, *, au
     if results.eer_percent is not None and results.eer_threshold is not None:
         share = f"{results.eer_percent:.1f} %"
         found = threshold_text(results.eer_threshold, np.empty(0) if run.scores is None else run.scores)
-        lead = [f"at threshold {found}, {share} of impostors pass and {share} of true pairs are refused"]
+        verdict = "usable: it is calibrated, and decides at the threshold below"
+        if results.eer_percent > LARGEST_USABLE_EER:
+            verdict = f"not usable yet: an error rate of {share} is too near to guessing"
+        elif not results.thresholds:
+            verdict = "not ready to decide: the model has no thresholds; speakernet calibrate fits them"
+        elif sections["result"]["warnings"]:
+            verdict = "usable, but its figures are optimistic or uncertain, as the box below says"
+        lead = [verdict, f"at threshold {found}, {share} of impostors pass and {share} of true pairs are refused"]
     return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections)
 
 
@@ -209,13 +228,13 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     pictures = path.with_name(f"{path.stem}_plots")
     sections = {
+        "settings": _settings(runs),
         "result": {"cards": [_figures_side_by_side(runs)]},
         "difference": _differences(runs),
         "errors": _errors(runs, pictures),
         "training": _training(runs, pictures),
         **_groups(runs, pictures),
         "embeddings": _map(runs, pictures),
-        "settings": _settings(runs),
     }
     return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", [], sections)
 
@@ -233,6 +252,7 @@ def _write_page(path: Path, title: str, subtitle: str, lead: Sequence[str], sect
     }
     page = Environment(loader=PackageLoader(__package__ or ""), autoescape=True).get_template("page.html.j2")
     about = {"title": title, "subtitle": subtitle, "lead": lead, "headings": SECTIONS, "palette": plots.PALETTE}
+    about["folded"] = FOLDED
     with atomic_write(path) as file:
         file.write(page.render(sections=shown, **about).translate(INVISIBLE))
     logger.info("report: %s", path)
@@ -263,7 +283,11 @@ def _result(run: RunData) -> Section:
         for name, one in figures.items()
         if name in shown
     ]
-    tiles[0] |= {"name": "Equal error rate", "caveats": caveats}
+    tiles[0]["name"] = "Equal error rate"
+    kept = {one["name"]: one["threshold"] for one in results.thresholds or []}
+    if used := next((name for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), ""):
+        note = f"{threshold_label(used)}, as calibrated"
+        tiles.append({"name": "Threshold that verify uses", "value": f"{kept[used]:.4f}", "note": note})
     rows = [[one.name, one.text, one.interval_text] for one in figures.values()]
     more = [(name, getattr(results, key), form) for name, key, form in MORE_FIGURES]
     rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
@@ -271,7 +295,7 @@ def _result(run: RunData) -> Section:
     cards = [{"heading": "All figures", "table": table}, of_list]
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
-    return {"is_in_halves": True, "tiles": tiles, "cards": cards}
+    return {"is_in_halves": True, "tiles": tiles, "cards": cards, "warnings": caveats}
 
 
 def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
@@ -349,7 +373,12 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         cards.append(_drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
         cards += _calibration(run, own, folder, suffix, after)
         tables.append(_operating_points(own, cheapest[run.name], after))
-    return {"cards": [*cards, *tables]}
+    if len(runs) == 1:
+        return {"is_in_halves": True, "cards": [*cards, *tables]}
+    # A row for each kind of plot, a column for each run.
+    kinds = [card["heading"].partition(":")[0] for card in cards]
+    order = sorted(range(1, len(cards)), key=lambda row: kinds.index(kinds[row]))
+    return {"columns": len(runs), "cards": [cards[0] | {"is_wide": True}, *(cards[row] for row in order), *tables]}
 
 
 def _operating_points(rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str) -> Card:
@@ -514,7 +543,8 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
         first = next(iter(by_run.values()))
         figure = plots.sweep_figure({name: one.rows for name, one in by_run.items()}, first.axis or kind)
         sweeps.append(_drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
-    return {"slices": {"cards": cards, "remarks": undivided}, "robustness": {"cards": sweeps}}
+    both = {"slices": {"cards": cards, "remarks": undivided}, "robustness": {"cards": sweeps}}
+    return {name: {**one, "is_in_halves": True} for name, one in both.items()}
 
 
 def _hardest(run: RunData, audio: AudioSource | None) -> Section:
@@ -570,7 +600,7 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
         )
         after = f": {run.name}" if len(runs) > 1 else ""
         cards.append(_drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note))
-    return {"cards": cards}
+    return {"is_in_halves": True, "cards": cards}
 
 
 def _facts(run: RunData) -> Section:
@@ -620,16 +650,23 @@ def _text(value: Any) -> str:
 
 
 def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    columns = []
+    columns, values = [], []
     for run in runs:
         figures = headline(run.results) if run.results else []
+        values.append({one.name: float(one.number) for one in figures})
         column = {one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "") for one in figures}
         columns.append(column | ({"trials": f"{run.results.num_trials:,}"} if run.results else {}))
         columns[-1] |= {"trial list": _list_sentence(run) or MISSING, "folder": str(run.folder)}
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
+    rows: list[list[Any]] = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
+    for row in rows:
+        numbers = [numbers_of.get(row[0], np.inf) for numbers_of in values]
+        if np.isfinite(min(numbers)):
+            best = numbers.index(min(numbers)) + 1
+            row[best] = {"text": row[best], "is_best": True}
     table = {"header": ["", *(run.name for run in runs)], "rows": rows}
-    return {"heading": "Figures", "note": "In brackets: 95 % intervals over speakers.", "table": table, "is_wide": True}
+    note = "Bold: the lowest. In brackets: 95 % intervals over speakers."
+    return {"heading": "Figures", "note": note, "table": table, "is_wide": True}
 
 
 def _differences(runs: Sequence[RunData]) -> Section:

@@ -91,6 +91,13 @@ def test_page(run):
     ):
         assert expected in text
     assert "--config &lt;exp01.yaml&gt;" in page.text and "<exp01" not in page.text
+    # A verdict on top, doubts in one box, details folded.
+    assert (
+        text.index("Not usable yet")
+        < text.index("The best checkpoint was chosen on this very list")
+        < text.index("<h3>")
+    )
+    assert re.findall(r'id="(\w+)"><details>', text) == ["data", "training", "hardest", "embeddings", "facts"]
     # A constant is not drawn; slices with few targets are grey; checksums are short.
     assert not (run / "plots" / "training_data_wait_share.png").exists()
     assert text.count('<tr class="weak">') == 2

@@ -47,6 +47,7 @@ function crossing(items) {
 }
 frame.onload = () => {
   const page = frame.contentDocument, view = frame.contentWindow;
+  page.querySelectorAll("details").forEach(one => one.open = true);
   const found = {
     resources: view.performance.getEntriesByType("resource").map(e => e.name),
     scroll: page.documentElement.scrollWidth, width: page.documentElement.clientWidth,
