@@ -15,6 +15,11 @@ ARGUMENTS = {
     "--key-file": {"type": Path, "metavar": "FILE", "help": "the store's key (default: SPEAKERNET_STORE_KEY)"},
     "--host": {"default": "127.0.0.1", "help": "address to listen on (default %(default)s)"},
     "--port": {"type": int, "default": 8000, "help": "0 takes any (default %(default)s)"},
+    "--in-browser": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "pages run the model by themselves and send no recording; the folder `dist` of onnxruntime-web",
+    },
     "--token-file": {"type": Path, "metavar": "FILE", "help": "file with the token of every request"},
 }
 
@@ -24,4 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help needs no torch; and only who serves needs these libraries.
     from speakernet.inference.serve.server import start
 
-    return start(arguments, store_key(arguments))
+    if arguments.in_browser is None:
+        return start(arguments, store_key(arguments))
+    # Late: it needs the libraries that export models.
+    from speakernet.assembly.in_browser import page_files
+
+    return start(arguments, store_key(arguments), page_files(arguments.model, arguments.in_browser))

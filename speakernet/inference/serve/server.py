@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextvars import ContextVar
@@ -62,15 +62,19 @@ HEADER_SECONDS = 10.0
 DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
 MOST_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
 """Connections that wait for headers; one more closes the one that has waited longest."""
-OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/health"})
+GRAPH = "model.onnx"
+RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+"""Files of onnxruntime-web."""
+PAGE_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js"})
+OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
 """Answered without a token: they hold nothing about anybody."""
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
 """When the present request is given up, on the clock of `time.monotonic`."""
 SAFE_HEADERS = (
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; media-src blob:; "
-        b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src 'self'; "
+        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -98,7 +102,13 @@ STOP_SECONDS = 8
 BACKLOG = 1024
 """Connections that the system keeps until they are accepted."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "mjs": "text/javascript",
+    "wasm": "application/wasm",
+}
 SAMPLES = {"schema": {"type": "string", "format": "binary"}}
 
 # Uploads stay in memory, never in a temporary file; requests are smaller.
@@ -363,13 +373,22 @@ class LiveStream:
 
 
 class Service:
-    """Everything that a running server holds: the model, the store of people (or None), streams and threads."""
+    """Everything that a running server holds: the model, the store of people (or None), streams and threads.
 
-    def __init__(self, verifier: SpeakerVerifier, store: PeopleStore | None, limits: Limits) -> None:
+    With `files`, by address, pages run the model themselves, and no request takes audio.
+    """
+
+    def __init__(
+        self,
+        verifier: SpeakerVerifier,
+        store: PeopleStore | None,
+        limits: Limits,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
         self.verifier = copy.copy(verifier)
         self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
-        self.store, self.limits, self.budget = store, limits, Budget(limits.memory_bytes)
+        self.store, self.files, self.limits, self.budget = store, files or {}, limits, Budget(limits.memory_bytes)
         self.streams: dict[str, LiveStream] = {}
         self._streams_lock = threading.Lock()
 
@@ -385,10 +404,17 @@ class Service:
             "is_calibrated": verifier.is_calibrated,
             "advice": self._decide(0.0)["advice"],
             "keeps_people": self.store is not None,
+            "min_samples": verifier.net.min_samples,
+            "in_browser": [self._decide(0.0), self._decide(1.0)] if self.files else None,
             "waiting": self.batcher.waiting.qsize(),
             "clips": self.batcher.num_clips,
             "batches": self.batcher.num_batches,
         }
+
+    async def file(self, request: Request) -> Response:
+        """One of the files of a page that runs the model."""
+        name = request.url.path[1:]
+        return Response(self.files[name], media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
 
     def verify(
         self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
@@ -642,6 +668,12 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     for kind in (HTTPException, RequestValidationError, ValueError, Exception):
         app.add_exception_handler(kind, _refuse)
     app.get("/health")(service.health)
+    for path in PAGE_PATHS:
+        app.get(path, include_in_schema=False)(_page)
+    for path in service.files:
+        app.get(f"/{path}", include_in_schema=False)(service.file)
+    if service.files:
+        return app
     app.post("/verify")(service.verify)
     app.post("/embed")(service.embed)
     app.post("/compare")(service.compare)
@@ -653,8 +685,6 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     samples = {"requestBody": {"content": {"application/octet-stream": SAMPLES}}}
     app.post("/streams/{identity}", openapi_extra=samples)(service.feed_stream)
     app.delete("/streams/{identity}")(service.close_stream)
-    for path in OPEN_PATHS - {"/health"}:
-        app.get(path, include_in_schema=False)(_page)
     return app
 
 
@@ -726,10 +756,12 @@ def serve(service: Service, address: Address, token: str) -> int:
     return 0
 
 
-def start(arguments: argparse.Namespace, key: bytes | None) -> int:
+def start(arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None) -> int:
     """Load the model, open the store, and serve."""
+    if files and arguments.store is not None:
+        raise ServeError("--store keeps people on this server; with --in-browser nothing of a voice reaches it")
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)
     store = None if arguments.store is None else verifier.people(arguments.store, key)
-    return serve(Service(verifier, store, Limits()), address, token)
+    return serve(Service(verifier, store, Limits(), files), address, token)

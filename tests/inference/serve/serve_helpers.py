@@ -38,11 +38,11 @@ def refused(answer, status: int, code: str) -> str:
 
 
 @contextmanager
-def serving(model, store_path=None, limits=None, token="", host="127.0.0.1"):
+def serving(model, store_path=None, limits=None, token="", host="127.0.0.1", files=None):
     """The address of a running server, and its service."""
     verifier = speakernet.load(model, device="cpu")
     store = verifier.people(store_path) if store_path else None
-    service = Service(verifier, store, limits or Limits())
+    service = Service(verifier, store, limits or Limits(), files)
     listener = Address(host, 0).listen()
     server = make_server(service, Address(host, 0), token)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

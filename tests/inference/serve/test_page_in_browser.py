@@ -11,9 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
 
-from speakernet.data.audio import write_audio
+import speakernet
+from speakernet.assembly.in_browser import page_files
+from speakernet.data.audio import read_audio_bytes, write_audio
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import serving, wav
@@ -204,3 +208,50 @@ def test_two_clips_are_compared_somebody_is_enrolled_and_recognised(browser, mod
         asked = [one["params"] for one in browser.events if one.get("method") == "Network.requestWillBeSent"]
         assert all(one["request"]["url"].startswith((f"{address}/", "blob:", "data:")) for one in asked)
         assert service.store.people() == []
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    """onnxruntime-web, from ONNXRUNTIME_WEB."""
+    folder = Path(os.environ.get("ONNXRUNTIME_WEB", ""))
+    if not (folder / "ort.wasm.min.mjs").is_file():
+        pytest.skip("ONNXRUNTIME_WEB is not the folder `dist` of onnxruntime-web (npm pack onnxruntime-web)")
+    return folder
+
+
+def test_the_model_runs_in_the_browser(browser, models, voices, runtime, shared_data):
+    real = [path.read_bytes() for path in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]]
+    files, verifier = page_files(models[0], runtime), speakernet.load(models[0], device="cpu")
+    with serving(models[0], files=files, token="t" * 16) as (address, _):
+        browser.open(f"{address}/#token={'t' * 16}", 1280)
+        assert browser.run("document.querySelector('#advice').textContent") == ""
+        own = "const own = await (await import('/in_browser.js')).open(await ask('/health'), headers)"
+        cosines = []
+        for content in real:
+            found = browser.run(
+                f"""(async () => {{
+                  const headers = {{Authorization: "Bearer {"t" * 16}"}};
+                  const ask = async path => (await fetch(path)).json();
+                  {own};
+                  const bytes = Uint8Array.from(atob({base64.b64encode(content).decode()!r}), one => one.charCodeAt(0));
+                  return (await own.embed({{blob: new Blob([bytes]), name: "a clip"}})).embedding;
+                }})()"""
+            )
+            wanted = verifier.embed(read_audio_bytes(content, "a clip"), sample_rate=16000)[0]
+            cosines.append(wanted @ found / np.linalg.norm(wanted) / np.linalg.norm(found))
+        assert len(cosines) == 4 and min(cosines) > 0.999
+        for other, words in ((voices[0][0], "The same person"), (voices[3][0], "Different people")):
+            drop(browser, "first", wav(voices[0][0]))
+            drop(browser, "second", wav(other))
+            browser.run("document.querySelector('#compare').click()")
+            browser.wait(f"/^{words}, .* sure/.test(document.querySelector('#compare-answer .verdict')?.textContent)")
+            clips = [read_audio_bytes(wav(clip), "a clip") for clip in (voices[0][0], other)]
+            score = verifier.verify(*clips, sample_rate=16000).score
+            assert f"score {score:.3f}" in browser.run("document.querySelector('#compare-answer').textContent")
+        drop(browser, "first", wav(np.zeros(16000, np.float32)))
+        browser.run("document.querySelector('#compare').click()")
+        browser.wait("/a file.wav: silent/.test(document.querySelector('#compare-answer').textContent)")
+        asked = [one["params"]["request"] for one in browser.events if one.get("method") == "Network.requestWillBeSent"]
+        assert {one["method"] for one in asked} == {"GET"} and browser.complaints() == []
+        answer = httpx.post(f"{address}/verify", headers={"Authorization": f"Bearer {'t' * 16}"})
+        assert answer.status_code == 404 and httpx.get(f"{address}/model.onnx").status_code == 401

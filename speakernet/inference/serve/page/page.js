@@ -4,10 +4,12 @@ const MOST_SECONDS = 60;
 const AUDIO = /\.(wav|flac|ogg|oga|opus|mp3|m4a|aac|webm|wma|amr|caf|aiff?)$/i;
 // Servers on other machines need a token; it follows # in the address, which browsers never send.
 const token = decodeURIComponent(location.hash.replace(/^#token=/, ""));
+const authorization = token ? { Authorization: `Bearer ${token}` } : {};
 const find = id => document.getElementById(id);
+let inBrowser = null; // the model, if it runs here
 
 async function ask(method, path, body, headers = {}) {
-  if (token) headers = { ...headers, Authorization: `Bearer ${token}` };
+  headers = { ...headers, ...authorization };
   let response;
   try {
     response = await fetch(path, { method, body, headers });
@@ -320,16 +322,18 @@ const unknown = new Clip("unknown", clearing(identifyBox, () => identifyAction?.
 const sample = new Clip("sample", () => enrolAction?.update());
 
 var compareAction = action(find("compare"), compareBox, [first, second], async () => {
-  const found = await ask("POST", "verify", form([["first", first], ["second", second]]));
+  const found = inBrowser
+    ? await inBrowser.verify(first, second)
+    : await ask("POST", "verify", form([["first", first], ["second", second]]));
   showDecision(compareBox, found);
-  [first, second].forEach((clip, index) => clip.warn(found.clips[index]));
+  [first, second].forEach((clip, index) => clip.warn(found.clips?.[index]));
 });
 find("compare").onclick = compareAction.run;
 
 const beginRecording = second.start.bind(second), endRecording = second.stop.bind(second);
 second.start = async () => {
   compareBox.hidden = true;
-  if (first.blob) second.live = live = new Live(first, compareBox);
+  if (first.blob && !inBrowser) second.live = live = new Live(first, compareBox);
   await beginRecording();
 };
 second.stop = async () => {
@@ -404,6 +408,11 @@ async function begin() {
     find("advice").hidden = !health.advice;
     find("identify-card").hidden = find("people-card").hidden = !health.keeps_people;
     if (health.keeps_people) await listPeople();
+    if (health.in_browser) {
+      find("how").textContent = "Record or drop two clips of a few seconds.";
+      find("kept").textContent = "The model runs in this browser: no clip and nothing about a voice leaves it.";
+      inBrowser = await (await import("./in_browser.js")).open(health, authorization);
+    }
   } catch (error) {
     find("advice").textContent = error.message;
     find("advice").hidden = false;
