@@ -22,7 +22,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = {"trainSpeakerNet.py": ["train"]}
 SCRIPTS |= {f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT / "data_prep").glob("*.py")}
 OTHER_PROGRAMS = {"pip", "pytest", "make", "curl", "arecord", "git", "export", "source", "tensorboard", "cd", "head"}
-OTHER_PROGRAMS |= {"docker", "mkdir", "npm", "cp", "base64"}
+OTHER_PROGRAMS |= {"docker", "mkdir", "npm", "tar", "cp", "base64"}
 
 
 def blocks(page, *languages):
