@@ -90,7 +90,6 @@ def optimize_torch_settings(**options: Any) -> dict[str, Any]:
 
 def log_performance_info() -> dict[str, Any]:
     """Log which optimisations this machine has and which are on; returned by name too."""
-    cuda = torch.backends.cuda
     found = {
         "machine": describe_limits(),
         "processor": system_info()["cpu"],
@@ -100,7 +99,7 @@ def log_performance_info() -> dict[str, Any]:
         "compiler for torch.compile": shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "tf32": torch.backends.cudnn.allow_tf32 and torch.cuda.is_available(),
-        "flash attention": cuda.flash_sdp_enabled() and torch.cuda.is_available(),
+        "flash attention": torch.backends.cuda.flash_sdp_enabled() and torch.cuda.is_available(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     for name, value in found.items():

@@ -5,6 +5,7 @@ tqdm keeps the line at the bottom of the terminal, its text is made here. Log li
 """
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -24,6 +25,7 @@ MAX_NAMED = 10
 LINE_SECONDS = 30.0
 """Between log lines of a bar without a terminal; no minute is silent."""
 DRAWN_SECONDS = 0.2
+NOTEBOOK_BAR = "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"
 USUAL_COLUMNS = 80
 SHORTEST_BAR = 5
 ROWS = 24  # Bars below the terminal's last row are hidden; there are never so many.
@@ -105,11 +107,11 @@ class Bar(contextlib.ExitStack):
         self._line: Any = None
         if is_shown and sys.stderr is not None and sys.stderr.isatty():
             self._line = self.enter_context(_Line(self._drawn))
-        elif is_shown and "ipykernel" in sys.modules:
-            # Late: it looks for a notebook and its widgets.
+        elif is_shown and "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
+            # Late: it looks for a notebook. Without widgets it would add a line of text at each update.
             from tqdm.auto import tqdm as notebook_bar
 
-            self._line = self.enter_context(notebook_bar(desc=what, total=total, initial=done, unit=f" {unit}"))
+            self._line = self.enter_context(notebook_bar(None, what, total, initial=done, bar_format=NOTEBOOK_BAR))
 
     def update(self, count: float = 1) -> None:
         """Count so much more as done."""

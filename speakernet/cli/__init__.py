@@ -175,7 +175,8 @@ def _prepare_streams(package: str) -> None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # stays open
         elif mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="backslashreplace")
-    handler = TerminalHandler()
+    # A notebook shows stderr in red.
+    handler = TerminalHandler(sys.stdout if "ipykernel" in sys.modules else None)
     # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
     handler.setLevel(logging.INFO if is_first(os.environ) else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))

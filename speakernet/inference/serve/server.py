@@ -412,9 +412,10 @@ class Service:
         }
 
     async def file(self, request: Request) -> Response:
-        """One of the files of a page that runs the model."""
-        name = request.url.path[1:]
-        return Response(self.files[name], media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
+        """A file of the page."""
+        name = request.url.path[1:] or "page.html"
+        content = self.files.get(name) or (resources.files("speakernet.inference.serve") / "page" / name).read_bytes()
+        return Response(content, media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
 
     def verify(
         self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
@@ -668,10 +669,8 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     for kind in (HTTPException, RequestValidationError, ValueError, Exception):
         app.add_exception_handler(kind, _refuse)
     app.get("/health")(service.health)
-    for path in PAGE_PATHS:
-        app.get(path, include_in_schema=False)(_page)
-    for path in service.files:
-        app.get(f"/{path}", include_in_schema=False)(service.file)
+    for path in (*PAGE_PATHS, *(f"/{name}" for name in service.files)):
+        app.get(path, include_in_schema=False)(service.file)
     if service.files:
         return app
     app.post("/verify")(service.verify)
@@ -686,12 +685,6 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     app.post("/streams/{identity}", openapi_extra=samples)(service.feed_stream)
     app.delete("/streams/{identity}")(service.close_stream)
     return app
-
-
-async def _page(request: Request) -> Response:
-    name = request.url.path[1:] or "page.html"
-    content = (resources.files("speakernet.inference.serve") / "page" / name).read_bytes()
-    return Response(content, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
