@@ -1,24 +1,27 @@
-"""Rows a second and bytes a row of a packed corpus at an address, beside the same corpus on the disk.
+"""Rows a second and bytes a row of a packed corpus in object storage, beside the same corpus on the disk.
 
     python -m benchmarks.object_storage --folder /disk/scratch --megabytes 400 --rounds 3
 
-Makes a corpus in shards in the folder once. A server on this machine, a process of its own, serves it over HTTP and
-waits before every answer. Each run is an epoch of batches of two-second crops in the order of training, from an empty
-cache that holds half of the corpus; batches are made in this process and thrown away. Needs aiohttp (the extra s3).
+Makes a corpus in shards in the folder once, and in an S3 server on this machine (moto's, a process of its own, which
+keeps it in memory and waits before every answer). Each run is an epoch of batches of two-second crops in the order of
+training, from an empty cache that holds half of the corpus; batches are made in this process and thrown away. Needs
+the extra s3, boto3 and moto[server].
 """
 
 import argparse
 import functools
+import logging
 import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import boto3  # type: ignore[import-untyped]
 import numpy as np
 
 from benchmarks.cold_corpus import CROP_SAMPLES, UTTERANCE_SAMPLES, Noise
@@ -35,39 +38,32 @@ from speakernet.files import WHOLE
 NAME = "object_storage"
 
 
-class Delayed(SimpleHTTPRequestHandler):
-    """Serves files, each answer late by the server's delay, and counts bytes."""
+def serve(delay_seconds: Any, sent: Any, port: Any) -> None:
+    """Serve S3, each answer late by the delay, and count the bytes of answers, in a process of its own."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
 
-    protocol_version = "HTTP/1.1"
-    delay_seconds = 0.0
-    sent: Any = None
+    storage = DomainDispatcherApplication(create_backend_app)
 
-    def do_GET(self) -> None:
-        """Wait and answer."""
-        time.sleep(self.delay_seconds)
-        path = Path(self.translate_path(self.path))
-        if path.is_file():
-            with self.sent.get_lock():
-                self.sent.value += path.stat().st_size
-        super().do_GET()
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        time.sleep(delay_seconds.value)
+        body = list(storage(request, start))
+        with sent.get_lock():
+            sent.value += sum(map(len, body))
+        return body
 
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-def serve(folder: str, delay_seconds: float, sent: Any, port: Any) -> None:
-    """Serve a folder, in a process of its own."""
-    Delayed.delay_seconds, Delayed.sent = delay_seconds, sent
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Delayed, directory=folder))
-    port.value = server.server_address[1]
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server("127.0.0.1", 0, answer, threaded=True)
+    port.value = server.server_port
     server.serve_forever()
 
 
 class Course:
     """An epoch from one place."""
 
-    def __init__(self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, sent: Any = None) -> None:
-        self.address, self.cache_gigabytes, self.sent = address, cache_gigabytes, sent
+    def __init__(self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, *served: Any) -> None:
+        self.address, self.cache_gigabytes = address, cache_gigabytes
+        self.sent, self.delay_seconds, self.wanted_delay = served or (None, None, 0.0)
         self.options = DataOptions(batch_size=batch_size, shuffle_buffer=buffer)
         self.bytes_a_row: list[float] = []
 
@@ -79,6 +75,8 @@ class Course:
         # Kept until the run is over.
         cache = tempfile.TemporaryDirectory(prefix="speakernet-")
         os.environ["SPEAKERNET_CACHE"] = cache.name
+        if self.delay_seconds:
+            self.delay_seconds.value = self.wanted_delay
         source = open_source(self.address, shard_cache_gigabytes=self.cache_gigabytes)
         names = source.index.names  # type: ignore[attr-defined]
         table = source.lookup_table(names)
@@ -117,26 +115,32 @@ def main() -> int:
     arguments = parser.parse_args()
     corpus = arguments.folder.absolute() / NAME
     num_rows = arguments.megabytes * 1_000_000 // (2 * UTTERANCE_SAMPLES)
-    pack_to_address(Noise(num_rows), f"file://{corpus}", WHOLE, arguments.shards, sample_rate=16_000, num_threads=2)
-    context, servers, courses = multiprocessing.get_context("spawn"), [], {}
-    few = (arguments.megabytes / 1073.74, arguments.batch_size, num_rows // 4)
-    courses["on the disk, shuffled as a whole"] = Course(str(corpus), *few)
+
+    def write(address: str) -> None:
+        pack_to_address(Noise(num_rows), address, WHOLE, arguments.shards, sample_rate=16_000, num_threads=2)
+
+    write(f"file://{corpus}")
+    context, few = multiprocessing.get_context("spawn"), (arguments.megabytes / 1073.74, arguments.batch_size)
+    delay_seconds, sent, port = context.Value("d", 0.0), context.Value("q", 0), context.Value("i", 0)
+    server = context.Process(target=serve, args=(delay_seconds, sent, port), daemon=True)
+    server.start()
+    while not port.value:
+        time.sleep(0.01)
+    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "benchmark")
+    os.environ.update(keys, AWS_DEFAULT_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://127.0.0.1:{port.value}")
+    boto3.client("s3").create_bucket(Bucket="benchmark")
+    write(address := f"s3://benchmark/{NAME}")
+    courses = {"on the disk, shuffled as a whole": Course(str(corpus), *few, num_rows // 4)}
     for delay in arguments.delays:
-        sent, port = context.Value("q", 0), context.Value("i", 0)
-        servers.append(context.Process(target=serve, args=(str(corpus), delay / 1000, sent, port), daemon=True))
-        servers[-1].start()
-        while not port.value:
-            time.sleep(0.01)
-        course = Course(f"http://127.0.0.1:{port.value}", 0.5 * few[0], *few[1:], sent)
-        courses[f"HTTP, {delay:g} ms"] = course
+        served = sent, delay_seconds, delay / 1000
+        courses[f"S3, {delay:g} ms"] = Course(address, 0.5 * few[0], few[1], num_rows // 4, *served)
     samples = run_in_turn({name: course.way() for name, course in courses.items()}, rounds=arguments.rounds, warmup=1)
     sys.stdout.write("| from | rows a second | bytes a row |\n|---|---:|---:|\n")
     for name, course in courses.items():
         rates = samples[name].rates
         shown = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
         sys.stdout.write(f"| {name} | {shown} | {statistics.median(course.bytes_a_row):,.0f} |\n")
-    for server in servers:
-        server.kill()
+    server.kill()
     return 0
 
 

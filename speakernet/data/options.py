@@ -133,10 +133,13 @@ class DataOptions(Options):
     """Limit of GPU memory for corpus, noise and RIRs together; 0: half of what training leaves free."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Two kinds of training lists, weights or validation, lists with one folder, and bounds that leave nothing."""
+        """Two kinds of training lists, weights or validation, a corpus given twice, and bounds that leave nothing."""
         if self.corpora and (self.train_list or self.train_path):
             found = f"{', '.join(self.corpora)} beside train_list: {self.train_list or self.train_path}"
             yield "corpora", f"{found}; give one of the two (train_list: '' and train_path: '' unset them)"
+        if len({(one.train_list, one.train_path) for one in self.corpora.values()}) < len(self.corpora):
+            found = f"{', '.join(self.corpora)}, two of them with one train_list and train_path"
+            yield "corpora", f"{found}; expected different ones: every speaker would be two classes"
         weighted = [name for name, one in self.corpora.items() if one.weight != "auto"]
         if weighted and (len(weighted) < len(self.corpora) or self.corpora_temperature != 1):
             found = f"a weight of {', '.join(weighted)}"

@@ -183,13 +183,14 @@ def test_a_run_is_reported_by_corpus(tiny_corpus, corpora, tmp_path, caplog):
 MISTAKES = {
     "{a: {train_list: LIST}, b: {}}": "train_list",
     "{a: {train_list: LIST, weight: 0}}": "weight is 0; expected float above 0",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST}}": "a weight of a",
+    "{a: {train_list: LIST}, b: {train_list: LIST}}": "a, b, two of them with one train_list",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: TRIALS}}": "a weight of a",
     "{a: {train_list: nowhere.txt}}": "nowhere.txt",
     "{a: {train_list: TRIALS}}": "trials.txt",
     "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
     "{a/b: {train_list: LIST}}": "letters, digits",
     "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, weight: 0.001}}": "b has 0 of a batch of 4",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: FOLDER, weight: 0.001}}": "b has 0 of a",
 }
 
 
@@ -198,6 +199,7 @@ def test_mistakes(given, tiny_corpus, tmp_path, capsys):
     unset = [] if given == "beside" else ["--train_list", "", "--train_path", ""]
     text = "{a: {train_list: LIST}}" if given == "beside" else given
     text = text.replace("LIST", str(tiny_corpus / "train_list.txt")).replace("TRIALS", str(tiny_corpus / "trials.txt"))
+    text = text.replace("FOLDER", str(tiny_corpus))
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
     assert main(["train", "--config", str(recipe), *unset, "--data.corpora", text]) in (1, 2)
     wrong = capsys.readouterr().err
