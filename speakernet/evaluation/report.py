@@ -543,7 +543,7 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
         first = next(iter(by_run.values()))
         figure = plots.sweep_figure({name: one.rows for name, one in by_run.items()}, first.axis or kind)
         sweeps.append(_drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
-    both = {"slices": {"cards": cards, "remarks": undivided}, "robustness": {"cards": sweeps}}
+    both: dict[str, Section] = {"slices": {"cards": cards, "remarks": undivided}, "robustness": {"cards": sweeps}}
     return {name: {**one, "is_in_halves": True} for name, one in both.items()}
 
 
