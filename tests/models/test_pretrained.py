@@ -269,6 +269,8 @@ def test_a_file_that_names_its_backbone(tmp_path, capsys):
     assert named["model"]["options"]["source"]["files"]["model.safetensors"] == sha256_of(folder / "model.safetensors")
     named = ["--model", "Pretrained", "--model.options.backbone", str(folder), "--reference", "true"]
     assert load_config(named).config.model.options.reference
+    assert main(["export", str(paths[0]), "--out", str(tmp_path / "net.pt2")]) == 1
+    assert ".onnx" in capsys.readouterr().err and not (tmp_path / "net.pt2").exists()
     make(folder, "w2v-bert", seed=7)
     assert main(["verify", "a.wav", "b.wav", "--model", str(paths[1])]) == 2
     said = capsys.readouterr().err
@@ -318,9 +320,9 @@ def test_imports_equal_their_own_code(case, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trained", ["nothing", "lora", "all"])
+@pytest.mark.parametrize("trained", ["nothing", "lora", "all", "lora, then all"])
 def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, capsys):
-    folder = make(tmp_path / "wavlm", "wavlm")
+    folder, (trained, *later) = make(tmp_path / "wavlm", "wavlm"), trained.split(", then ")
     options = {"backbone": str(folder), "trained": trained, "lora_rank": 2, "lora_dropout": 0.1, "layer_decay": 0.9}
     options |= {"unfreeze_epochs": 1} if trained == "all" else {}
     model = {"name": "Pretrained", "pooling": "MHFA", "options": options, "pooling_options": {"heads": 3}}
@@ -331,18 +333,24 @@ def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, 
         "runtime": {"deterministic": True, "gradient_checkpointing": trained == "lora"},
         "model": model,
     }
+    if later:
+        del changes["training"]["max_epochs"]
+        last = {"name": "last", "epochs": 1, "model": {"options": {"trained": later[0]}}}
+        changes["training"]["stages"] = [{"name": "first", "epochs": 1}, last]
     recipe = str(write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", changes))
     given = [["--config", recipe, "--save_path", str(tmp_path / name)] for name in ("straight", "stopped")]
     train_experiment(load_config(given[0]))
-    with stopped(11):
-        train_experiment(load_config(given[1]))
+    # Stages are stopped inside the first, between them, and inside the last.
+    for step in (5, 0, 3) if later else (11,):
+        with stopped(step):
+            train_experiment(load_config(given[1]))
     shutil.copytree(tmp_path / "stopped", tmp_path / "spare")
     train_experiment(load_config(given[1]))
-    for name in ("last.pt", "best.pt"):
+    for name in ("2_last/last.pt" if later else "last.pt", "best.pt"):
         assert digests(tmp_path / "stopped" / name) == digests(tmp_path / "straight" / name)
     # Another backbone under that name.
     make(folder, "wavlm", seed=7)
-    if trained != "all":
+    if trained != "all" and not later:
         assert main(["train", "--config", recipe, "--save_path", str(tmp_path / "spare")]) == 1
         said = capsys.readouterr().err
         assert "SHA-256" in said and "Traceback" not in said and "Put that file back" in said
