@@ -36,6 +36,7 @@ from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, evaluation_folder, held, later_stages
+from speakernet.terminal import counted
 from speakernet.training.progress import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
@@ -92,6 +93,11 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         inputs = Inputs(config, device)
         check_inputs(config, inputs, net)
         refuse_differences({**inputs.checksums(), **initial_model})
+        million = sum(one.numel() for one in net.parameters()) / 1e6
+        what = (
+            f"{config.model.name} ({million:.2f} million parameters) for {counted(config.training.max_epochs, 'epoch')}"
+        )
+        logger.info("training %s into %s; the bar shows the time left", what, run_folder)
         stop = StopRequest()
         validate = build_validation(config, inputs, net, stop.is_requested)
         chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None

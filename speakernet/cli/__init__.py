@@ -133,7 +133,7 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
-    _prepare_streams(module_name.partition(".")[0])
+    _prepare_streams(module_name.partition(".")[0], is_quiet="--quiet" in arguments)
     if "torch" not in sys.modules:
         # torch reads both when it is imported; its profiler reports a machine without a GPU as an error.
         os.environ.setdefault(HUGE_PAGES, "1")
@@ -167,7 +167,7 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
-def _prepare_streams(package: str) -> None:
+def _prepare_streams(package: str, *, is_quiet: bool) -> None:
     """Closed standard streams read and write nothing; what a terminal cannot show is escaped; logs go to stderr."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -178,7 +178,7 @@ def _prepare_streams(package: str) -> None:
     # A notebook shows stderr in red.
     handler = TerminalHandler(sys.stdout if "ipykernel" in sys.modules else None)
     # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
-    handler.setLevel(logging.INFO if is_first(os.environ) else logging.ERROR)
+    handler.setLevel((logging.WARNING if is_quiet else logging.INFO) if is_first(os.environ) else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
     if not logging.getLogger().handlers:
         # Python's warnings come as log lines: printed by themselves they would be glued onto a bar.
@@ -216,6 +216,7 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--quiet", action="store_true", help="log warnings and errors alone; results are printed")
     parser.add_argument("--plugin", **PLUGIN)
     if getattr(module, "TAKES_CONFIG", False):
         parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"

@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet.cli import load_configuration
-from speakernet.files import LogFile, own_command
+from speakernet.files import LogFile, open_text, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place
-from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
-from speakernet.terminal import counted
+from speakernet.run_folder import BEST, CONFIG, LOG, REPORT, RESULTS, refuse_unusable
+from speakernet.terminal import counted, duration
 
 if TYPE_CHECKING:
     from speakernet.assembly.runs import TrainingOutcome
 
 TAKES_CONFIG = True
+ARGUMENTS = {"--json": {"action": "store_true", "help": "print the results as one object (those of results.json)"}}
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 logger = logging.getLogger(__name__)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Train or score, then log the results and the next commands."""
+def run(arguments: argparse.Namespace) -> int | list[str]:
+    """Train or score; returns the results and the next commands."""
     loaded = load_configuration(arguments.config_arguments)
     config = loaded.config
     plugins = [word for one in arguments.plugin for word in ("--plugin", one)]
@@ -49,12 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
             if loaded.evaluate_only:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
+                results = next((one for one in written if one.name == RESULTS), Path())
             else:
-                lines = _training_lines(train_experiment(loaded), plugins, has_stages=bool(config.training.stages))
-            if distributed.is_main():
-                # To the terminal and log.txt.
-                logger.info("%s", "\n".join(lines))
-    return 0
+                outcome = train_experiment(loaded)
+                lines = _training_lines(outcome, plugins, has_stages=bool(config.training.stages))
+                results = outcome.run_folder / RESULTS
+            # Standard output gets them; log.txt does, too.
+            logger.debug("%s", "\n".join(lines))
+            if arguments.json:
+                lines = [results.read_text(encoding="utf-8")]
+            return lines if distributed.is_main() else 0
 
 
 @contextlib.contextmanager
@@ -81,7 +86,7 @@ def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_s
         [own_command("train"), *map(shlex.quote, plugins), "--config", shlex.quote(str(folder / CONFIG))]
     )
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
-    best = f"best checkpoint: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
+    best = f"best model: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [
@@ -89,15 +94,19 @@ def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_s
             best,
             "to start another run: --save_path with another folder",
         ]
+    with open_text(folder / LOG) as log:
+        warnings = sum(" WARNING " in line for line in log)
     return [
         *outcome.evaluation.lines(),
         *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
         *filter(None, [summary["performance_sentence"]]),
+        f"time: {duration(summary['seconds'])} for {counted(summary['epochs'], 'epoch')}",
         best,
-        f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
+        f"report: {folder / REPORT}",
+        *([f"warnings: {warnings}, in {folder / LOG}"] if warnings else []),
         "next:",
         f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
-        *([] if has_stages else [f"  {command} --max_epoch {2 * summary['epochs']}    continue training"]),
-        f"  speakernet report {quoted}    rebuild the report",
-        f"  tensorboard --logdir {quoted}    look at the curves",
+        f"  tensorboard --logdir {quoted}    look at the curves"
+        if has_stages
+        else f"  {command} --max_epoch {2 * summary['epochs']}    continue training",
     ]

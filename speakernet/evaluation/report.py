@@ -543,8 +543,8 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
         first = next(iter(by_run.values()))
         figure = plots.sweep_figure({name: one.rows for name, one in by_run.items()}, first.axis or kind)
         sweeps.append(_drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
-    both: dict[str, Section] = {"slices": {"cards": cards, "remarks": undivided}, "robustness": {"cards": sweeps}}
-    return {name: {**one, "is_in_halves": True} for name, one in both.items()}
+    sliced = {"is_in_halves": True, "cards": cards, "remarks": undivided}
+    return {"slices": sliced, "robustness": {"is_in_halves": True, "cards": sweeps}}
 
 
 def _hardest(run: RunData, audio: AudioSource | None) -> Section:
