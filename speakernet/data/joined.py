@@ -12,16 +12,19 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from speakernet.data.batches import CropMaker
 from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, mapped_list
 from speakernet.data.mixing import mixed
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import EpochPlan, Sampler
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
+
+if TYPE_CHECKING:
+    from speakernet.data.batches import CropMaker
 
 
 def join(
@@ -217,7 +220,7 @@ class JoinedRows(RowReader):
             problems.update({int(mine[place]): problem for place, problem in found.items()})
         return problems
 
-    def ahead(self, maker: CropMaker, num_asked: int) -> CropMaker:
+    def ahead(self, maker: "CropMaker", num_asked: int) -> "CropMaker":
         """A maker around `maker` that has the shards of all corpora at addresses fetched in time."""
         for number, reader in enumerate(self.readers):
             if reader.is_remote:

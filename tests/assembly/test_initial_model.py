@@ -84,7 +84,7 @@ def test_the_file_alone_says_which_network_it_is(given, recipe):
     assert scored.config.model.name != "ResNet"
 
 
-def test_fine_tuning_leaves_a_model_of_its_own(given, recipe, tmp_path, caplog):
+def test_fine_tuning_leaves_a_model_of_its_own(given, recipe, tmp_path, caplog, capsys):
     caplog.set_level("INFO")
     before = given.read_bytes()
     run = tmp_path / "run"
@@ -102,7 +102,10 @@ def test_fine_tuning_leaves_a_model_of_its_own(given, recipe, tmp_path, caplog):
     assert not said["stayed_best"] and set(said) >= {"eer_percent", "min_dcf", "best_less_initial", "sha256"}
     difference = said["best_less_initial"]["EER"]["value"]
     assert difference == pytest.approx(results_of(run)["eer_percent"] - said["eer_percent"])
-    assert "held-out EER: " in caplog.text and "EER (%): best.pt is better than the initial model by" in caplog.text
+    assert (
+        "held-out EER: " in caplog.text
+        and "EER (%): best.pt is better than the initial model by" in capsys.readouterr().out
+    )
     assert "best.pt is better than the initial model" in (run / "report.html").read_text()
     assert given.read_bytes() == before
 
