@@ -96,7 +96,7 @@ def test_few_lines_before_the_first_step(recipe, run_folder, caplog):
     assert all(line in log for line in lines if "\n" not in line)
 
 
-def test_a_finished_run_continues_with_more_epochs(finished, copy, caplog):
+def test_a_finished_run_continues_with_more_epochs(finished, copy, caplog, capsys):
     caplog.set_level(logging.INFO)
     before = (copy / "last.pt").read_bytes()
     assert train(finished[1], "--save_path", copy, "--initial_model", "other.pt") == 0
@@ -105,7 +105,7 @@ def test_a_finished_run_continues_with_more_epochs(finished, copy, caplog):
     epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
     # What the command line gave is in the run's copy only, so the next commands have to name that.
-    assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in caplog.text
+    assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["report.html", "best.pt", ""])
@@ -148,8 +148,7 @@ def test_scoring_needs_no_training_data_and_leaves_the_run_alone(finished, copy)
 
 
 @pytest.mark.parametrize("kind", ["unlabelled", "targets"])
-def test_lists_without_an_error_rate(finished, tiny_corpus, tmp_path, kind, caplog):
-    caplog.set_level(logging.INFO)
+def test_lists_without_an_error_rate(finished, tiny_corpus, tmp_path, kind, capsys):
     lines = (tiny_corpus / "trials.txt").read_text().splitlines()
     kept = [line.split(maxsplit=1)[1] for line in lines]
     if kind == "targets":
@@ -160,7 +159,8 @@ def test_lists_without_an_error_rate(finished, tiny_corpus, tmp_path, kind, capl
     assert train(finished[1], *options) == 0
     folder = tmp_path / "out" / "eval" / "pairs"
     assert len(scores_of(folder)) == len(kept) and results_of(folder).get("eer_percent") is None
-    assert f"{len(kept)} trials scored" in caplog.text and ("unlabelled" in caplog.text) == (kind == "unlabelled")
+    printed = capsys.readouterr().out
+    assert f"{len(kept)} trials scored" in printed and ("unlabelled" in printed) == (kind == "unlabelled")
 
 
 MISTAKES = {
