@@ -9,6 +9,7 @@ are fitted on `--fusion_scores` (the same systems, in the same order) with `--fu
 
 import argparse
 import dataclasses
+import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ TAKES_CONFIG = True
 
 
 ARGUMENTS = {
+    **train.ARGUMENTS,
     "--scores": {"type": Path, "nargs": "+", "help": "score files: `enrol test score` a line, in any order"},
     "--trials": {"type": Path, "help": "trial list of the scores"},
     "--fusion_scores": {"type": Path, "nargs": "+", "help": "the same systems on the list to fit on"},
@@ -82,12 +84,15 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
         raise ValueError(f"{arguments.save_path} is the folder of a training run; name another one with --out")
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
+    if arguments.json:
+        lines = [json.dumps(evaluation.results.to_dict(), indent=2)]
     if arguments.save_path:
         # Late: drawing takes a second to import.
         from speakernet.evaluation.report import write_evaluation
 
         written = write_evaluation(arguments.save_path, evaluation)
-        lines.append(train.written_line([arguments.save_path / name for name in written]))
+        if not arguments.json:
+            lines.append(train.written_line([arguments.save_path / name for name in written]))
     return lines
 
 

@@ -259,7 +259,7 @@ def _onnx(
 
 def program_bytes(model: ModelFile) -> bytes:
     """The network as an archive of `torch.export`, which torch can run without this package."""
-    if model.contents["model"]["name"] == "Pretrained":
+    if model.net.spec()["model"]["name"] == "Pretrained":
         raise ExportError(".pt2: torch.export does not hold a pretrained backbone for every batch; give an .onnx file")
     # Traced for a single last frame the network would be another program: a second or more.
     shapes = _dynamic_shapes(max(model.net.min_samples, model.net.sample_rate))
