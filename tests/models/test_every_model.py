@@ -148,12 +148,16 @@ def test_compiled(name, backend):
     eager, compiled = outputs_and_gradients(net, features), outputs_and_gradients(net, features, backend)
     # Statistics of so small a batch and every ReLU blow up what rounding leaves: gradients of torch's own compiled code
     # are up to 0.08 away (ResNetSE34V2, whose pooling takes a variance as a difference) and 0.25 in RawNet3, embeddings
-    # 0.02, as far as features that differ by a millionth take them. A wrong kernel is far off.
-    noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(3))
-    nudged = outputs_and_gradients(net, features * (1 + 1e-6 * noise))
-    assert distance(compiled[:1], eager[:1]) < max(5e-3, 3 * distance(nudged[:1], eager[:1]))
-    pairs = zip(distances(compiled, eager), distances(nudged, eager), strict=True)
-    assert all(one < max(0.15, 3 * other) for one, other in pairs)
+    # 0.02, as far as features that differ by a millionth take them. A wrong kernel is far off. The worst of three such
+    # draws counts: ERes2NetV2's eager gradients are 0.23 from those in float64, the compiled ones 0.04.
+    nudged = [distances(outputs_and_gradients(net, features * (1 + 1e-6 * noise)), eager) for noise in noises(features)]
+    found = distances(compiled, eager)
+    assert found[0] < max(5e-3, 3 * max(draw[0] for draw in nudged))
+    assert all(one < max(0.15, 3 * max(others)) for one, *others in zip(found, *nudged, strict=True))
+
+
+def noises(features):
+    return [torch.randn(features.shape, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4, 5)]
 
 
 def outputs_and_gradients(net, features, backend=None):
