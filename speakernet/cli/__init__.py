@@ -257,9 +257,20 @@ def _add_components(rest: Sequence[str]) -> None:
         # Late: without components from outside a command reads the options of those alone that it uses.
         from speakernet.config import components
 
-        components.add_installed(installed)
-        for path in plugins:
-            components.add_file(path)
+        with wrong_usage():
+            components.add_installed(installed)
+            for path in plugins:
+                components.add_file(path)
+
+
+@contextlib.contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Bad input found in the block ends the command with status 2."""
+    try:
+        yield
+    except ValueError as error:
+        error.exit_status = 2  # type: ignore[attr-defined]
+        raise
 
 
 def _message(error: Exception) -> str | None:
@@ -335,11 +346,8 @@ def model_path(name: str) -> str:
     # Late: only names need the table of published models, and what fetches and imports them.
     from speakernet.assembly.published import path_of
 
-    try:
+    with wrong_usage():
         return str(path_of(name))
-    except ValueError as error:
-        error.exit_status = 2  # type: ignore[attr-defined]
-        raise
 
 
 class ModelFile(argparse.Action):
