@@ -35,7 +35,7 @@ class Teacher(nn.Module):
     >>> teacher = Teacher(LossOptions(teacher_weight=2.0), 2, torch.tensor([[0.0, 3.0], [4.0, 0.0]]), num_speakers=1)
     >>> embeddings, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 1])
     >>> teacher(embeddings, teacher.kept[[0, 1, 0]], labels)  # 1 and 0 apart; the third is another voice
-    tensor(1.)
+    tensor(0.6667)
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Teacher(nn.Module):
     def forward(self, embeddings: Tensor, wanted: Tensor, labels: Tensor) -> Tensor:
         """The weighted mean distance, 0-d, over (batch, dim) of both kinds.
 
-        Recordings are taught in the voice that they have: (batch,) labels of other speeds and warps do not count.
+        Recordings are taught in the voice that they have: (batch,) labels of other speeds and warps count as 0.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             found = self.translate(embeddings.float())
@@ -74,7 +74,8 @@ class Teacher(nn.Module):
             else:
                 distances = (found - wanted).square().mean(dim=1)
             counts = (labels < self.num_speakers) | (self.kept is None)
-            return self.options.teacher_weight * (distances * counts).sum() / counts.sum().clamp(min=1)
+            # Over all of the batch: each rank and micro-batch has another number of those that count.
+            return self.options.teacher_weight * (distances * counts).mean()
 
 
 def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:

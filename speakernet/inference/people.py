@@ -243,7 +243,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         if self._voices[0] != state:
             self._voices = (state, *self._read_voices())
         _, names, rows = self._voices
-        scores = pair_scores(unit[None], rows, self._plda)[0] if self._plda else rows @ unit
+        scores = pair_scores(unit[None], rows, self._plda)[0] if self._plda else np.clip(rows @ unit, -1.0, 1.0)
         count = min(max(0, top), len(names))
         # Sorting everybody would take longer than comparing with everybody.
         nearest = np.argpartition(scores, len(names) - count)[len(names) - count :].tolist() if count else []

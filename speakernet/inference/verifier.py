@@ -299,7 +299,10 @@ class SpeakerVerifier:
         # Not narrowed to float32, which holds no 1e300; nor left as float16, whose squares overflow.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
         one, other = mean_embeddings(np.stack(wide), self.mean)
-        return float(np.dot(one, other) if self.plda is None else pair_scores(one[None], other[None], self.plda)[0, 0])
+        if self.plda is not None:
+            return float(pair_scores(one[None], other[None], self.plda)[0, 0])
+        # Of rounded unit vectors: it may come out as 1.0000001.
+        return float(np.clip(np.dot(one, other), -1.0, 1.0))
 
     def decide(
         self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None

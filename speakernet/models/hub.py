@@ -29,8 +29,8 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise CheckpointError(
-            f"{what} ({revision}) is neither here nor a model of the hub ({error_line(error)}); check its spelling, or "
-            f"{LOG_IN} if it is a private one"
+            f"{what} ({revision}) is neither here nor a model of the hub; check its spelling, or {LOG_IN} if it is a "
+            "private one"
         ) from error
     except Exception as error:
         # httpx, the hub and the system have their own errors for a network that is not there.

@@ -170,6 +170,8 @@ def test_only_a_mean_of_whole_utterances_is_subtracted(model_path, tmp_path):
     for verifier, rows in ((plain["whole"], centred), (plain["crops"], [one, other])):
         expected = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
         assert verifier.compare(one, other[None]) == pytest.approx(expected, abs=1e-5)
+    # One of these has, rounded, 1.0000001 with itself.
+    assert max(plain["crops"].compare(row, row) for row in np.random.default_rng(0).normal(size=(50, 8))) <= 1.0
     for size in (1e300, 1e-200):
         assert plain["crops"].compare(one * np.float64(size), other) == pytest.approx(expected, abs=1e-5)
     # Whoever calibrated before the mean came learns why that no longer counts.

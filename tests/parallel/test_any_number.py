@@ -18,9 +18,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from speakernet.assembly.runs import score_experiment, train_experiment
-from speakernet.checkpoint import read_own_checkpoint
+from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
+from speakernet.models.model_file import model_file_contents
 from speakernet.parallel import distributed
 from speakernet.training import progress
 from speakernet.training.progress import Interrupted
@@ -28,6 +29,7 @@ from speakernet.training.step import TrainingStep
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers
 from tests.parallel.several import in_several
+from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.slow
@@ -176,6 +178,36 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus, tmp_path):
         assert "data.batch_size" in one["small"] and "3 processes" in one["small"]
     assert "3 processes: 1 or 2 each" in of_three[0]["said"]
     assert of_three[0]["said"].count("resumed from") == 2
+
+
+def taught() -> None:
+    """A run each with a teacher of recordings and of crops, in all processes there are."""
+    for heard in ("recordings", "crops"):
+        name = f"{heard}-{distributed.world_size()}"
+        train_experiment(load_config(["--config", "taught.yaml", "--save_path", name, "--loss.teacher_input", heard]))
+
+
+def test_a_teacher_of_several_processes(tiny_corpus, tmp_path, monkeypatch):
+    net = small_network("ResNet")
+    write_checkpoint(tmp_path / "teacher.pt", model_file_contents(net, loss_normalizes=True))
+    change = {"loss": {"teacher": "teacher.pt", "teacher_weight": 3.0, "sharded": "off"}, "training": {"max_epochs": 1}}
+    # Other speeds are other voices, which are not taught: of a batch each process has another number of them.
+    change |= {"frontend": {"spec_augment": False}, "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]}}
+    write_recipe(tmp_path / "taught.yaml", tiny_corpus, tmp_path / "unused", CHANGES, change)
+    in_several(__file__, "taught", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    taught()
+    for heard in ("recordings", "crops"):
+        one, two = (tmp_path / f"{heard}-{count}" for count in (1, 2))
+        losses = [
+            [row["loss"] for row in numbers(run / "metrics.jsonl") if row["kind"] == "step"] for run in (one, two)
+        ]
+        assert len(losses[0]) == STEPS_OF_EPOCH
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg=heard)
+        translations = [read_own_checkpoint(run / "last.pt")["training"]["loss"] for run in (one, two)]
+        torch.testing.assert_close(*(found["teacher.translate.weight"] for found in translations), atol=1e-5, rtol=1e-4)
+    kept = [np.load(tmp_path / f"recordings-{count}" / "embeddings" / "teacher.whole.npz") for count in (1, 2)]
+    assert all(np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
 def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
