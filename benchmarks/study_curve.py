@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.study import RECORDS
 from speakernet.cli import run_command
-from speakernet.evaluation.plots import BAND, drawn_in_house_style, new_figure, save_png
+from speakernet.evaluation.plots import BAND, drawn_in_house_style, new_figure, save_figure
 from speakernet.run_folder import METRICS
 
 TICKS = (1.0, 2.0, 3.0, 5.0)
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Draw the curves."""
     found = curves(arguments.study, arguments.only)
-    save_png(study_figure(found), arguments.out)
+    save_figure(study_figure(found), arguments.out)
     for name, (minutes, eers) in found.items():
         sys.stdout.write(f"{name}: {len(eers)} seeds, {len(minutes)} evaluations in {minutes[-1]:.1f} min\n")
     return 0

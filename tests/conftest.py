@@ -77,12 +77,12 @@ def blank_figures() -> Iterator[None]:
 
     def save_blank(figure: Figure, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
-        Image.new("L", (1, 1)).save(path)
+        Image.new("L", (1, 1)).save(path, "png")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
         patch.setattr(plots, "figure_svg", lambda figure, name, description: "<svg></svg>")
-        patch.setattr(plots, "save_png", save_blank)
+        patch.setattr(plots, "save_figure", save_blank)
         yield
 
 

@@ -2,6 +2,7 @@
 
     speakernet report exps/a                              rebuilds exps/a/report.html
     speakernet report exps/a --audio corpus/              the same, and the hardest trials can be played
+    speakernet report exps/a --export paper/              tables as CSV and LaTeX, plots as SVG and PDF
     speakernet report exps/a exps/b --output both.html    one page for several runs
 
 A run that is still training, or was never evaluated, shows its curves so far.
@@ -15,6 +16,11 @@ ARGUMENTS = {
     "--audio": {
         "type": Path,
         "help": "folder or packed corpus of the trial list's audio: the hardest trials can be played in the page",
+    },
+    "--export": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this folder",
     },
     "--output": {"type": Path, "help": "page of several runs; default comparison.html"},
 }
@@ -31,5 +37,5 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.audio is not None and not is_one:
         raise ValueError("--audio works with one run only: a page of several runs does not list single trials")
     if is_one:
-        return [str(write_report(arguments.runs[0], audio=arguments.audio))]
-    return [str(write_side_by_side(arguments.runs, arguments.output or Path("comparison.html")))]
+        return [str(write_report(arguments.runs[0], audio=arguments.audio, export=arguments.export))]
+    return [str(write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"), arguments.export))]

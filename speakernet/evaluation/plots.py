@@ -324,7 +324,7 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
 
 
-def save_png(figure: Figure, path: str | Path) -> None:
-    """The figure as a PNG on white, written atomically."""
+def save_figure(figure: Figure, path: Path) -> None:
+    """The figure on white, in the format of the path's suffix (png, svg, pdf), written atomically."""
     with matplotlib.rc_context(_SETTINGS), atomic_write(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=PNG_DOTS_PER_INCH, facecolor="white")
+        figure.savefig(file, format=path.suffix[1:], dpi=PNG_DOTS_PER_INCH, facecolor="white")

@@ -9,9 +9,11 @@ has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lines`; a 
 """
 
 import base64
+import csv
 import itertools
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,6 +126,10 @@ FOLDED = {"data", "training", "hardest", "embeddings", "facts"}
 """Opened by a click: details behind the result."""
 DRAW_SEED = 0
 """Fixed, so that the same runs give the same intervals whenever a page is made."""
+LATEX = str.maketrans(
+    {one: f"\\{one}" for one in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+)
 INVISIBLE = {
     code: f"\\u{code:04x}"
     for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x20))
@@ -149,13 +155,20 @@ def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
     return [*EVALUATION_FILES, *[DECISIONS] * has_decisions]
 
 
-def write_report(folder: str | Path, evaluation: Evaluation | None = None, *, audio: str | Path | None = None) -> Path:
+def write_report(
+    folder: str | Path,
+    evaluation: Evaluation | None = None,
+    *,
+    audio: str | Path | None = None,
+    export: Path | None = None,
+) -> Path:
     """Write `report.html`, and its plots as PNGs under `plots/`, for the files of a run or evaluation folder.
 
     Args:
         folder: of the run or the evaluation.
         evaluation: what was just evaluated, with arrays that the files do not hold; None reads all from the files.
         audio: folder or packed corpus, to put the sound of the hardest trials into the page.
+        export: folder that gets each table as CSV and LaTeX, and each plot as SVG and PDF.
 
     Returns:
         The path of the page.
@@ -216,10 +229,10 @@ def write_report(folder: str | Path, evaluation: Evaluation | None = None, *, au
         elif sections["result"]["warnings"]:
             verdict = "usable, but its figures are optimistic or uncertain, as the box below says"
         lead = [verdict, f"at threshold {found}, {share} of impostors pass and {share} of true pairs are refused"]
-    return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections)
+    return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections, export)
 
 
-def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
+def write_side_by_side(folders: Sequence[str | Path], path: str | Path, export: Path | None = None) -> Path:
     """Write one page for several folders of runs or evaluations, with its plots as PNGs in a folder beside it."""
     resolved, path = [Path(folder).resolve() for folder in folders], Path(path)
     if len(set(resolved)) < len(resolved):
@@ -236,17 +249,25 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
         **_groups(runs, pictures),
         "embeddings": _map(runs, pictures),
     }
-    return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", [], sections)
+    return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export)
 
 
 def _drawn(folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any) -> Card:
     """A card with the figure, which is also saved as `name`.png."""
-    plots.save_png(figure, folder / f"{name}.png")
+    plots.save_figure(figure, folder / f"{name}.png")
     # Made here from numbers; names in it went through matplotlib, which escapes them.
-    return {"heading": heading, "note": note, "drawing": Markup(plots.figure_svg(figure, name, heading)), **more}
+    drawing = Markup(plots.figure_svg(figure, name, heading))
+    return {"heading": heading, "note": note, "drawing": drawing, "figure": figure, **more}
 
 
-def _write_page(path: Path, title: str, subtitle: str, lead: Sequence[str], sections: Mapping[str, Section]) -> Path:
+def _write_page(
+    path: Path,
+    title: str,
+    subtitle: str,
+    lead: Sequence[str],
+    sections: Mapping[str, Section],
+    export: Path | None,
+) -> Path:
     shown = {
         name: one for name, one in sections.items() if any(one.get(part) for part in ("cards", "remarks", "warnings"))
     }
@@ -256,7 +277,38 @@ def _write_page(path: Path, title: str, subtitle: str, lead: Sequence[str], sect
     with atomic_write(path) as file:
         file.write(page.render(sections=shown, **about).translate(INVISIBLE))
     logger.info("report: %s", path)
+    if export is not None:
+        _export(export, shown)
     return path
+
+
+def _export(folder: Path, sections: Mapping[str, Section]) -> None:
+    """Each table as CSV and as a LaTeX table with booktabs' lines, each plot as SVG and PDF."""
+    for name, section in sections.items():
+        for number, card in enumerate(section.get("cards", ()), start=1):
+            path = folder / f"{name}_{number}_{re.sub(r'[^a-z0-9]+', '_', card['heading'].lower()).strip('_')}"
+            if table := card.get("table"):
+                rows = [[one["text"] if isinstance(one, Mapping) else one for one in row] for row in table["rows"]]
+                with atomic_write(path.with_suffix(".csv")) as file:
+                    csv.writer(file, lineterminator="\n").writerows([table["header"], *rows])
+                head, *body = (" & ".join(map(_in_latex, row)) + r" \\" for row in [table["header"], *rows])
+                sides = "".join("r" if one in table.get("numbers", ()) else "l" for one in range(len(table["header"])))
+                lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+                with atomic_write(path.with_suffix(".tex")) as file:
+                    file.write("\n".join([*lines, r"\end{tabular}", ""]))
+            if "figure" in card:
+                for suffix in (".svg", ".pdf"):
+                    plots.save_figure(card["figure"], path.with_suffix(suffix))
+    logger.info("tables and plots: %s", folder)
+
+
+def _in_latex(text: Any) -> str:
+    r"""A cell's text with LaTeX's special characters escaped.
+
+    >>> print(_in_latex("EER_1: 3.4 %"))
+    EER\_1: 3.4 \%
+    """
+    return str(text).translate(LATEX)
 
 
 def _result(run: RunData) -> Section:

@@ -218,6 +218,19 @@ def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
     assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
 
 
+def test_export(run, tmp_path):
+    assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
+    names = {one.name for one in (tmp_path / "paper").iterdir()}
+    plotted = {one.removesuffix(".svg") for one in names if one.endswith(".svg")}
+    assert len(plotted) == len(list((run / "plots").glob("*.png"))) and {f"{one}.pdf" for one in plotted} <= names
+    table, latex = (tmp_path / "paper" / f"result_1_all_figures{suffix}" for suffix in (".csv", ".tex"))
+    header, eer_row, *_ = csv.reader(table.read_text().splitlines())
+    assert header == ["figure", "value", "95 % interval"] and eer_row[0] == "EER" and eer_row[1].endswith(" %")
+    lines = latex.read_text().splitlines()
+    assert lines[0] == r"\begin{tabular}{lrr}" and lines[2] == r"figure & value & 95 \% interval \\"
+    assert lines[4].startswith("EER & ") and lines[-1] == r"\end{tabular}"
+
+
 def test_runs_on_different_lists_are_not_compared(run, tmp_path):
     second = tmp_path / "exps" / "second"
     trials = make_trials(tmp_path / "short.txt", num_speakers=8)

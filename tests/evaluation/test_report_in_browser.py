@@ -89,7 +89,7 @@ def pages(tmp_path_factory):
     runs = {"first": 1.2, "second_run_with_a_long_name_without_breaks": 3.0}
     with pytest.MonkeyPatch.context() as patch:
         # The pages hold their drawings; the pictures beside them take most of the time.
-        patch.setattr(plots, "save_png", lambda figure, path: None)
+        patch.setattr(plots, "save_figure", lambda figure, path: None)
         for number, (name, noise) in enumerate(runs.items(), start=1):
             write_report(root / name, make_run(root / name, trials, noise=noise, seed=number))
         write_side_by_side([root / name for name in runs], root / "both.html")

@@ -10,7 +10,7 @@ from tensorboard.summary.writer import event_file_writer
 from torch import nn
 
 from speakernet import terminal
-from speakernet.evaluation.plots import new_figure, save_png
+from speakernet.evaluation.plots import new_figure, save_figure
 from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
@@ -158,7 +158,7 @@ def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path):
     train(tmp_path, 1, 10)
     figure, axes = new_figure("x")
     axes.plot([0, 1])
-    save_png(figure, tmp_path / "plots" / "det.png")
+    save_figure(figure, tmp_path / "plots" / "det.png")
     results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
     trackers = Trackers(["tensorboard"], tmp_path, {}, 10)
     figures = {name: one for name, one in results.items() if name in TEST_FIGURES}
