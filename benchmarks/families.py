@@ -150,9 +150,11 @@ def published_config(config: Config, name: str) -> Config:
     """The configuration with a network as it was published: embedding, mel bands, front end and pooling."""
     trunk: Any = lookup(MODELS, name, "model").options
     mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
+    # Weights are random: a backbone has its sizes alone, those of WavLM-Base.
+    backbone = {"options": {"config": {"model_type": "wavlm"}}} if name == "Pretrained" else {}
     config = replaced(
         config,
-        model={"name": name, "embedding_dim": trunk.published.dim, "pooling": "auto"},
+        model={"name": name, "embedding_dim": trunk.published.dim, "pooling": "auto", **backbone},
         frontend={"name": "auto", **mels},
     )
     return variant_config(config, "default")

@@ -70,13 +70,18 @@ def pages() -> dict[str, int]:
     return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
 
 
+def config_of(listed: Path, corpus: Path) -> Config:
+    """Training on such a list, without augmentation."""
+    data = {"train_list": str(listed), "train_path": str(corpus), "num_workers": 0, "batch_size": 256}
+    return replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
+
+
 def work(listed: Path, corpus: Path, barrier: Any, results: Any) -> None:
     """Start as a training process does, plan an epoch, and report."""
     torch.set_num_threads(1)
     empty = pages()["Anonymous"]
     begin = time.perf_counter()
-    data = {"train_list": str(listed), "train_path": str(corpus), "num_workers": 0, "batch_size": 256}
-    config = replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
+    config = config_of(listed, corpus)
     inputs = Inputs(config, torch.device("cpu"))
     _ = inputs.training
     loaded = time.perf_counter()

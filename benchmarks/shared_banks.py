@@ -1,15 +1,18 @@
-"""Noise and room responses of several processes: private and shared memory, from folders and from packed corpora.
+"""Memory of a machine's ranks, private and shared: noise, room responses, a long list and the index of its corpus.
 
     python -m benchmarks.shared_banks --folder /disk/scratch --megabytes 300
 
-Makes noise in MUSAN's layout and room responses once, packs both, and has 1, 2 and 4 processes augment batches with
-them: from the folders, whose noise each process decodes into memory (`data.cache_megabytes`), and from the packed
-corpora, which all of them map. Private is `Anonymous` and shared memory of its own (`Pss_Shmem`), shared is the mapped
-files (`Pss_File`, less what a process has before); both are sums over the processes. Linux only.
+Makes noise in MUSAN's layout, room responses, packed copies of both and a long list with the index of its corpus once.
+1, 2 and 4 ranks that meet by gloo, as torchrun's do, then augment batches and read every clip and response, from the
+folders and from the packed corpora, or load the list and plan an epoch. Private is `Anonymous` and shared memory of its
+own (`Pss_Shmem`), shared is the mapped files (`Pss_File`), both in `/proc/self/smaps_rollup`, less what a rank has
+before, as sums over the ranks. What each rank may keep for itself of spectra of responses is 64 MiB here. Linux only.
 """
 
 import argparse
 import multiprocessing
+import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import long_list
 from benchmarks.long_list import pages
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.augmenter import Augmenter
@@ -25,9 +31,13 @@ from speakernet.data.augment.banks import RirBank, clips_into_ram, noise_banks
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.packing import pack
 from speakernet.data.sources import AudioCache
+from speakernet.machine.options import MachineOptions
+from speakernet.parallel import distributed
+from speakernet.parallel.group import joined
 
 CLIP_SAMPLES, RIR_SAMPLES, NUM_RIRS, SAMPLE_RATE = 480_000, 8000, 400, 16_000
 CACHE_BYTES = 64 << 20
+EPOCHS, BATCH = 20, 64
 
 
 def make(folder: Path, megabytes: int) -> None:
@@ -44,20 +54,63 @@ def make(folder: Path, megabytes: int) -> None:
         pack(FolderInput(folder / name), folder / f"{name}-packed")
 
 
-def work(noise: Path, rirs: Path, megabytes: int, barrier: Any, results: Any) -> None:
-    """Augment some batches and report."""
-    torch.set_num_threads(1)
-    before, cache = pages(), AudioCache(CACHE_BYTES)
+def augment(noise: Path, rirs: Path, megabytes: int) -> Augmenter:
+    """Augment batches, then read all there is."""
+    cache = AudioCache(CACHE_BYTES)
     banks, rooms = noise_banks(noise, SAMPLE_RATE, cache), RirBank(rirs, SAMPLE_RATE, cache, is_aligned=True)
     clips_into_ram(banks, 2 * megabytes << 20)
     augmenter = Augmenter(banks, rooms, AugmentOptions())
-    for epoch in range(20):
-        augmenter(torch.randn(64, 2 * SAMPLE_RATE), epoch=epoch, rows=np.arange(64))
-    barrier.wait()
-    after = pages()
-    grown = {name: after[name] - before[name] for name in ("Anonymous", "Pss_Shmem", "Pss_File")}
-    results.put((grown["Anonymous"] + grown["Pss_Shmem"], grown["Pss_File"]))
-    barrier.wait()
+    for epoch in range(EPOCHS):
+        augmenter(torch.randn(BATCH, 2 * SAMPLE_RATE), epoch=epoch, rows=np.arange(BATCH))
+    for bank in banks.values():
+        for clip in range(len(bank)):
+            bank.read_whole(clip)
+    for rir in range(len(rooms)):
+        rooms.prepared(rir).sum()
+    return augmenter
+
+
+def plan(listed: Path, corpus: Path) -> object:
+    """Load a list and the index of its corpus, and plan an epoch."""
+    loader = build_training_loader(config := long_list.config_of(listed, corpus), Inputs(config, torch.device("cpu")))
+    loader.set_epoch(1)
+    return loader
+
+
+def work(rank: int, count: int, port: int, task: tuple[Any, ...], results: Any) -> None:
+    """Do a task as one of the ranks of a machine; rank 0 reports private and shared bytes of all."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "localhost"}
+    torch.set_num_threads(1)
+    with joined(MachineOptions(device="cpu")):
+        distributed.barrier()
+        before = pages()
+        distributed.barrier()
+        run, *given = task
+        kept = run(*given)
+        distributed.barrier()
+        after = pages()
+        grown = [after[name] - before[name] for name in ("Anonymous", "Pss_Shmem", "Pss_File")]
+        private, shared = np.sum(distributed.gather_objects((grown[0] + grown[1], grown[2])), axis=0)
+        del kept
+        if not rank:
+            results.put((private, shared))
+
+
+def of_ranks(count: int, task: tuple[Any, ...]) -> tuple[int, int]:
+    """Private and shared bytes of so many ranks."""
+    context = multiprocessing.get_context("spawn")
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    results = context.Queue()
+    ranks = [context.Process(target=work, args=(rank, count, port, task, results)) for rank in range(count)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        raise SystemExit("a rank failed; see above")
+    return results.get()  # type: ignore[no-any-return]
 
 
 def main() -> int:
@@ -65,24 +118,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--megabytes", type=int, default=300, help="of noise (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=1_100_000, help="of the list (default %(default)s)")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="default %(default)s")
     arguments = parser.parse_args()
-    folder, context = arguments.folder.absolute(), multiprocessing.get_context("spawn")
+    folder = arguments.folder.absolute()
+    os.environ["SPEAKERNET_CACHE"] = str(folder / "cache")
     make(folder, arguments.megabytes)
-    sys.stdout.write("| noise and responses from | processes | private, MB | shared, MB |\n|---|---:|---:|---:|\n")
-    for what, suffix in (("folders", ""), ("packed corpora", "-packed")):
+    noise, rirs = folder / "noise", folder / "rirs"
+    packed = [path.with_name(f"{path.name}-packed") for path in (noise, rirs)]
+    tasks: dict[str, tuple[Any, ...]] = {
+        "noise and responses in folders": (augment, noise, rirs, arguments.megabytes),
+        "noise and responses, packed": (augment, *packed, arguments.megabytes),
+        f"list and index of {arguments.rows:,} rows": (plan, *long_list.make(folder, arguments.rows)),
+    }
+    sys.stdout.write("| what | ranks | private, MB | shared, MB | all, MB |\n|---|---:|---:|---:|---:|\n")
+    for what, task in tasks.items():
         for count in arguments.processes:
-            barrier, results = context.Barrier(count), context.Queue()
-            paths = folder / f"noise{suffix}", folder / f"rirs{suffix}"
-            given = (*paths, arguments.megabytes, barrier, results)
-            started = [context.Process(target=work, args=given) for _ in range(count)]
-            for process in started:
-                process.start()
-            found = [results.get() for _ in started]
-            for process in started:
-                process.join()
-            private, shared = (sum(column) / 1e6 for column in zip(*found, strict=True))
-            sys.stdout.write(f"| {what} | {count} | {private:,.0f} | {shared:,.0f} |\n")
+            private, shared = (one / 1e6 for one in of_ranks(count, task))
+            sys.stdout.write(f"| {what} | {count} | {private:,.0f} | {shared:,.0f} | {private + shared:,.0f} |\n")
             sys.stdout.flush()
     return 0
 

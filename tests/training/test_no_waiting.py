@@ -11,6 +11,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from speakernet.data.opening import open_source
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
@@ -122,3 +125,30 @@ def test_what_ranks_wish_is_sent_only_if_they_wish(wishes):
                 ranks.backward(value * 2, torch.zeros(NUM_NUMBERS, device=device), is_last=is_last)
         assert (seen.asked, seen.waited, seen.made) == (0, 0, int(any(wishes)))
         assert seen.sent == (any(wishes) and device is DEVICE)
+
+
+def test_evaluation_copies_what_is_page_locked(tiny_corpus, monkeypatch):
+    locked, sent, move = [], [], torch.Tensor.to
+
+    def moved(tensor, *given, **options):
+        there = move(tensor, *given, **options)
+        if there.device == DEVICE and tensor.device == CPU:
+            sent.append((tensor, options.get("non_blocking")))
+        return there
+
+    class Net:
+        sample_rate, min_samples = 16_000, 400
+
+        def embed(self, waveforms, num_samples, *, sample_rate):
+            assert waveforms.device == DEVICE
+            return torch.ones(len(waveforms), 4)
+
+    # Without a GPU there is nothing to lock it for.
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", moved)
+    source = open_source(tiny_corpus, keep_lookup=False)
+    names = [path.relative_to(tiny_corpus).as_posix() for path in sorted(tiny_corpus.rglob("*.wav"))]
+    options = EvaluationOptions(embedding="whole", batch_size=2)
+    assert embed_utterances(Net(), source, names, options, device=DEVICE).shape == (len(names), 1, 4)
+    assert len(sent) == len(locked) > 1
+    assert all(one is own and is_free for (one, is_free), own in zip(sent, locked, strict=True))
