@@ -259,8 +259,10 @@ def _onnx(
 
 def program_bytes(model: ModelFile) -> bytes:
     """The network as an archive of `torch.export`, which torch can run without this package."""
-    if model.net.spec()["model"]["name"] == "Pretrained":
-        raise ExportError(".pt2: torch.export does not hold a pretrained backbone for every batch; give an .onnx file")
+    # Their code asks torch.export whether the batch is 1 (the bias of positions, pairs of frames).
+    kind = model.net.spec()["model"]["options"].get("config", {}).get("model_type")
+    if kind in ("wavlm", "wav2vec2-bert"):
+        raise ExportError(f".pt2: torch.export does not hold a {kind} for every batch; give an .onnx file")
     # Traced for a single last frame the network would be another program: a second or more.
     shapes = _dynamic_shapes(max(model.net.min_samples, model.net.sample_rate))
     with _quiet(), io.BytesIO() as file:

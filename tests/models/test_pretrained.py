@@ -277,6 +277,18 @@ def test_a_file_that_names_its_backbone(tmp_path, capsys):
     assert "SHA-256" in said and "model.safetensors" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
+def test_an_archive_of_a_backbone(folders, tmp_path):
+    path, net = tmp_path / "net.pt", network(folders("hubert"))
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
+    assert main(["export", str(path), "--out", str(tmp_path / "net.pt2")]) == 0
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    for batch in (waves(16000), waves(20001, 20001)):
+        lengths = torch.full((len(batch),), batch.shape[1])
+        found = net.eval().embed(batch, lengths, sample_rate=16000)
+        torch.testing.assert_close(program(batch)[0], found, atol=1e-5, rtol=1e-4)
+
+
 def test_the_average_of_adapters(folders):
     net, batch = network(folders("wavlm")), waves(8000)
     tune(net, trained="lora", lora_rank=2, lora_alpha=6.0)
