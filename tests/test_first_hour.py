@@ -29,7 +29,9 @@ def shown_by(source, names):
     return last and eval(compile(ast.Expression(last.value), "first_hour.ipynb", "eval"), names)
 
 
-def test_links(notebook):
+@pytest.mark.parametrize("name", ["first_hour", "your_own_voices"])
+def test_links(repository, name):
+    notebook = repository / "examples" / f"{name}.ipynb"
     links = re.findall(r"\]\(([^)#]+)", "\n".join(sources(notebook, "markdown")))
     assert len(links) >= 3 and all((notebook.parent / link).is_file() for link in links)
     assert notebook.stat().st_size < 300_000
