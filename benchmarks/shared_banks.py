@@ -133,6 +133,8 @@ def main() -> int:
     }
     sys.stdout.write("| what | ranks | private, MB | shared, MB | all, MB |\n|---|---:|---:|---:|---:|\n")
     for what, task in tasks.items():
+        # The first start makes the tables that all others map.
+        of_ranks(max(arguments.processes), task)
         for count in arguments.processes:
             private, shared = (one / 1e6 for one in of_ranks(count, task))
             sys.stdout.write(f"| {what} | {count} | {private:,.0f} | {shared:,.0f} | {private + shared:,.0f} |\n")
