@@ -21,9 +21,10 @@ SMALL = {
     "Pretrained": {
         "config": {
             "model_type": "wavlm",
-            **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+            # Heads of 64 numbers, as published backbones have: bf16 kernels of some processors fail with 8.
+            **{"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
             **{
-                "conv_dim": [8, 8, 8],
+                "conv_dim": [16, 16, 16],
                 "conv_stride": [5, 8, 8],
                 "conv_kernel": [10, 8, 8],
                 "num_feat_extract_layers": 3,

@@ -118,21 +118,19 @@ def test_16_bits(name, dtype):
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_memory_layout(name):
-    found = []
-    for layout in (torch.contiguous_format, torch.channels_last):
-        # In evaluation, where two utterances are no batch whose statistics blow up what rounding leaves.
-        net = make(name).eval()
-        planes = [part.weight for part in net.trunk.modules() if isinstance(part, nn.Conv2d)]
-        if not is_safe_in_channels_last(net.trunk):
-            # No 2-D convolutions, or too narrow ones: left as they were made.
-            assert all(weight.is_contiguous() for weight in planes)
-            return
-        net.to(memory_format=layout)
-        embeddings = net(waves((10200, 10200)))
-        embeddings.square().sum().backward()
-        found.append([embeddings.detach(), *(value.grad for value in net.parameters() if value.grad is not None)])
-    assert distance(*found) < 1e-3
+def test_memory_layout(name, monkeypatch):
+    # In evaluation mode: the batch statistics of two utterances amplify rounding errors.
+    net = make(name).eval()
+    if not is_safe_in_channels_last(net.trunk):
+        # No 2-D convolutions, or too narrow ones: left as they were made.
+        assert all(part.weight.is_contiguous() for part in net.trunk.modules() if isinstance(part, nn.Conv2d))
+        return
+    features = net.front_end(waves((10200, 10200)))
+    contiguous = outputs_and_gradients(net.to(memory_format=torch.contiguous_format), features)
+    channels_last = outputs_and_gradients(net.to(memory_format=torch.channels_last), features)
+    exact = exact_outputs_and_gradients(net, features, monkeypatch)
+    # ReLUs near zero flip with the rounding of some processors' kernels, in either layout.
+    assert distance(channels_last, exact) < max(1e-3, 3 * distance(contiguous, exact))
 
 
 # Small networks, as every other test has them; one a kind soon, all others take a minute or more each.
@@ -146,11 +144,9 @@ def test_compiled(name, backend, monkeypatch):
     net = make(name).train()
     features = net.front_end(waves((16000,) * 4))
     eager, compiled = outputs_and_gradients(net, features), outputs_and_gradients(net, features, backend)
-    # Statistics of so small a batch and every ReLU blow up what rounding leaves, in eager code as well: ERes2NetV2's
-    # gradients are 0.23 from those in float64, and its compiled ones 0.04. A wrong kernel is further off than that.
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "float", lambda tensor: tensor)  # what keeps 16-bit runs exact, here to float32
-        exact = outputs_and_gradients(net.double(), features.double())
+    # The statistics of a small batch and every ReLU amplify rounding errors, in eager code too: ERes2NetV2's gradients
+    # differ by 0.23 from those in float64, and its compiled ones by 0.04. A wrong kernel differs by more.
+    exact = exact_outputs_and_gradients(net, features, monkeypatch)
     found, rounding = distances(compiled, exact), distances(eager, exact)
     assert found[0] < max(5e-3, 3 * rounding[0])
     assert max(found) < max(0.15, 3 * max(rounding))
@@ -167,6 +163,14 @@ def outputs_and_gradients(net, features, backend=None):
     embeddings = run(features)
     (embeddings * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
     return [embeddings.detach(), *(value.grad for value in twin.parameters() if value.grad is not None)]
+
+
+def exact_outputs_and_gradients(net, features, monkeypatch):
+    """The same in float64."""
+    with monkeypatch.context() as patch:
+        # The casts that protect 16-bit runs would round to float32 here.
+        patch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+        return outputs_and_gradients(net.double(), features.double())
 
 
 def distance(found, expected):
@@ -223,7 +227,7 @@ def given(waveforms, lengths=None, rate=16000):
         (given(torch.zeros(2, 16000)), "2 rows"),
         (given(torch.zeros(16000)), r"\(16000,\)"),
         (given(torch.zeros(1, 16000, dtype=torch.int16)), "int16"),
-        (given(torch.zeros(2, 16000), torch.tensor([16000])), r"expected 2 from"),
+        (given(torch.zeros(2, 16000), torch.tensor([16000])), "expected 2"),
         (given(torch.zeros(1, 16000), torch.tensor([16001])), "16001"),
     ],
 )
