@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 CORE = [
-    # torchaudio 2.11 refuses to load beside torch 2.15 (other CUDA build); see docs/decisions.md before widening.
+    # torchaudio 2.11 refuses to load with torch 2.15 (different CUDA build); see docs/decisions.md before widening.
     "torch>=2.9,<2.15",
     "torchaudio>=2.9,<2.12",
     "soundfile>=0.12.1",
@@ -20,14 +20,14 @@ CORE = [
     "safetensors>=0.4",
     "pydantic>=2.7,<3",
     "annotated-types>=0.6",
-    # Earlier ones empty the file that they wait for, and with it the name of the run that holds a folder.
+    # Earlier versions empty the file they wait for, which names the run that holds the folder.
     "filelock>=4.1,<5",
     "requests>=2.32,<3",
     "jinja2>=3.1,<4",
-    # torch brings it.
+    # Also a dependency of torch.
     "fsspec>=2023.6",
 ]
-# onnxscript: torch's exporter writes through it.
+# torch's exporter needs onnxscript.
 EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
 SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
@@ -37,13 +37,13 @@ SHELL = ["shtab>=1.7"]
 TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
-# silero-vad computes by onnxruntime, its weights lie in the wheel; pyannote.metrics is for `speakernet der` only.
+# silero-vad runs on onnxruntime, with its weights in the wheel; only `speakernet der` needs pyannote.metrics.
 WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
 DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
-    # Of a mirror's address: gcsfs, paramiko … for the others.
+    # For mirrors on S3; other addresses need gcsfs, paramiko ….
     "s3": S3,
     "remote": S3,
     "gpu": ["nvidia-ml-py>=12"],
@@ -56,7 +56,7 @@ EXTRAS = {
     "trackers": TRACKERS,
     "docs": DOCS,
     "test": [
-        # Of the extras, so that their tests run.
+        # The extras, so that their tests run.
         *EXPORT,
         *SERVE,
         *ENCRYPTION,

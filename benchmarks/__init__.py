@@ -1,1 +1,1 @@
-"""Comparisons with a plain pipeline and with plain networks, and the picture of the README; no user needs them."""
+"""Measurements for developers: comparisons with a plain pipeline and plain networks, and the picture in the README."""

@@ -1,9 +1,8 @@
-"""The classic pipeline of voxceleb_trainer, written once, so that ours can be measured against it on the same data.
+"""The classic pipeline of voxceleb_trainer, as a reference for benchmarks on the same data.
 
-It works as that trainer's loader, augmentation and evaluation work: whole files as float64, one `scipy.signal.convolve`
-an utterance, one utterance per evaluation batch, one trial at a time. Nothing here is made slow on purpose, and nothing
-is used for training: the benchmark alone calls it. The order of random draws is kept too, so that one seed gives the
-very numbers of the original.
+It works like that trainer's loader, augmentation and evaluation: whole files as float64, one `scipy.signal.convolve`
+per utterance, one utterance per evaluation batch, one trial at a time. Nothing is slowed down on purpose, and only
+benchmarks use it. The order of random draws is also the same, so a seed reproduces the original's numbers exactly.
 
 Source: github.com/clovaai/voxceleb_trainer, DatasetLoader.py and SpeakerNet.py.
 """
@@ -19,9 +18,9 @@ from scipy import signal
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 SAMPLES_PER_FRAME = 160  # 10 ms at 16 kHz
-# A window of 400 samples begins every 160, so that so many more are needed for the last one.
+# A window of 400 samples starts every 160, so the last one needs this many more.
 WINDOW_REST_SAMPLES = 240
-# Added to every power before the logarithm. It bounds the SNR of quiet noise, which is part of how the original sounds.
+# Added to every power before the logarithm. It bounds the SNR of quiet noise, as in the original.
 POWER_FLOOR = 1e-4
 SNR_RANGES_DB = {"noise": (0, 15), "speech": (13, 20), "music": (5, 15)}
 NUM_SOURCES = {"noise": (1, 1), "speech": (3, 7), "music": (1, 1)}
@@ -31,7 +30,7 @@ ADDITIVE = {MUSIC: "music", SPEECH: "speech", NOISE: "noise"}
 
 
 def crop_samples(num_frames: int) -> int:
-    """Samples of a crop of so many frames.
+    """Samples of a crop of `num_frames` frames.
 
     >>> crop_samples(200)
     32240
@@ -47,7 +46,7 @@ def read_training_crop(path: str, num_frames: int, generator: random.Random) -> 
 
 
 def read_evaluation_crops(path: str, num_frames: int, num_crops: int) -> np.ndarray:
-    """Crops spread evenly over a file as float64 (crops, samples); with 0 frames the whole file as one crop."""
+    """Crops spread evenly over a file, float64 (crops, samples); for 0 frames, the whole file as one crop."""
     audio, num_samples = _read_padded(path, num_frames)
     if num_frames == 0:
         return audio[None].astype(np.float64)
@@ -56,7 +55,7 @@ def read_evaluation_crops(path: str, num_frames: int, num_crops: int) -> np.ndar
 
 
 class ClassicAugmentation:
-    """Noise, music and babble from MUSAN's folders and reverberation, one utterance at a time."""
+    """Noise, music and babble from MUSAN's folders, and reverberation; one utterance at a time."""
 
     def __init__(self, noise_path: str, rir_path: str, num_frames: int, generator: random.Random) -> None:
         """Find the files.
@@ -65,7 +64,7 @@ class ClassicAugmentation:
             noise_path: folder laid out as MUSAN: category/x/y/file.wav.
             rir_path: folder laid out as RIRS_NOISES/simulated_rirs: x/y/file.wav.
             num_frames: length of the crops.
-            generator: every choice is drawn from it.
+            generator: source of all random choices.
         """
         self.num_frames = num_frames
         self.generator = generator
@@ -75,9 +74,9 @@ class ClassicAugmentation:
         self.responses = [str(path) for path in Path(rir_path).glob("*/*/*.wav")]
 
     def __call__(self, audio: np.ndarray) -> np.ndarray:
-        """One of five ways, each as likely: as it is, reverberated, with music, with babble, with noise.
+        """Apply one of five equally likely options: unchanged, reverberation, music, babble, noise.
 
-        A category without files is left out, where the original ends with an error.
+        A category without files is skipped; the original raises an error.
         """
         way = self.generator.randint(CLEAN, NOISE)
         while way in ADDITIVE and ADDITIVE[way] not in self.noises:
@@ -99,7 +98,7 @@ class ClassicAugmentation:
         return np.sum(np.concatenate(scaled, axis=0), axis=0, keepdims=True) + audio
 
     def reverberate(self, audio: np.ndarray) -> np.ndarray:
-        """Convolve with one room response of unit energy; audio and result (1, samples)."""
+        """Convolve with an RIR of unit energy; audio and result (1, samples)."""
         response, _ = soundfile.read(self.generator.choice(self.responses))
         response = response.astype(np.float64)[None]
         response = response / np.sqrt(np.sum(response**2))
@@ -107,7 +106,7 @@ class ClassicAugmentation:
 
 
 class ClassicTrainingSet(Dataset):
-    """A speaker's utterances as one item, as the original's loader makes them."""
+    """A speaker's utterances as one item, as in the original's loader."""
 
     def __init__(
         self,
@@ -180,7 +179,7 @@ def embed_one_by_one(
         embed: (crops, samples) float32 -> (crops, dim).
         paths: the files.
         num_frames: length of a crop.
-        num_crops: crops a file.
+        num_crops: crops per file.
         num_workers: loader processes.
     """
     dataset = ClassicEvaluationSet(paths, num_frames, num_crops)
@@ -194,7 +193,7 @@ def embed_one_by_one(
 def score_one_by_one(
     embeddings: dict[str, torch.Tensor], trials: Iterable[tuple[str, str]], normalize: bool = True
 ) -> list[float]:
-    """Scores of (enrol, test) trials, one at a time: minus the mean distance between all pairs of crops."""
+    """Scores of (enrol, test) trials, one at a time: the negative mean distance between all pairs of crops."""
     scores = []
     for enrol, test in trials:
         pair = [embeddings[enrol], embeddings[test]]
@@ -206,7 +205,7 @@ def score_one_by_one(
 
 
 def _read_padded(path: str, num_frames: int) -> tuple[np.ndarray, int]:
-    """A whole file, wrapped around to one sample more than the crop where it is not longer, and the crop's samples."""
+    """A whole file, and the samples of a crop; a file that is not longer is wrapped to one sample more."""
     num_samples = crop_samples(num_frames)
     audio, _ = soundfile.read(path)
     if len(audio) <= num_samples:
@@ -219,7 +218,7 @@ def _power_db(audio: np.ndarray) -> float:
 
 
 def _own_random_numbers(worker: int) -> None:
-    """Without it every worker would draw the same crops."""
+    """Seed each worker differently, or all would draw the same crops."""
     information = get_worker_info()
     assert information is not None
     information.dataset.generator.seed(information.seed)  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
-"""A packed corpus that memory does not hold: crops a second and the wait of a step, with and without reading ahead.
+"""A packed corpus larger than memory: crops per second and waiting time per step, with and without reading ahead.
 
     python -m benchmarks.cold_corpus --folder /disk/scratch --gigabytes 4 --rounds 5
 
-Makes a corpus of that size in the folder once, and removes nothing. Before every run its pages are dropped from the
-system's cache (`posix_fadvise`), so that each crop comes from the disk, as it does where memory holds a small part. A
-step is imitated by sleeping, as a GPU leaves the cores alone. Linux only.
+Creates a corpus of that size in the folder if missing, and removes nothing. Before every run its pages are dropped from
+the system's cache (`posix_fadvise`), so every crop comes from disk, as for a corpus much larger than memory. A step is
+simulated by sleeping, as a GPU step leaves the cores idle. Linux only.
 """
 
 import argparse
@@ -32,7 +32,7 @@ NAME = "cold_corpus"
 
 
 class Noise(PackInput):
-    """Utterances of noise; what is in them does not matter, how many bytes they have does."""
+    """Utterances of noise; only their size matters."""
 
     def __init__(self, num_utterances: int) -> None:
         super().__init__(StringTable.from_strings([f"{row:07d}.wav" for row in range(num_utterances)]), "noise")
@@ -46,7 +46,7 @@ class Noise(PackInput):
 
 @dataclass
 class Course:
-    """A way through a few batches, and what it took beside time."""
+    """One way of loading batches, and its measurements other than time."""
 
     corpus: Path
     num_batches: int
@@ -56,16 +56,16 @@ class Course:
     is_ahead: bool
     seed: int = 0
     waited: list[float] = field(default_factory=list)
-    """Of each run, seconds a batch."""
+    """Seconds per batch, for each run."""
     read: list[float] = field(default_factory=list)
-    """Of each run, bytes from the disk for each byte of the crops."""
+    """Bytes from disk per byte of crops, for each run."""
 
     def way(self) -> Way:
         """For `run_in_turn`."""
         return Way(self._run, self._prepare)
 
     def _prepare(self) -> list[tuple[CropMaker, list[BatchRequest]]]:
-        """In a list, which gives it away: pages that are mapped are not dropped."""
+        """Return the maker in a list, from which `_run` takes it: mapped pages cannot be dropped."""
         self.seed += 1
         source = PackedSource(self.corpus)
         table = source.lookup_table(source.index.names)
@@ -98,7 +98,7 @@ class Course:
 
 
 def drop_pages(path: Path) -> None:
-    """Let the system forget what it holds of a file in memory."""
+    """Drop the pages of a file from the system's cache."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -108,7 +108,7 @@ def drop_pages(path: Path) -> None:
 
 
 def bytes_from_disk() -> int:
-    """Read for this process so far."""
+    """Bytes read from disk for this process so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
@@ -116,7 +116,7 @@ def bytes_from_disk() -> int:
 def measure(
     corpus: Path, num_batches: int, batch_size: int, step_seconds: float, rounds: int, say: Callable[[str], object]
 ) -> None:
-    """Run the three ways in turn, and say a row of a table for each."""
+    """Run the three ways in turn, and write a table row for each with `say`."""
     ways = {
         "memory map": (True, False),
         "read from the file": (False, False),
@@ -137,23 +137,23 @@ def measure(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the corpus lies, and what is read of it."""
-    parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="of the corpus (default %(default)s)")
-    parser.add_argument("--batches", type=int, default=40, help="of each run (default %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s (default %(default)s)")
-    parser.add_argument("--step_milliseconds", type=float, nargs="+", default=[0.0, 20.0], help="that a step takes")
-    parser.add_argument("--rounds", type=int, default=5, help="default %(default)s")
+    """Add the arguments."""
+    parser.add_argument("--folder", type=Path, required=True, help="folder on the disk to measure")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the corpus (default %(default)s)")
+    parser.add_argument("--batches", type=int, default=40, help="batches per run (default %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s per batch (default %(default)s)")
+    parser.add_argument("--step_milliseconds", type=float, nargs="+", default=[0.0, 20.0], help="duration of a step")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default %(default)s)")
 
 
 def main() -> int:
-    """Make the corpus where it is not there, and print a table."""
+    """Create the corpus if missing, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     arguments = parser.parse_args()
     corpus = arguments.folder / NAME
     pack(Noise(max(1, int(arguments.gigabytes * 1e9 / 2 / UTTERANCE_SAMPLES))), corpus, show_progress=True)
-    sys.stdout.write("| a step | crops come | crops a second | wait for a batch | read for a byte of a crop |\n")
+    sys.stdout.write("| step | loading | crops per second | wait per batch | bytes read per byte of crop |\n")
     sys.stdout.write("|---:|---|---:|---:|---:|\n")
     for milliseconds in arguments.step_milliseconds:
         measure(

@@ -1,4 +1,4 @@
-"""Measure loader and training step of a configuration, and with --compare ours against the original pipeline.
+"""Measure loader and training step of a configuration, or with --compare ours against the original pipeline.
 
     python benchmark_performance.py --config exp01.yaml --num_batches 100
     python benchmark_performance.py --config exp01.yaml --compare --rounds 3 --json figures.json
@@ -9,9 +9,9 @@
     python benchmark_performance.py --runtimes CAMPPlus ECAPA_TDNN
     python benchmark_performance.py --serving exps/exp01/best.pt [--clients 200] [--rounds 5]
 
-All run in turn (A B A B …) and print medians. --compare trains and evaluates whole epochs of the configuration, a
-process each; --loading reads the configuration's recordings in every form, in this process. The first line is
-`speakernet benchmark`, which needs no checkout.
+All alternate (A B A B …) and print medians. --compare trains and evaluates whole epochs of the configuration, each in
+a separate process; --loading reads the configuration's recordings in every format, in this process. The first command
+is the same as `speakernet benchmark`, which needs no checkout.
 """
 
 import argparse
@@ -24,36 +24,36 @@ ARGUMENTS = benchmark.ARGUMENTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much to measure, and where to write it."""
+    """Add the arguments."""
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="an epoch of the configuration by the original pipeline and by ours, and each measure alone, instead",
+        help="measure an epoch by the original pipeline and by ours, and the effect of each measure alone",
     )
     parser.add_argument(
-        "--loading", action="store_true", help="loading and embedding, the original pipeline's against ours, instead"
+        "--loading", action="store_true", help="measure loading and embedding by the original pipeline and by ours"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="with all but the first: rounds (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every suite (default %(default)s)")
     parser.add_argument(
         "--num_utterances",
         type=int,
         default=200,
-        help="with --loading, --recordings: recordings to take (default %(default)s)",
+        help="with --loading, --recordings: number of recordings (default %(default)s)",
     )
     parser.add_argument(
         "--scoring",
         nargs="*",
         metavar="PART",
-        help="scoring, score normalisation and metrics (or parts of it), instead",
+        help="measure scoring, score normalisation and metrics (or only these parts)",
     )
-    parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: list to take pairs from")
+    parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: take the pairs from here")
     parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="with --scoring: also embed files from here")
-    parser.add_argument("--threads", type=int, default=0, help="with --scoring: of torch (default: one a core)")
+    parser.add_argument("--threads", type=int, default=0, help="with --scoring: torch threads (default: one per core)")
     parser.add_argument(
         "--steps",
         nargs="*",
         metavar="MODEL",
-        help="a step of these networks (default ResNetSE34L) against their plain definitions in torch, instead",
+        help="measure a step of these networks (default ResNetSE34L) against their plain definitions in torch",
     )
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="with --steps: speed-ups on and off, or `all`")
     parser.add_argument(
@@ -63,12 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="*",
         metavar="NAME",
-        help="training step and embedding of these networks (default: the smallest of each family), instead",
+        help="measure training step and embedding of these networks (default: the smallest of each family)",
     )
     parser.add_argument(
         "--compiled",
         action="store_true",
-        help="with --models: steps eager and compiled in turn, and the seconds of compiling, instead",
+        help="with --models: alternate eager and compiled steps, and measure the time to compile",
     )
     parser.add_argument(
         "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"
@@ -77,20 +77,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtimes",
         nargs="+",
         metavar="NAME",
-        help="real-time factors of these networks in torch and ONNX Runtime, on one and two threads, instead",
+        help="measure real-time factors of these networks in torch and ONNX Runtime, on one and two threads",
     )
-    parser.add_argument("--serving", type=Path, metavar="MODEL", help="the latency of a server of this model, instead")
-    parser.add_argument("--clients", type=int, default=200, help="with --serving: at once (default %(default)s)")
-    # What a process that is measured was started with.
+    parser.add_argument("--serving", type=Path, metavar="MODEL", help="measure the latency of a server with this model")
+    parser.add_argument("--clients", type=int, default=200, help="with --serving: how many (default %(default)s)")
+    # Arguments with which the measured processes are started.
     for name in ("--step_of", "--memory_of", "--epoch_of", "--embedding_of"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> list[str] | int:
-    """Measure, print, write."""
+    """Measure, print and write the figures."""
     for name in ("num_batches", "rounds", "num_utterances", "step_batch", "clients"):
         benchmark.refuse_below_one(name, getattr(arguments, name))
-    # Late: the options above are explained, and refused, without torch.
+    # Imported late: help and errors for the options above need no torch.
     from benchmarks import suites
 
     if arguments.step_of or arguments.memory_of or arguments.epoch_of or arguments.embedding_of:

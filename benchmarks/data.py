@@ -1,7 +1,7 @@
-"""The recordings that both pipelines are measured on: those of a configuration, written as WAV, as FLAC and packed.
+"""The recordings on which both pipelines are measured: those of a configuration, as WAV, FLAC and a packed corpus.
 
-Utterances are joined and cut to lengths of 4 to 12 seconds, as VoxCeleb's are, so that figures of different corpora can
-be compared; noise and room responses lie as MUSAN's and RIRS_NOISES' do, which the classic pipeline needs.
+Utterances are joined and cut to 4 to 12 seconds, like VoxCeleb's, so that figures from different corpora are
+comparable; noise and RIRs are laid out like MUSAN and RIRS_NOISES, as the classic pipeline requires.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ MOST_ROOMS = 100
 
 @dataclass(frozen=True)
 class BenchmarkData:
-    """Where the benchmark's recordings lie.
+    """The benchmark's recordings.
 
     Attributes:
-        root: everything is below it; `wav`, `flac` and `packed` hold the same samples.
+        root: folder with everything; `wav`, `flac` and `packed` have the same samples.
         names: utterances without their suffix.
-        labels: speaker of each.
-        has_noise: whether noise, music, babble and room responses are there.
+        labels: the speaker of each.
+        has_noise: whether there are noise, music, babble and RIRs.
     """
 
     root: Path
@@ -52,15 +52,15 @@ class BenchmarkData:
         return self.root / "rirs"
 
     def folder(self, form: str) -> Path:
-        """Of `wav`, `flac` or `packed` recordings; the packed ones have the names of the WAV files."""
+        """The folder of `wav`, `flac` or `packed` recordings; the packed ones have the names of the WAV files."""
         return self.root / form
 
     def paths(self, form: str) -> list[str]:
-        """The files, for a reader that takes paths."""
+        """The paths of all files."""
         return [str(self.root / form / f"{name}.{form}") for name in self.names]
 
     def write_list(self, form: str, num_rows: int) -> Path:
-        """A training list of `num_rows` rows; utterances come again when there are fewer."""
+        """Write a training list of `num_rows` rows; utterances are repeated if there are fewer."""
         suffix = "flac" if form == "flac" else "wav"
         path = self.root / f"{form}-{num_rows}.txt"
         rows = (number % len(self.names) for number in range(num_rows))
@@ -85,12 +85,12 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
         first = number * len(training) // num_utterances
         num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)
         waveform = _join(source, training.paths, first, num_samples)
-        # Some recordings a folder, as a corpus has them.
+        # Several recordings per folder, as in a real corpus.
         name = f"{number % 97:02d}/{number:05d}"
         for form in ("wav", "flac"):
             path = folder / form / f"{name}.{form}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The same 16-bit samples in every form, so that readers are compared and not signals.
+            # The same 16-bit samples in every format, so that only readers differ.
             write_audio(path, to_int16(waveform), sample_rate)
         names.append(name)
         labels.append(int(training.labels[first]))
@@ -102,7 +102,7 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
 
 
 def _join(source: AudioSource, paths: Sequence[str], first: int, num_samples: int) -> np.ndarray:
-    """Utterances from `first` on, one after the other, cut to the length; (samples,)."""
+    """Utterances from `first` on, concatenated and cut to the length; (samples,)."""
     pieces: list[np.ndarray] = []
     row = first
     while sum(map(len, pieces)) < num_samples:
@@ -112,7 +112,7 @@ def _join(source: AudioSource, paths: Sequence[str], first: int, num_samples: in
 
 
 def write_noise(config: Config, folder: Path) -> None:
-    """Copy the configuration's noise and room responses below `folder`, in one channel, as `musan` and `rirs`."""
+    """Copy the configuration's noise and RIRs to `musan` and `rirs` below `folder`, in one channel."""
     sample_rate = config.data.sample_rate
     for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
         for clip in range(min(len(bank), MOST_CLIPS_OF_A_KIND)):
@@ -120,10 +120,10 @@ def write_noise(config: Config, folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_audio(path, bank.read_whole(clip) / 2**15, sample_rate)
     names = find_audio_files(config.augment.rir_path)
-    # Every so many: the names of a set go room by room.
+    # At regular intervals, because names are sorted by room.
     for number, name in enumerate(names[:: max(1, len(names) // MOST_ROOMS)]):
         path = folder / "rirs" / "rooms" / "some" / f"{number:04d}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
         response = read_audio(Path(config.augment.rir_path) / name, sample_rate=sample_rate)
-        # Below full scale, where a 16-bit file would clip it; only its shape is used.
+        # Below full scale, so that 16 bits do not clip; the level does not matter.
         write_audio(path, 0.99 * response / np.abs(response).max(), sample_rate)

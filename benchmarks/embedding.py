@@ -1,7 +1,7 @@
-"""Part of the suite `--scoring`: embedding a folder of recordings, the classic pipeline against ours.
+"""Part of the suite `--scoring`: embedding a folder of recordings by the classic pipeline and by ours.
 
-Each has a process of its own, as its users start it: the classic one with torch as it comes and the network's plain
-definition, ours with the memory settings that every one of our commands has.
+Each runs in its own process, as its users start it: the classic one with torch's defaults and the network's plain
+definition, ours with the memory settings of all our commands.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ CROPS, CROP_FRAMES = 10, 400
 
 
 def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Speedup:
-    """Ten crops of 4 s by ResNetSE34L in float32, one utterance a batch as the classic pipeline does it, and by ours.
+    """Ten crops of 4 s by ResNetSE34L in float32: the classic pipeline, one utterance per batch, against ours.
 
     Args:
-        folder: recordings; every so many of them is taken.
-        num_utterances: to take.
-        rounds: of A B A B ….
-        threads: of torch, the same for both.
+        folder: recordings, sampled at regular intervals.
+        num_utterances: number of recordings.
+        rounds: rounds of A B A B ….
+        threads: torch threads, the same for both.
 
     Raises:
-        ValueError: the folder holds no recordings, or a pipeline failed; with its errors.
+        ValueError: the folder has no recordings, or a pipeline failed; with its errors.
     """
     count = len(_chosen(folder, num_utterances))
     given = ("--recordings", str(folder), "--num_utterances", str(num_utterances), "--threads", str(threads))
@@ -55,7 +55,7 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
 
 
 def serve_embedding(config: Config, folder: Path, num_utterances: int, threads: int, name: str) -> None:
-    """In a process of its own: the recordings once more by that pipeline for every line that comes in."""
+    """Run in a separate process: embed the recordings with one pipeline for every line of input."""
     torch.manual_seed(config.runtime.seed)
     net = SpeakerNet.named(NETWORK, embedding_dim=DIMENSIONS).eval()
     chosen = _chosen(folder, num_utterances)
@@ -75,7 +75,7 @@ def _embed_classic(net: nn.Module, paths: list[str]) -> None:
 
 def _our_embedding(net: SpeakerNet, folder: Path, chosen: list[Path]) -> Callable[[], None]:
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
-    # As a model file is evaluated.
+    # With norms merged, as in the evaluation of a model file.
     used, source, options = folded(net), open_source(folder), EvaluationOptions(num_crops=CROPS)
 
     def run() -> None:
@@ -87,5 +87,5 @@ def _our_embedding(net: SpeakerNet, folder: Path, chosen: list[Path]) -> Callabl
 def _chosen(folder: Path, num_utterances: int) -> list[Path]:
     found = sorted(path for path in folder.rglob("*") if path.suffix in (".wav", ".flac"))
     if not found:
-        raise ValueError(f"{folder} holds no .wav or .flac files; expected a folder of recordings")
+        raise ValueError(f"{folder} has no .wav or .flac files; expected a folder of recordings")
     return found[:: max(1, len(found) // num_utterances)][:num_utterances]

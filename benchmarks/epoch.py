@@ -1,8 +1,8 @@
 """The suite `--compare`: a whole epoch of a configuration by the original pipeline and by ours, measure by measure.
 
-Both have the configuration's lists, crops, batch size, network, trials and evaluation crops, and a process each. The
-original one is voxceleb_trainer's: it reads whole files, augments them one by one, trains in float32 with a plain loop,
-embeds the recordings and scores the trials one by one. Ours is what `speakernet train` does between two evaluations.
+Both use the configuration's lists, crops, batch size, network, trials and evaluation crops, each in its own process.
+The original is voxceleb_trainer's: it reads whole files, augments them one by one, trains in float32 with a plain loop,
+embeds recordings and scores trials one by one. Ours does what `speakernet train` does between two evaluations.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "inference mode": {},
     "bf16": {"runtime": {"precision": "no"}},
 }
-"""Measure -> what switches it off in the optimised configuration; inference mode is exchanged for `no_grad`."""
+"""Measure -> options that turn it off in the optimised configuration; inference mode is replaced by `no_grad`."""
 ACCUMULATED = "accumulation in 2 pieces"
 MEMORY_SAMPLE_SECONDS = 0.25
 
@@ -51,9 +51,9 @@ def compare_epochs(arguments: Sequence[str], num_batches: int, rounds: int) -> d
     """Medians of every pipeline's figures; one process each, run in turn.
 
     Args:
-        arguments: the configuration's, as on the command line.
-        num_batches: most batches of an epoch; of a longer list a part is taken, and its epoch worked out.
-        rounds: epochs of each that count, after one that does not.
+        arguments: the configuration, as command-line arguments.
+        num_batches: limit on batches per epoch; for a longer list a part is used and the epoch time extrapolated.
+        rounds: measured epochs of each, after one warm-up epoch.
     """
     names = [ORIGINAL, OURS, *(f"without {name}" for name in WITHOUT), f"with {ACCUMULATED}"]
     with contextlib.ExitStack() as stack:
@@ -86,7 +86,7 @@ def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
     rows += ["", "| measure alone, without / with | batch | evaluation | peak memory |", "|---|---|---|---|"]
     for name, one in figures.items():
         if name not in (ORIGINAL, OURS):
-            # "without X" over ours, but ours over "with X": above 1 the measure helps either way round.
+            # "without X" over ours, but ours over "with X": either way, above 1 the measure helps.
             without, with_it = (ours, one) if name.startswith("with ") else (one, ours)
             ratios = (
                 f"{without[key] / with_it[key]:.2f}" for key in ("batch_seconds", "evaluation_seconds", "peak_bytes")
@@ -97,7 +97,7 @@ def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def serve_epochs(config: Config, name: str, num_batches: int) -> None:
-    """In a process of its own: an epoch of that pipeline for every line that comes in."""
+    """Run in a separate process: an epoch of one pipeline for every line of input."""
     config = with_default_paths(config)
     with tempfile.TemporaryDirectory() as folder:
         config, share = _shortened(config, Path(folder), num_batches)
@@ -116,7 +116,7 @@ def _variant(config: Config, name: str) -> Config:
 
 
 def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, float]:
-    """The configuration with at most so many batches of its list, and the share of the list that they are."""
+    """The configuration with at most `num_batches` batches of its list, and their share of the list."""
     training = read_training_list(config.data.train_list)
     most = num_batches * config.data.batch_size * config.data.utterances_per_speaker
     if len(training) <= most:
@@ -128,7 +128,7 @@ def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, 
 
 
 def _measured(config: Config, train: Callable[[], int], evaluate: Callable[[], None], share: float) -> dict[str, float]:
-    """Figures of one epoch; `train` returns how many utterances it took."""
+    """Figures of one epoch; `train` returns the number of utterances."""
     device = find_device(config.runtime)
     memory = Monitor(_memory_of_all_processes, "memory", sample_seconds=MEMORY_SAMPLE_SECONDS)
     with memory, utilisation_monitor(device) as gpu:
@@ -150,7 +150,7 @@ def _measured(config: Config, train: Callable[[], int], evaluate: Callable[[], N
 
 
 def _memory_of_all_processes() -> float:
-    """Memory of this process and of those that it started, what they share counted once where the system tells."""
+    """Memory of this process and its children; shared memory is counted once if the system reports it."""
     total = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.Error):
@@ -162,7 +162,7 @@ def _memory_of_all_processes() -> float:
 def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
     """The trainer's next epoch, and its evaluation."""
     prepare_machine(config)
-    # Without end: schedules do not run out, and no epoch is the last.
+    # Practically endless, so that schedules do not run out and no epoch is the last.
     config = replaced(config, training={"max_epochs": 1 << 20})
     inputs = Inputs(config, choose_device(config.runtime))
     net = build_model(config)
@@ -185,9 +185,9 @@ def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable
 
 
 def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
-    """The same work by the original pipeline: as many utterances, the same recordings to embed, the same trials.
+    """The same work by the original pipeline: same number of utterances, same recordings to embed, same trials.
 
-    Networks without a plain definition are ours, in float32 and without channels_last.
+    For networks without a plain definition it uses ours, in float32 and without channels_last.
     """
     data, section = config.data, config.evaluation
     generator = random.Random(config.runtime.seed)
@@ -219,14 +219,14 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
 
     def train() -> int:
         net.train()
-        # Utterances one by one in any order, as the shuffled sampler has them: as many steps as ours.
+        # Utterances in random order, like the shuffled sampler, so there are as many steps as in ours.
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
         for crops, speakers in classic.training_loader(dataset, rows, data.batch_size, usable_cores()):
             optimizer.zero_grad()
             value = loss(net(crops.squeeze(1).to(device)), speakers.to(device))
             value.backward()
             optimizer.step()
-            # The original shows the loss of every step, and so waits for the device.
+            # The original prints the loss of every step and therefore waits for the device.
             value.item()
         return len(paths)
 

@@ -1,8 +1,8 @@
 """The suite `--models`: a training step and an embedding of each network, in turn in one process.
 
-Networks are those of the tables, at their published sizes; batches are noise, so no data is needed. Precision, threads
-and memory are the configuration's. Compiling takes minutes a network, so it is measured for those that are asked for
-with `--compiled`, each against its own eager step.
+Networks have their published sizes; batches are noise, so no data is needed. Precision, threads and memory follow the
+configuration. Compiling takes minutes per network, so it is measured only with `--compiled`, against the network's
+eager step.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from speakernet.models.options import FAMILIES, MODELS
 from speakernet.options import lookup
 
 SMALLEST = tuple(next(iter(sizes)) for sizes in FAMILIES.values())
-# The first steps find memory and kernels; the first after another network finds cold caches.
+# The first steps allocate memory and load kernels; the first one after another network has cold caches.
 WARMUP_RUNS, SETTLING_RUNS = 2, 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelCosts:
-    """What a network costs on this machine.
+    """The cost of a network on this machine.
 
     Attributes:
-        name: in a configuration.
-        step_seconds: median of a training step.
-        step_spread_seconds: between its quartiles.
-        embedding_seconds: median for one utterance of a batch.
-        embedding_spread_seconds: the same for an embedding.
+        name: name in a configuration.
+        step_seconds: median training step.
+        step_spread_seconds: its interquartile range.
+        embedding_seconds: median per utterance of a batch.
+        embedding_spread_seconds: its interquartile range.
     """
 
     name: str
@@ -52,20 +52,20 @@ def measure_models(config: Config, names: Sequence[str], *, batch_size: int, rou
     """Time a step and an embedding of every network in turn, first all steps, then all embeddings.
 
     Args:
-        config: of everything but the network: optimizer, loss, precision, machine.
-        names: of the networks.
-        batch_size: crops of 2 s in a step, and utterances of 2 s that are embedded at once.
-        rounds: runs of each that count.
+        config: everything but the network: optimizer, loss, precision, machine.
+        names: the networks.
+        batch_size: crops of 2 s per step, and utterances of 2 s embedded at once.
+        rounds: measured runs of each.
 
     Raises:
-        ValueError: an unknown name, or a network that this machine cannot train.
+        ValueError: unknown name, or a network that this machine cannot train.
     """
     for name in names:
         lookup(MODELS, name, "model")
     prepare_machine(config)
     configs = {name: published_config(config, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        # A run folder has one trainer.
+        # Each trainer needs its own run folder.
         steps = {name: trainer_step(one, Path(folder) / name, batch_size) for name, one in configs.items()}
         trained = _in_turn(steps, rounds)
     del steps
@@ -84,15 +84,15 @@ def measure_models(config: Config, names: Sequence[str], *, batch_size: int, rou
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCosts:
-    """What compiling a network costs and brings on this machine.
+    """The cost and gain of compiling a network on this machine.
 
     Attributes:
-        name: in a configuration.
-        compile_seconds: of the first step, which compiles the network.
-        eager_seconds: median of a training step as it comes.
-        compiled_seconds: the same compiled.
-        ratio: compiled by eager, median over the rounds.
-        loss_difference: of the first step's loss from the eager one's, relative.
+        name: name in a configuration.
+        compile_seconds: duration of the first step, which compiles the network.
+        eager_seconds: median eager training step.
+        compiled_seconds: median compiled training step.
+        ratio: compiled to eager, median over the rounds.
+        loss_difference: relative difference between compiled and eager loss in the first step.
     """
 
     name: str
@@ -104,22 +104,22 @@ class CompiledCosts:
 
 
 def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, rounds: int) -> Iterator[CompiledCosts]:
-    """Time a step of every network eager and compiled in turn, network after network, each reported when it is done.
+    """Time eager and compiled steps of one network after the other, yielding each result as it is done.
 
     Args:
-        config: as in `measure_models`; `runtime.compile_scope` says what is compiled.
-        names: of the networks.
-        batch_size: crops of 2 s in a step.
-        rounds: steps of each that count.
+        config: as in `measure_models`; `runtime.compile_scope` selects what is compiled.
+        names: the networks.
+        batch_size: crops of 2 s per step.
+        rounds: measured steps of each.
 
     Raises:
-        ValueError: an unknown name, or a network that this machine cannot train or compile.
+        ValueError: unknown name, or a network that this machine cannot train or compile.
     """
     for name in names:
         lookup(MODELS, name, "model")
     prepare_machine(config)
     for name in names:
-        torch._dynamo.reset()  # what the last network left
+        torch._dynamo.reset()  # discard compiled code of the previous network
         with tempfile.TemporaryDirectory() as folder:
             eager_config = published_config(config, name)
             compiled_config = variant_config(eager_config, "default + compile")
@@ -130,7 +130,7 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
             compiled_step()
             compile_seconds = time.perf_counter() - begin
             if not compiled.step.compiler.is_compiled:
-                raise ValueError(f"{name} was not compiled; the log says why")
+                raise ValueError(f"{name} was not compiled; see the log for the reason")
             losses = []
             for trainer in (eager, compiled):
                 trainer.recent.fetch_into(trainer.state, trainer.precision)
@@ -147,10 +147,10 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
 
 
 def published_config(config: Config, name: str) -> Config:
-    """The configuration with a network as it was published: embedding, mel bands, front end and pooling."""
+    """The configuration with a network as published: embedding size, mel bands, front end and pooling."""
     trunk: Any = lookup(MODELS, name, "model").options
     mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
-    # Weights are random: a backbone has its sizes alone, those of WavLM-Base.
+    # Weights are random, so a backbone needs only its sizes, here WavLM-Base's.
     backbone = {"options": {"config": {"model_type": "wavlm"}}} if name == "Pretrained" else {}
     config = replaced(
         config,
@@ -161,7 +161,7 @@ def published_config(config: Config, name: str) -> Config:
 
 
 def embedding_run(config: Config, batch_size: int) -> Callable[[], None]:
-    """Waveforms to embeddings in the precision of evaluation, as a callable."""
+    """A callable that embeds a batch in the precision of evaluation."""
     torch.manual_seed(config.runtime.seed)
     device = find_device(config.runtime)
     net = build_model(config).to(device).eval()
@@ -176,7 +176,7 @@ def embedding_run(config: Config, batch_size: int) -> Callable[[], None]:
 
 
 def load_now() -> float:
-    """Processes that want a core, averaged over the last minute; 0 where the system does not say."""
+    """The system's load average over the last minute; 0 if it does not report one."""
     with contextlib.suppress(AttributeError, OSError):
         return os.getloadavg()[0]
     return 0.0

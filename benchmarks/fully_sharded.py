@@ -1,7 +1,7 @@
-"""Memory of each process that trains a random WavLM-Large (316 million parameters): batch shared, or all of it shared.
+"""Memory of each process that trains a random WavLM-Large (316 million parameters), with DDP or fully sharded.
 
-`torchrun --nproc_per_node=2 -m benchmarks.fully_sharded --parallel fsdp`; without torchrun it is one process. Two steps
-of AdamW on the CPU in float32, one crop of a second in each process; what only the network's making takes is in `peak`.
+`torchrun --nproc_per_node=2 -m benchmarks.fully_sharded --parallel fsdp`; without torchrun, a single process. It takes
+two steps of AdamW on the CPU in float32, with a one-second crop per process. `peak` includes building the network.
 """
 
 import argparse
@@ -32,7 +32,7 @@ GIGABYTE = 2**30
 
 
 class Crops:
-    """One crop of a second for each process."""
+    """A one-second crop for each process."""
 
     def __init__(self) -> None:
         self.waveforms, self.labels = 0.1 * torch.randn(1, 16000), torch.tensor([distributed.rank()])

@@ -1,13 +1,13 @@
-"""Prove the GPU path where a GPU is at hand, and run every part's code where none is.
+"""Verify and measure the GPU path; without a GPU, run the code of every part on the CPU.
 
     python benchmarks/gpu.py --out figures.json
     python benchmarks/gpu.py --part correctness --out figures.json
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
-Parts: correctness (against the CPU in float32), steps (time and memory of each way), roofline (share of what the device
-could do, and MFU), pipeline (training from disk to weights), evaluation, launches, ranks (one process and more). Each
-is kept in FILE when it is done, and is not run again; a table of every part is printed in the end. What needs CUDA says
-so where there is none.
+Parts: correctness (against the CPU in float32), steps (time and memory of each variant), roofline (share of the
+device's limits, and MFU), pipeline (training from disk to weights), evaluation, launches, ranks (one process and more).
+Finished parts are stored in FILE and not run again; at the end a table of every part is printed. Measurements that need
+CUDA are marked as such if there is none.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Started by its path: then this folder is looked in for modules, not the checkout that holds it.
+    # Started by path: Python then searches this folder for modules instead of the checkout.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
@@ -45,14 +45,14 @@ PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
 
 
 def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
-    """Run the parts that are not done yet; returns whether every comparison passed.
+    """Run the parts that are not yet done; returns whether every comparison passed.
 
     Raises:
-        ValueError: a part could not be run; those before it are kept.
+        ValueError: a part could not be run; earlier parts are stored.
     """
     for name in parts:
         if name in record.parts:
-            logger.info("%s: done before", name)
+            logger.info("%s: already done", name)
             continue
         begin = time.perf_counter()
         rows = []
@@ -64,23 +64,23 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be asked for."""
-    parser.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
+    """Add the arguments."""
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part (can be repeated)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: a GPU, if any")
-    parser.add_argument("--quick", action="store_true", help="small sizes: that the code runs, no figures to keep")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON; the table goes beside it as .md")
-    parser.add_argument("--folder", type=Path, help="for data made on the spot (a few GB); default: a temporary one")
+    parser.add_argument("--quick", action="store_true", help="small sizes, only to check that the code runs")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON, with the table beside it as .md")
+    parser.add_argument("--folder", type=Path, help="for generated data (a few GB); default: a temporary folder")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, write, print; 1 where a comparison failed."""
+    """Measure, write, print; returns 1 if a comparison failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     has_gpu = torch.cuda.is_available()
     if arguments.device == "cuda" and not has_gpu:
-        raise SystemExit("--device cuda: torch sees no GPU; take --device cpu --quick to run the code")
+        raise SystemExit("--device cuda: torch sees no GPU; use --device cpu --quick to run the code")
     device = torch.device("cuda" if has_gpu and arguments.device != "cpu" else "cpu")
     with tempfile.TemporaryDirectory(prefix="speakernet-gpu-") as folder:
         setup = Setup(device, arguments.quick, arguments.folder or Path(folder))

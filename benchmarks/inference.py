@@ -1,8 +1,8 @@
-"""The suites `--runtimes` and `--serving`: what a model file costs where it is used.
+"""The suites `--runtimes` and `--serving`: the cost of using a model file.
 
-Real-time factors (seconds of computing for a second of audio; below one is faster than it was spoken) of torch as
-trained, torch with its batch norms merged, and ONNX Runtime, one recording at a time. And the latency of a server's
-answers to many clients at once, over loopback.
+Real-time factors (compute seconds per second of audio; below 1 is faster than real time) of torch as trained, torch
+with merged batch norms, and ONNX Runtime, one recording at a time. And the latency of a server for many parallel
+clients, over loopback.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ class Runtime:
     """One network in one runtime.
 
     Attributes:
-        name: of the network.
-        runtime: what ran it.
-        threads: that it had.
-        real_time_factor: median seconds of computing for a second of audio.
-        spread: between its quartiles.
+        name: the network.
+        runtime: the runtime.
+        threads: the number of threads.
+        real_time_factor: median compute seconds per second of audio.
+        spread: its interquartile range.
     """
 
     name: str
@@ -58,15 +58,15 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Latency:
-    """What clients waited.
+    """How long clients wait.
 
     Attributes:
-        clients: at once.
-        answers: good ones.
-        median_seconds: of an answer.
-        high_seconds: that 95 of 100 answers needed at most.
-        answers_a_second: over all clients.
-        clips_a_batch: that were embedded together, on average.
+        clients: parallel clients.
+        answers: successful answers.
+        median_seconds: median time to an answer.
+        high_seconds: 95th percentile of the time to an answer.
+        answers_a_second: rate over all clients.
+        clips_a_batch: mean number of clips embedded together.
     """
 
     clients: int
@@ -78,10 +78,10 @@ class Latency:
 
 
 def measure_runtimes(name: str, rounds: int) -> list[Runtime]:
-    """Real-time factors of a network of the tables at its published sizes, all ways in turn.
+    """Real-time factors of a network of published size, all runtimes in turn.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: unknown name.
     """
     trunk: Any = lookup(MODELS, name, "model").options
     torch.manual_seed(0)
@@ -106,12 +106,12 @@ def measure_runtimes(name: str, rounds: int) -> list[Runtime]:
 
 
 def measure_serving(model: Path, clients: int, rounds: int) -> Latency:
-    """The latency of `/embed` for so many clients at once, each asking `rounds` times over a connection of its own.
+    """The latency of `/embed` for parallel clients, each with its own connection.
 
     Args:
         model: a model file.
-        clients: at once, in this very process: they and the server share its cores.
-        rounds: requests of each client.
+        clients: number of clients; they run in this process and share its cores with the server.
+        rounds: requests per client.
     """
     verifier = load(model, "cpu")
     service = Service(verifier, None, Limits())
@@ -126,7 +126,7 @@ def measure_serving(model: Path, clients: int, rounds: int) -> Latency:
         began = time.perf_counter()
         seconds = asyncio.run(_ask(base, clips, clients, rounds))
         taken = time.perf_counter() - began
-        batches, heard = service.batcher.num_batches, service.batcher.num_clips
+        num_batches, num_clips = service.batcher.num_batches, service.batcher.num_clips
     finally:
         server.should_exit = True
         thread.join()
@@ -137,12 +137,12 @@ def measure_serving(model: Path, clients: int, rounds: int) -> Latency:
         statistics.median(seconds),
         float(np.percentile(seconds, PERCENTILE)),
         len(seconds) / taken,
-        heard / batches,
+        num_clips / num_batches,
     )
 
 
 async def _ask(base: str, clips: list[bytes], clients: int, rounds: int) -> list[float]:
-    """Seconds of every answer; one that is not good ends the measurement."""
+    """Seconds to every answer; a failed request ends the measurement."""
 
     async def be_client(number: int) -> list[float]:
         waited = []

@@ -1,4 +1,4 @@
-"""The suite `--compare`: our loader against the classic one, embedding and scoring too, and what a worker takes."""
+"""The suite `--loading`: our loader, embedding and scoring against the classic ones, and the memory of a worker."""
 
 import itertools
 import multiprocessing
@@ -25,11 +25,11 @@ from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.scoring import mean_distance_scores
 
-# Batches fetched before the clock starts: more than any queue holds.
+# Batches fetched before timing starts, more than fit in any queue.
 WARM_BATCHES = 8
-# VoxCeleb2's training part with VoxCeleb1's.
+# The size of VoxCeleb2's training part.
 MILLION_ROWS = 1_092_009
-# What an interpreter with torch costs before anything of ours is imported.
+# Memory of an interpreter with torch, before importing our code.
 BARE_INTERPRETER = "import psutil, torch; print(psutil.Process().memory_full_info().uss)"
 CPU = torch.device("cpu")
 
@@ -45,17 +45,17 @@ def benchmark_config(
     num_workers: int = 0,
     ram_corpus: str = "off",
 ) -> Config:
-    """The configuration, turned to the benchmark's recordings and to crops as the classic pipeline gives them.
+    """The configuration, changed to the benchmark's recordings and to the classic pipeline's crops.
 
     Args:
-        config: the user's.
+        config: the user's configuration.
         data: the recordings.
         form: `wav`, `flac` or `packed`.
         num_rows: length of the training list.
-        augment: in five ways, each as likely.
-        style: of the augmentation.
-        num_workers: of the loader.
-        ram_corpus: whether the corpus is decoded into memory first.
+        augment: whether to augment, in five equally likely ways.
+        style: augmentation style.
+        num_workers: loader workers.
+        ram_corpus: whether the corpus is first decoded into memory.
     """
     loading = {
         "train_list": str(data.write_list(form, num_rows)),
@@ -70,7 +70,7 @@ def benchmark_config(
         "ram_corpus": ram_corpus,
         "device_resident": "off",
         "persistent_workers": True,
-        # A cache would make the corpus of a benchmark, which is small, come from memory.
+        # With a cache, the benchmark's small corpus would come from memory.
         "cache_megabytes": config.data.cache_megabytes if augment else 0,
     }
     mixing = {
@@ -89,13 +89,13 @@ def benchmark_config(
 
 
 def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
-    """Batches of our loader on the CPU; every round is an epoch of `num_batches` and those that warm up."""
+    """Batches of our loader on the CPU; every round is an epoch of warm-up batches and `num_batches` more."""
     loader = build_training_loader(config, Inputs(config, CPU))
     epochs = itertools.count()
     running: list[Iterator[Batch]] = []
 
     def prepare() -> Iterator[Batch]:
-        # To its end: workers still busy with the last round would take time from this one.
+        # Exhaust the last round, or its workers would take time from this one.
         for batches in running:
             for _ in batches:
                 pass
@@ -122,7 +122,7 @@ def classic_side(config: Config, data: BenchmarkData, form: str, num_batches: in
     running: list[Any] = []
 
     def prepare() -> Any:
-        # The workers of the last round end with their iterator.
+        # Deleting the iterator ends the workers of the last round.
         running.clear()
         rows = [[generator.randrange(len(data.names))] for _ in range(batch_size * (num_batches + WARM_BATCHES))]
         running.append(iter(classic.training_loader(dataset, rows, batch_size, int(config.data.num_workers))))
@@ -136,7 +136,7 @@ def classic_side(config: Config, data: BenchmarkData, form: str, num_batches: in
 
 
 def compare_loading(config: Config, data: BenchmarkData, num_batches: int, rounds: int) -> Iterator[Speedup]:
-    """Our loader against the classic one, measure by measure, as they are done."""
+    """Our loader against the classic one; yields each measure as it is done."""
     num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
 
     def measure(name: str, form: str, wanted: float, classic_form: str = "wav", **changes: Any) -> Speedup:
@@ -183,7 +183,7 @@ def _compare_worker_counts(config: Config, data: BenchmarkData, num_batches: int
 
 
 def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int, rounds: int) -> Iterator[Speedup]:
-    """Embedding one utterance a batch or across utterances; scoring one trial at a time or all at once."""
+    """Embedding one utterance per batch or many together; scoring one trial at a time or all at once."""
     net = build_model(config)
     names = [f"{name}.wav" for name in data.names[:num_utterances]]
     paths = data.paths("wav")[:num_utterances]
@@ -218,17 +218,17 @@ def _compare_scoring(rounds: int, num_crops: int, num_trials: int = 2000) -> Spe
 
 
 def measure_worker_memory(config: Config, data: BenchmarkData, num_rows: int = MILLION_ROWS) -> dict[str, Any]:
-    """Unique memory of a loader's workers on a packed corpus with a list of a million rows, forked and spawned."""
+    """Unique memory of forked and spawned loader workers, for a packed corpus and a list of a million rows."""
     found: dict[str, Any] = {"num_rows": num_rows, "bare_interpreter_bytes": _bare_interpreter_bytes()}
     made = benchmark_config(config, data, "packed", num_rows, num_workers=2)
     for method in multiprocessing.get_all_start_methods():
-        # Workers of a fork server are forks of a bare process: as heavy as spawned ones.
+        # Workers of a fork server are forks of a bare process and need as much memory as spawned ones.
         if method not in ("fork", "spawn"):
             continue
         loader = build_training_loader(made, Inputs(made, CPU), start_method=method)
         others = {child.pid for child in multiprocessing.active_children()}
         try:
-            # By then every worker has touched what it needs.
+            # Enough for every worker to have touched what it needs.
             _skip(iter(loader), 4 * WARM_BATCHES)
             workers = [child.pid for child in multiprocessing.active_children() if child.pid not in others]
             found[f"{method}_bytes"] = [_unique_bytes(pid) for pid in workers if pid is not None]
@@ -243,11 +243,11 @@ def _skip(batches: Iterator[Any], count: int) -> None:
 
 
 def _unique_bytes(process_id: int) -> int:
-    """Memory of a process that no other process shares."""
+    """Memory of a process that it does not share with others."""
     return int(psutil.Process(process_id).memory_full_info().uss)
 
 
 def _bare_interpreter_bytes() -> int:
-    """Unique memory of a new interpreter that has imported torch and nothing else."""
+    """Unique memory of a new interpreter that has only imported torch."""
     result = subprocess.run([sys.executable, "-c", BARE_INTERPRETER], capture_output=True, text=True, check=True)
     return int(result.stdout)

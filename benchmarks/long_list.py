@@ -1,11 +1,11 @@
-"""A long list over a packed corpus: seconds to load, a sampler's cost an epoch, memory a row of several processes.
+"""A long list with a packed corpus: loading time, sampling time per epoch, memory per row of several processes.
 
     python -m benchmarks.long_list --rows 1000000 10000000 --folder /disk/scratch
 
-Makes a list, and a corpus whose index has that many rows and whose samples are a hole in a file. Every process loads
-list and lengths, makes the loader and plans an epoch, then waits for the others and says what it holds in private pages
-(`Anonymous` in `/proc/self/smaps_rollup`, less what a process has before). The first start, which makes the tables, is
-a row of its own. Linux only.
+Creates a list, and a corpus whose index has that many rows and whose samples are a sparse file. Every process loads
+list and lengths, builds the loader and plans an epoch, then waits for the others and reports its private memory
+(growth of `Anonymous` in `/proc/self/smaps_rollup`). The first start, which creates the lookup tables, has a separate
+row. Linux only.
 """
 
 import argparse
@@ -32,7 +32,7 @@ UTTERANCE_SAMPLES, ROWS_AT_ONCE, ROWS_A_SPEAKER = 32_000, 100_000, 200
 
 
 def make(folder: Path, num_rows: int) -> tuple[Path, Path]:
-    """A list and a corpus of so many rows."""
+    """Create a list and a corpus of `num_rows` rows."""
     listed, corpus = folder / f"{num_rows}.txt", folder / f"corpus-{num_rows}"
     if (corpus / DESCRIPTION).exists():
         return listed, corpus
@@ -65,19 +65,19 @@ def make(folder: Path, num_rows: int) -> tuple[Path, Path]:
 
 
 def pages() -> dict[str, int]:
-    """Bytes of this process by kind."""
+    """Memory of this process by kind, in bytes."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
 
 
 def config_of(listed: Path, corpus: Path) -> Config:
-    """Training on such a list, without augmentation."""
+    """The configuration for training on the list, without augmentation."""
     data = {"train_list": str(listed), "train_path": str(corpus), "num_workers": 0, "batch_size": 256}
     return replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
 
 
 def work(listed: Path, corpus: Path, barrier: Any, results: Any) -> None:
-    """Start as a training process does, plan an epoch, and report."""
+    """Start like a training process, plan an epoch, and report."""
     torch.set_num_threads(1)
     empty = pages()["Anonymous"]
     begin = time.perf_counter()
@@ -99,7 +99,7 @@ def work(listed: Path, corpus: Path, barrier: Any, results: Any) -> None:
 
 
 def start(listed: Path, corpus: Path, count: int) -> tuple[float, list[tuple]]:
-    """Seconds until so many processes are ready, and their reports."""
+    """Seconds until `count` processes are ready, and their reports."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(count), context.Queue()
     begin = time.perf_counter()
@@ -114,14 +114,14 @@ def start(listed: Path, corpus: Path, count: int) -> tuple[float, list[tuple]]:
 
 
 def main() -> int:
-    """Make what is missing and print a table."""
+    """Create what is missing and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000], help="default %(default)s")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 4], help="default %(default)s")
     arguments = parser.parse_args()
     os.environ["SPEAKERNET_CACHE"] = str(arguments.folder.absolute() / "cache")
-    sys.stdout.write("| rows | processes | all ready | list | loader | plan of an epoch | bytes a row, all private |\n")
+    sys.stdout.write("| rows | processes | all ready | list | loader | epoch plan | private bytes per row, total |\n")
     sys.stdout.write("|---:|---:|---:|---:|---:|---:|---:|\n")
     for num_rows in arguments.rows:
         listed, corpus = make(arguments.folder.absolute(), num_rows)

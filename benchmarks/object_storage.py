@@ -1,11 +1,11 @@
-"""Rows a second and bytes a row of a packed corpus in object storage, beside the same corpus on the disk.
+"""Rows per second and bytes per row of a packed corpus in object storage, compared with the same corpus on disk.
 
     python -m benchmarks.object_storage --folder /disk/scratch --megabytes 400 --rounds 3
 
-Makes a corpus in shards in the folder once, and in an S3 server on this machine (moto's, a process of its own, which
-keeps it in memory and waits before every answer). Each run is an epoch of batches of two-second crops in the order of
-training, from an empty cache that holds half of the corpus; batches are made in this process and thrown away. Needs
-the extra s3, boto3 and moto[server].
+Creates a sharded corpus in the folder if missing, and in an S3 server on this machine (moto's, in a separate process,
+which keeps it in memory and delays every answer). Each run is an epoch of batches of two-second crops in training
+order, starting with an empty cache that fits half of the corpus; batches are made in this process and discarded.
+Needs the extra s3, boto3 and moto[server].
 """
 
 import argparse
@@ -39,7 +39,7 @@ NAME = "object_storage"
 
 
 def serve(delay_seconds: Any, sent: Any, port: Any) -> None:
-    """Serve S3, each answer late by the delay, and count the bytes of answers, in a process of its own."""
+    """Run in a separate process: serve S3, delaying each answer, and count the bytes sent."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
@@ -59,7 +59,7 @@ def serve(delay_seconds: Any, sent: Any, port: Any) -> None:
 
 
 class Course:
-    """An epoch from one place."""
+    """Epochs from one storage location."""
 
     def __init__(self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, *served: Any) -> None:
         self.address, self.cache_gigabytes = address, cache_gigabytes
@@ -72,7 +72,7 @@ class Course:
         return Way(self._run, self._prepare)
 
     def _prepare(self) -> list[tuple[CropMaker, list[BatchRequest], Any]]:
-        # Kept until the run is over.
+        # Kept alive until the run is over.
         cache = tempfile.TemporaryDirectory(prefix="speakernet-")
         os.environ["SPEAKERNET_CACHE"] = cache.name
         if self.delay_seconds:
@@ -104,14 +104,14 @@ class Course:
 
 
 def main() -> int:
-    """Make the corpus if it is not there, and print a table."""
+    """Create the corpus if missing, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
-    parser.add_argument("--megabytes", type=int, default=400, help="of the corpus (default %(default)s)")
-    parser.add_argument("--shards", type=int, default=16, help="default %(default)s")
-    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s (default %(default)s)")
+    parser.add_argument("--folder", type=Path, required=True, help="folder on the disk to measure")
+    parser.add_argument("--megabytes", type=int, default=400, help="size of the corpus (default %(default)s)")
+    parser.add_argument("--shards", type=int, default=16, help="shards (default %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s per batch (default %(default)s)")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 20.0, 100.0], help="ms before every answer")
-    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default %(default)s)")
     arguments = parser.parse_args()
     corpus = arguments.folder.absolute() / NAME
     num_rows = arguments.megabytes * 1_000_000 // (2 * UTTERANCE_SAMPLES)
@@ -130,12 +130,12 @@ def main() -> int:
     os.environ.update(keys, AWS_DEFAULT_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://127.0.0.1:{port.value}")
     boto3.client("s3").create_bucket(Bucket="benchmark")
     write(address := f"s3://benchmark/{NAME}")
-    courses = {"on the disk, shuffled as a whole": Course(str(corpus), *few, num_rows // 4)}
+    courses = {"disk, fully shuffled": Course(str(corpus), *few, num_rows // 4)}
     for delay in arguments.delays:
         served = sent, delay_seconds, delay / 1000
         courses[f"S3, {delay:g} ms"] = Course(address, 0.5 * few[0], few[1], num_rows // 4, *served)
     samples = run_in_turn({name: course.way() for name, course in courses.items()}, rounds=arguments.rounds, warmup=1)
-    sys.stdout.write("| from | rows a second | bytes a row |\n|---|---:|---:|\n")
+    sys.stdout.write("| from | rows per second | bytes per row |\n|---|---:|---:|\n")
     for name, course in courses.items():
         rates = samples[name].rates
         shown = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"

@@ -1,7 +1,7 @@
-"""The classic networks as one writes them in plain torch, so that the trainer's step can be measured against them.
+"""The classic networks in plain torch, as a reference for measuring the trainer's step.
 
-Ours differ from these in memory layout, operations in place and what is computed twice; numbers and parameters are the
-same, and so are the parameters' names of voxceleb_trainer, whose checkpoints fit both. The benchmark alone uses them.
+Ours differ in memory layout, in-place operations and recomputation; results and parameters are the same. Parameter
+names here are voxceleb_trainer's, whose checkpoints fit both. Only benchmarks use these networks.
 
 Source: github.com/clovaai/voxceleb_trainer, models/ResNetSE34L.py, ResNetSE34V2.py, VGGVox.py, loss/amsoftmax.py.
 """
@@ -101,7 +101,7 @@ class PlainResNetSE(nn.Module):
         with torch.no_grad():
             features = self.front_end(waveforms).unsqueeze(1)
         hidden = self.conv1(features)
-        # ResNetSE34V2 normalises after the ReLU, as the blocks of both do.
+        # ResNetSE34V2 normalises after the ReLU, like the blocks of both.
         hidden = self.relu(self.bn1(hidden)) if self.is_light else self.bn1(self.relu(hidden))
         for number in range(1, len(BLOCKS) + 1):
             hidden = getattr(self, f"layer{number}")(hidden)
@@ -116,7 +116,7 @@ class PlainResNetSE(nn.Module):
         frames = hidden.flatten(1, 2)  # (batch, channels x mels, frames)
         weights = self.attention(frames)
         mean = (frames * weights).sum(dim=2)
-        # The original's floor: the variance of equal frames rounds to below 0, and its root has no slope at 0.
+        # The original's floor: the variance of equal frames may round below 0, and the root's slope at 0 is infinite.
         deviation = ((frames**2 * weights).sum(dim=2) - mean**2).clamp(min=1e-5).sqrt()
         return torch.cat((mean, deviation), dim=1)
 
@@ -176,17 +176,17 @@ PLAIN_MODELS: dict[str, Callable[[nn.Module, int, int], nn.Module]] = {
 
 
 def plain_model(name: str, front_end: nn.Module, embedding_dim: int, num_mels: int) -> nn.Module:
-    """The network of that name in plain torch; `front_end` turns (batch, samples) into (batch, mels, frames).
+    """A network in plain torch, by name; `front_end` maps (batch, samples) to (batch, mels, frames).
 
     Raises:
-        ValueError: there is no plain definition of it.
+        ValueError: there is no plain definition of the network.
     """
     build = lookup(PLAIN_MODELS, name, "plain definition")
     return cast(nn.Module, build(front_end, embedding_dim, num_mels))
 
 
 def initialize(net: nn.Module) -> None:
-    """Kaiming-normal convolutions (fan out), as the original draws them."""
+    """Kaiming-normal convolutions (fan out), as in the original."""
     for part in net.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

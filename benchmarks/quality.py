@@ -1,11 +1,11 @@
-"""What quality measures add to a calibration, on people that it was not fitted on.
+"""The gain from quality measures in a calibration, for speakers on whom it was not fitted.
 
     python -m benchmarks.quality --model cam.pt --recordings calls/ --seconds 1 8
 
-The recordings lie as speaker/(session/)file. The enrolment side of a trial is a whole recording, the test side another
-one cut to a duration drawn evenly in its logarithm; targets are of different sessions if a speaker has several. The
-people are divided into five parts, each is calibrated by the trials within the other four, and the parts' trials are
-measured together; figures are the mean of several divisions, intervals those of 500 draws of people from one division.
+Recordings are laid out as speaker/(session/)file. A trial's enrolment side is a whole recording; its test side is
+another, cut to a duration drawn log-uniformly. Targets are from different sessions if a speaker has several. Speakers
+are divided into five parts; each part is calibrated on the trials within the other four, and all parts are measured
+together. Figures are means over several divisions; intervals come from 500 draws of speakers for one division.
 """
 
 import argparse
@@ -29,11 +29,11 @@ FIGURES = ("min Cllr", "Cllr", f"minDCF({COST_PRIOR})")
 
 
 def main() -> None:
-    """Embed, pair, divide, fit, measure, print."""
+    """Embed recordings, pair them, calibrate, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--recordings", required=True, help="folder of speaker/(session/)file")
-    parser.add_argument("--seconds", type=float, nargs=2, default=(1.0, 8.0), help="of the test side")
+    parser.add_argument("--seconds", type=float, nargs=2, default=(1.0, 8.0), help="durations of the test side")
     given = parser.parse_args()
     names, units, values = embedded(given.model, given.recordings, given.seconds)
     folders = [Path(name).relative_to(given.recordings).parts[:-1] for name in names]
@@ -41,8 +41,8 @@ def main() -> None:
     sessions = np.unique(["/".join(one) for one in folders], return_inverse=True)[1]
     enrol, test = trials_of(speakers, sessions)
     labels, number = speakers[enrol] == speakers[test], len(names)
-    print(f"{number} recordings of {speakers.max() + 1} people; {labels.sum()} targets, {(~labels).sum()} others")
-    # The cut recordings follow the whole ones.
+    print(f"{number} recordings of {speakers.max() + 1} speakers; {labels.sum()} targets, {(~labels).sum()} nontargets")
+    # In the arrays, the cut recordings follow the whole ones.
     test = test + number
     scores = (units[enrol] * units[test]).sum(axis=1)
     people = speakers[enrol], speakers[test - number]
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def embedded(model: str, folder: str, seconds: Sequence[float]) -> tuple[list[str], np.ndarray, dict[str, np.ndarray]]:
-    """Unit embeddings and measures of all recordings, whole and then cut."""
+    """Unit embeddings and quality measures of all recordings, first whole and then cut."""
     verifier, random = speakernet.load(model), numpy_generator(1)
     source, table = audio_inputs([folder], verifier.sample_rate)
     rows: list[tuple[np.ndarray, float, float]] = []
@@ -70,7 +70,7 @@ def embedded(model: str, folder: str, seconds: Sequence[float]) -> tuple[list[st
                 waveform = source.read(name)
                 wanted = round(verifier.sample_rate * np.exp(random.uniform(*np.log(seconds))))
                 if is_cut and len(waveform) > wanted:
-                    # Around the loudest moment, so that no cut is a pause.
+                    # Around the loudest moment, so that no cut is just a pause.
                     start = np.abs(waveform).argmax() - random.integers(wanted)
                     start = min(max(0, start), len(waveform) - wanted)
                     waveform = waveform[start : start + wanted]
@@ -88,7 +88,7 @@ def embedded(model: str, folder: str, seconds: Sequence[float]) -> tuple[list[st
 
 
 def trials_of(speakers: np.ndarray, sessions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Some targets and others of every speaker who has targets."""
+    """Some target and nontarget trials of every speaker."""
     random, enrol, test = numpy_generator(2), [], []
     for speaker in np.unique(speakers):
         own = random.permutation(np.flatnonzero(speakers == speaker))[:MOST_RECORDINGS]
@@ -104,7 +104,7 @@ def trials_of(speakers: np.ndarray, sessions: np.ndarray) -> tuple[np.ndarray, n
 def calibrated(
     columns: np.ndarray, labels: np.ndarray, people: tuple[np.ndarray, np.ndarray], draw: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of trials within a part, their log-likelihood ratios by the other parts, and their labels."""
+    """Rows of the trials within any part, their log-likelihood ratios fitted on the other parts, and their labels."""
     part = numpy_generator(3, draw).permutation(people[0].max() + 1) % PARTS
     rows, ratios = [], []
     for one in range(PARTS):
@@ -118,13 +118,13 @@ def calibrated(
 
 
 def measured(_: np.ndarray, ratios: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
-    """The figures of `FIGURES`."""
+    """The figures named in `FIGURES`."""
     rates = error_rates(ratios, labels)
     return min_cllr(rates), cllr(ratios, labels), min_dcf_point(rates, COST_PRIOR)[0]
 
 
 def interval(first: tuple, second: tuple, people: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """95 % intervals of the differences, (2, figures): people are drawn with replacement, with all their trials."""
+    """95 % intervals of the differences, (2, figures): speakers are drawn with replacement, with all their trials."""
     random, rows, labels, differences = numpy_generator(4), first[0], first[2], []
     for _ in range(DRAWS):
         times = np.bincount(random.integers(0, people[0].max() + 1, people[0].max() + 1), minlength=people[0].max() + 1)

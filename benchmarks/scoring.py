@@ -1,7 +1,7 @@
-"""The suite `--scoring`: scoring, normalisation and metrics at full size (embedding on request: `embedding.py`).
+"""The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see `embedding.py`).
 
-Embeddings are random, of the sizes that the field's lists have; each part runs in a process of its own, so that its
-peak memory is its own (interpreter and torch included). The median of several runs after one that does not count.
+Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate process, so that its peak
+memory (including interpreter and torch) is not affected by others. Figures are medians after one warm-up run.
 """
 
 import concurrent.futures
@@ -26,7 +26,7 @@ from speakernet.evaluation.scoring import (
 )
 from speakernet.machine.memory import process_peak_bytes
 
-# VoxCeleb1-O: so many utterances, each enrolled in eight trials.
+# VoxCeleb1-O: this many utterances, each enrolled in eight trials.
 LIST_UTTERANCES, TRIALS_EACH = 4715, 8
 CROPS, LIST_DIM, LARGE_DIM = 10, 512, 256
 MILLION = 1_000_000
@@ -36,18 +36,18 @@ NORM_TRIALS, NORM_UTTERANCES, COHORT, TOP = 580_000, 145_000, 6000, 300
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One part.
+    """The figures of one part.
 
     Attributes:
         name: what was done.
         num_items: trials or scores.
-        median_seconds: of the runs, by the clock on the wall.
-        lowest_seconds: of any run.
-        highest_seconds: of any run.
-        cpu_seconds: median of the processor time that all threads took.
-        peak_bytes: most memory that the process held, inputs included.
-        threads: that torch used.
-        load: processes that wanted to run when it ended, mean over a minute.
+        median_seconds: median wall-clock time.
+        lowest_seconds: shortest run.
+        highest_seconds: longest run.
+        cpu_seconds: median CPU time of all threads.
+        peak_bytes: peak memory of the process, including inputs.
+        threads: torch threads.
+        load: one-minute load average at the end.
     """
 
     name: str
@@ -65,7 +65,7 @@ Part = Callable[[np.random.Generator, str], tuple[str, int, Callable[[], object]
 
 
 def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
-    """A list of VoxCeleb1-O's size by the cosine."""
+    """Cosine scores of a list of VoxCeleb1-O's size."""
     num_utterances, enrol, test = _list(generator, trials)
     units = mean_embeddings(_normal(generator, num_utterances, LIST_DIM))
     name = f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
@@ -73,7 +73,7 @@ def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Calla
 
 
 def mean_distance(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
-    """The same list by voxceleb_trainer's score."""
+    """The same list, with voxceleb_trainer's score."""
     num_utterances, enrol, test = _list(generator, trials)
     crops = _normal(generator, num_utterances, CROPS, LIST_DIM)
     name = f"mean distance of {CROPS} x {CROPS} crops, the same list"
@@ -83,7 +83,7 @@ def mean_distance(generator: np.random.Generator, trials: str) -> tuple[str, int
 def large_list(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
     """Ten million trials over a million utterances."""
     units = _normal(generator, MILLION, LARGE_DIM)
-    # In parts: normalised all at once, a second copy of a gigabyte would be the peak that is reported.
+    # In parts, or the second copy of a gigabyte would become the reported peak.
     for start in range(0, MILLION, 10_000):
         units[start : start + 10_000] = mean_embeddings(units[start : start + 10_000])
     enrol, test = generator.integers(0, MILLION, (2, 10 * MILLION), dtype=np.int32)
@@ -142,12 +142,12 @@ def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -
     """Measure one part in a new process.
 
     Args:
-        part: a name of `PARTS`.
-        rounds: runs that count.
-        threads: of torch.
-        trials: a list to take the pairs of; empty draws one of VoxCeleb1-O's size.
+        part: a name in `PARTS`.
+        rounds: measured runs.
+        threads: torch threads.
+        trials: a list from which to take the pairs; empty draws one of VoxCeleb1-O's size.
     """
-    # Not a fork, which would begin with this process's memory as its peak.
+    # Not a fork, whose peak would include this process's memory.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_measure, part, rounds, threads, trials).result()

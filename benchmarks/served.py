@@ -1,6 +1,6 @@
-"""A callable in a process of its own that runs on request, so that settings of a process can be compared.
+"""A callable in a separate process that runs on request, for comparing settings of a process.
 
-The two ends exchange lines: every line that comes in asks for one run, which is answered by its figures as JSON.
+The two ends exchange lines: every line of input requests one run, and the answer is a line with its figures as JSON.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmark_performance.py"
 
 
 def own_command(*arguments: str) -> list[str]:
-    """This very benchmark with other arguments, as a command to start."""
+    """The command that starts this benchmark with other arguments."""
     return [sys.executable, str(SCRIPT), *arguments]
 
 
 def own_environment(*, huge_pages: bool) -> dict[str, str]:
-    """This process's environment, with torch's huge pages on or off: torch reads it once, when it is imported."""
+    """This process's environment with torch's huge pages on or off, which torch reads only when it is imported."""
     return {**os.environ, HUGE_PAGES: "1" if huge_pages else "0"}
 
 
 def serve(run: Callable[[], Mapping[str, float] | None]) -> None:
-    """In the process: call `run` for every line that comes in, until no more come."""
+    """In the separate process: call `run` for every line of input."""
     for _ in sys.stdin:
         figures = run()
         finish_device()
@@ -39,20 +39,20 @@ def serve(run: Callable[[], Mapping[str, float] | None]) -> None:
 
 
 class ServedProcess:
-    """The other end: starts the process; `run` makes it run once and waits.
+    """The requesting end: starts the process; `run` makes it run once and waits.
 
     Args:
-        name: of what it does, for messages.
-        command: what to start.
-        environment: of the process; None takes this one's.
+        name: name of the work, for messages.
+        command: command to start.
+        environment: environment of the process; None for this process's.
 
     Attributes:
-        figures: what each run answered.
+        figures: the figures of each run.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name, self.figures = name, list[dict[str, float]]()
-        # A file, not a pipe: nobody reads it while the process runs, and a full pipe would block it.
+        # A file, not a pipe: it is not read while the process runs, and a full pipe would block.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -64,10 +64,10 @@ class ServedProcess:
         )
 
     def run(self, prepared: None = None) -> int:
-        """Once more; the run that was done counts as one item.
+        """Run once; returns 1, the number of items done.
 
         Raises:
-            ValueError: the process ended; with the end of its errors.
+            ValueError: the process ended; with the last part of its errors.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -79,14 +79,14 @@ class ServedProcess:
             status = self._process.wait()
             self._errors.seek(0)
             errors = self._errors.read().strip()[-500:]
-            # Windows has no such signal, and no negative status.
+            # Windows has neither this signal nor negative exit statuses.
             if status < 0 and status == -getattr(signal, "SIGKILL", 0):
-                errors += "\nThe system killed the process: out of memory? Compare smaller batches."
+                errors += "\nThe system killed the process, probably out of memory. Use a smaller batch."
             raise ValueError(f"{self.name!r} failed (status {status}): {errors}") from None
         return 1
 
     def close(self) -> None:
-        """End the process: it sees the end of its input, and is killed where that is not enough."""
+        """End the process by closing its input; kill it if that is not enough."""
         try:
             self._process.communicate(timeout=10)
         except subprocess.TimeoutExpired:
@@ -101,13 +101,13 @@ def time_processes(
     """Start all processes and time a run of each in turn; the first is the reference.
 
     Args:
-        commands: name -> what to start, and its environment.
-        rounds: as `run_in_turn` takes it, and so the rest.
-        warmup: runs of each before anything counts.
-        settle: runs before each one that counts.
+        commands: name -> command and its environment.
+        rounds: measured rounds, as in `run_in_turn`.
+        warmup: unmeasured runs of each at the start.
+        settle: unmeasured runs before each measured one.
 
     Raises:
-        ValueError: a process failed; with the end of its errors.
+        ValueError: a process failed; with the last part of its errors.
     """
     with contextlib.ExitStack() as stack:
         ways = {}

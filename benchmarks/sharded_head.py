@@ -1,11 +1,11 @@
-"""A head of many speakers on two processes, whole on each or shared: memory, traffic and time of a step, measured.
+"""Memory, traffic and step time of a head with many speakers on two processes, replicated or sharded.
 
     python -m benchmarks.sharded_head --speakers 6000 100000 1000000
-    python -m benchmarks.sharded_head --network ResNet34                  what a step of the network itself sends
+    python -m benchmarks.sharded_head --network ResNet34                  traffic of a step of the network itself
 
-Two processes joined by gloo over the loopback device, whose counter of bytes is read before and after the steps. Whole
-heads are trained as torch's DistributedDataParallel does it, shares as `loss.sharded: on` does. The
-figures are in benchmarks/measurements.md.
+Two processes communicate by gloo over the loopback device, whose byte counter is read before and after the steps.
+Replicated heads are trained with torch's DistributedDataParallel, sharded ones as with `loss.sharded: on`. Results are
+in benchmarks/measurements.md.
 """
 
 import argparse
@@ -33,17 +33,17 @@ from speakernet.parallel.sync_norm import synchronize_norms
 RANKS = 2
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 CROP_SAMPLES = 8_000
-"""Of the network's crops: what it sends does not depend on them."""
+"""Length of the network's crops, which does not affect its traffic."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one process.
+    """The figures of one process.
 
     Attributes:
-        head_bytes: memory of weights, gradients and momentum, by the size of the process.
-        peak_bytes: the most that steps added, logits included.
-        sent_bytes: through the loopback device a step, of both processes, over two.
+        head_bytes: growth of the process by weights, gradients and momentum.
+        peak_bytes: peak growth in a step, including logits.
+        sent_bytes: bytes sent per step, the mean of both processes.
         seconds: the fastest step.
     """
 
@@ -54,16 +54,16 @@ class Measured:
 
 
 def measure(rank: int, folder: str, num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> None:
-    """Train a head for some steps, and leave what it took in the folder."""
+    """Train a head for some steps, and write the figures to the folder."""
     torch.set_num_threads(1)
     torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS)
     generator = torch.Generator().manual_seed(rank)
-    # What torch takes for itself in the first step is not the head's.
+    # Warm up: torch's own memory in the first step is not the head's.
     _train(AAMSoftmax(AAMSoftmaxOptions(), dim, 64), dim, batch, 1, generator)
     _train(AAMSoftmax(AAMSoftmaxOptions(), dim, 64), dim, batch, 1, generator, rank)
     gc.collect()
     before = _memory("VmRSS")
-    # Whole even where it is shared, as it is at the start of a run; cut down before anything is measured.
+    # Created whole even if sharded, as at the start of a run; it is cut before anything is measured.
     head = AAMSoftmax(AAMSoftmaxOptions(), dim, num_speakers)
     times, sent = _train(head, dim, batch, steps, generator, rank if is_shared else None)
     found = Measured(_memory("VmRSS") - before, _memory("VmHWM") - before, sent, min(times))
@@ -75,7 +75,7 @@ def measure(rank: int, folder: str, num_speakers: int, is_shared: bool, dim: int
 def _train(
     head: AAMSoftmax, dim: int, batch: int, steps: int, generator: torch.Generator, rank: int | None = None
 ) -> tuple[list[float], int]:
-    """Seconds of each step but the first, and bytes sent by a process a step; a rank shares the head."""
+    """Seconds of each step but the first, and bytes sent per process and step; with a rank, the head is sharded."""
     if rank is not None:
         shard(head, rank, RANKS)
     trained = DistributedDataParallel(head, gradient_as_bucket_view=True) if rank is None else head
@@ -89,8 +89,8 @@ def _train(
         if step == 1:
             sent = _loopback_bytes()
         begin = time.perf_counter()
-        rows = embeddings if rank is None else _of_all_ranks(embeddings.detach()).requires_grad_()
-        value, _ = trained(rows, labels if rank is None else _of_all_ranks(labels))
+        rows = embeddings if rank is None else _gathered(embeddings.detach()).requires_grad_()
+        value, _ = trained(rows, labels if rank is None else _gathered(labels))
         value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
@@ -99,15 +99,15 @@ def _train(
     return times[1:], (_loopback_bytes() - sent) // steps // RANKS
 
 
-def _of_all_ranks(rows: torch.Tensor) -> torch.Tensor:
-    """The rows of both processes; the way back of their gradients is the head's own."""
+def _gathered(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of both processes; the head itself exchanges their gradients."""
     gathered = [torch.empty_like(rows) for _ in range(RANKS)]
     torch_distributed.all_gather(gathered, rows)
     return torch.cat(gathered)
 
 
 def measure_network(rank: int, folder: str, name: str, steps: int) -> None:
-    """Train a network for some steps of two crops, and leave the bytes that a process sent in each in the folder."""
+    """Train a network for some steps of two crops, and write the bytes sent per process and step to the folder."""
     torch.set_num_threads(1)
     torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS)
     net = SpeakerNet.named(name)
@@ -126,14 +126,14 @@ def measure_network(rank: int, folder: str, name: str, steps: int) -> None:
 
 
 def sent_by_network(name: str, steps: int) -> int:
-    """Bytes that each of two processes sends in a step of a network."""
+    """Bytes sent by each of two processes in a step of a network."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(measure_network, (folder, name, steps), nprocs=RANKS)  # type: ignore[no-untyped-call]
         return max(int(Path(folder, f"rank{rank}.json").read_text()) for rank in range(RANKS))
 
 
 def run(num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> list[Measured]:
-    """Start both processes and read what they found."""
+    """Start both processes and read their figures."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(measure, (folder, num_speakers, is_shared, dim, batch, steps), nprocs=RANKS)  # type: ignore[no-untyped-call]
         texts = [Path(folder, f"rank{rank}.json").read_text() for rank in range(RANKS)]
@@ -141,24 +141,24 @@ def run(num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) ->
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and how long."""
+    """Add the arguments."""
     parser.add_argument("--speakers", type=int, nargs="+", default=[6_000, 100_000, 1_000_000])
-    parser.add_argument("--dim", type=int, default=192, help="of the embeddings")
-    parser.add_argument("--batch", type=int, default=32, help="utterances of each process")
-    parser.add_argument("--steps", type=int, default=3, help="measured, after one that is not")
-    parser.add_argument("--network", metavar="NAME", help="what a step of this network sends, instead")
+    parser.add_argument("--dim", type=int, default=192, help="size of the embeddings")
+    parser.add_argument("--batch", type=int, default=32, help="utterances per process")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps, after one warm-up step")
+    parser.add_argument("--network", metavar="NAME", help="measure the traffic of this network instead of a head")
 
 
 def main() -> int:
-    """Print a line for each number of speakers, whole and shared."""
+    """Print a line for each number of speakers, with a replicated and a sharded head."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.network:
         num_bytes = sent_by_network(arguments.network, arguments.steps)
-        sys.stdout.write(f"{arguments.network}: {num_bytes / 1e6:.1f} MB sent a step and process\n")
+        sys.stdout.write(f"{arguments.network}: {num_bytes / 1e6:.1f} MB sent per step and process\n")
         return 0
-    sys.stdout.write("| speakers | head | weights, gradients, momentum | most in a step | sent a step | a step |\n")
+    sys.stdout.write("| speakers | head | weights, gradients, momentum | peak in a step | sent per step | step |\n")
     sys.stdout.write("|---:|---|---:|---:|---:|---:|\n")
     for num_speakers in arguments.speakers:
         for is_shared in (False, True):
@@ -166,20 +166,20 @@ def main() -> int:
             worst = [max(getattr(one, name) for one in ranks) for name in ("head_bytes", "peak_bytes", "sent_bytes")]
             seconds = max(one.seconds for one in ranks)
             words = " | ".join(human_bytes(one) for one in worst)
-            kind = "shared" if is_shared else "whole"
+            kind = "sharded" if is_shared else "replicated"
             sys.stdout.write(f"| {num_speakers:,} | {kind} | {words} | {seconds:.3f} s |\n")
             sys.stdout.flush()
     return 0
 
 
 def _memory(name: str) -> int:
-    """Bytes of this process by /proc: VmRSS now, VmHWM at most."""
+    """Memory of this process in bytes: VmRSS is the current value, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def _loopback_bytes() -> int:
-    """Sent through the loopback device so far, by all processes of the machine."""
+    """Bytes sent through the loopback device so far, by all processes of the machine."""
     line = next(one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[8])
 

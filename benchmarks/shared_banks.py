@@ -1,12 +1,12 @@
-"""Memory of a machine's ranks, private and shared: noise, room responses, a long list and the index of its corpus.
+"""Private and shared memory of the ranks on a machine: noise, RIRs, a long list and the index of its corpus.
 
     python -m benchmarks.shared_banks --folder /disk/scratch --megabytes 300
 
-Makes noise in MUSAN's layout, room responses, packed copies of both and a long list with the index of its corpus once.
-1, 2 and 4 ranks that meet by gloo, as torchrun's do, then augment batches and read every clip and response, from the
-folders and from the packed corpora, or load the list and plan an epoch. Private is `Anonymous` and shared memory of its
-own (`Pss_Shmem`), shared is the mapped files (`Pss_File`), both in `/proc/self/smaps_rollup`, less what a rank has
-before, as sums over the ranks. What each rank may keep for itself of spectra of responses is 64 MiB here. Linux only.
+Creates noise in MUSAN's layout, RIRs, packed copies of both, and a long list with the index of its corpus, if missing.
+Then 1, 2 and 4 ranks, joined by gloo as under torchrun, augment batches and read every clip and RIR, from the folders
+and from the packed corpora, or load the list and plan an epoch. Private memory is `Anonymous` plus `Pss_Shmem`, shared
+memory is the mapped files (`Pss_File`), all from `/proc/self/smaps_rollup`; figures are the growth, summed over ranks.
+Each rank may cache 64 MiB of RIR spectra. Linux only.
 """
 
 import argparse
@@ -41,7 +41,7 @@ EPOCHS, BATCH = 20, 64
 
 
 def make(folder: Path, megabytes: int) -> None:
-    """Write both folders and pack them, if they are not there."""
+    """Create and pack both folders, if missing."""
     random, num_clips = np.random.default_rng(0), megabytes * 1_000_000 // (2 * CLIP_SAMPLES)
     if not (folder / "noise").exists():
         for number in range(num_clips):
@@ -55,7 +55,7 @@ def make(folder: Path, megabytes: int) -> None:
 
 
 def augment(noise: Path, rirs: Path, megabytes: int) -> Augmenter:
-    """Augment batches, then read all there is."""
+    """Augment batches, then read all clips and RIRs."""
     cache = AudioCache(CACHE_BYTES)
     banks, rooms = noise_banks(noise, SAMPLE_RATE, cache), RirBank(rirs, SAMPLE_RATE, cache, is_aligned=True)
     clips_into_ram(banks, 2 * megabytes << 20)
@@ -78,7 +78,7 @@ def plan(listed: Path, corpus: Path) -> object:
 
 
 def work(rank: int, count: int, port: int, task: tuple[Any, ...], results: Any) -> None:
-    """Do a task as one of the ranks of a machine; rank 0 reports private and shared bytes of all."""
+    """Do a task as one of the ranks on a machine; rank 0 reports private and shared bytes of all ranks."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "localhost"}
     torch.set_num_threads(1)
@@ -98,7 +98,7 @@ def work(rank: int, count: int, port: int, task: tuple[Any, ...], results: Any) 
 
 
 def of_ranks(count: int, task: tuple[Any, ...]) -> tuple[int, int]:
-    """Private and shared bytes of so many ranks."""
+    """Private and shared bytes of `count` ranks."""
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
@@ -114,12 +114,12 @@ def of_ranks(count: int, task: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Make what is missing and print a table."""
+    """Create what is missing and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--megabytes", type=int, default=300, help="of noise (default %(default)s)")
-    parser.add_argument("--rows", type=int, default=1_100_000, help="of the list (default %(default)s)")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="default %(default)s")
+    parser.add_argument("--megabytes", type=int, default=300, help="size of the noise (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=1_100_000, help="rows of the list (default %(default)s)")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="ranks (default %(default)s)")
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
     os.environ["SPEAKERNET_CACHE"] = str(folder / "cache")
@@ -127,13 +127,13 @@ def main() -> int:
     noise, rirs = folder / "noise", folder / "rirs"
     packed = [path.with_name(f"{path.name}-packed") for path in (noise, rirs)]
     tasks: dict[str, tuple[Any, ...]] = {
-        "noise and responses in folders": (augment, noise, rirs, arguments.megabytes),
-        "noise and responses, packed": (augment, *packed, arguments.megabytes),
+        "noise and RIRs in folders": (augment, noise, rirs, arguments.megabytes),
+        "noise and RIRs, packed": (augment, *packed, arguments.megabytes),
         f"list and index of {arguments.rows:,} rows": (plan, *long_list.make(folder, arguments.rows)),
     }
-    sys.stdout.write("| what | ranks | private, MB | shared, MB | all, MB |\n|---|---:|---:|---:|---:|\n")
+    sys.stdout.write("| data | ranks | private, MB | shared, MB | total, MB |\n|---|---:|---:|---:|---:|\n")
     for what, task in tasks.items():
-        # The first start makes the tables that all others map.
+        # The first start creates the tables that all others map.
         of_ranks(max(arguments.processes), task)
         for count in arguments.processes:
             private, shared = (one / 1e6 for one in of_ranks(count, task))

@@ -1,9 +1,8 @@
-"""GPU memory that each stage of a recipe with a pretrained backbone needs, counted on a CPU and not measured on a GPU.
+"""Estimated GPU memory of each stage of a recipe with a pretrained backbone, computed on a CPU, not measured on a GPU.
 
-Weights, gradients and moments follow from the number of parameters; activations are what two and three layers of the
-backbone keep of two and of four utterances for the backward pass, continued to all its layers, which are alike but for
-the first, and to the batch. Not counted: the working memory of a
-kernel, the CUDA context, fragments, and what a validation takes.
+Weights, gradients and moments follow from the number of parameters. Activations are extrapolated, to all layers and to
+the batch, from what two and three layers of the backbone save for the backward pass with two and four utterances
+(layers after the first are alike). Not included: workspace of kernels, the CUDA context, fragmentation and validation.
 
     python -m benchmarks.stage_memory voxceleb/w2v_bert.yaml --speakers 5994
 """
@@ -32,22 +31,22 @@ BACKBONES: dict[str, dict[str, Any]] = {
 }
 """The sizes in their published config.json; the rest are transformers' defaults."""
 MOMENTS = {"sgd": 1}
-"""Numbers that an optimizer keeps of each weight that it moves; 2 for the others."""
+"""Moments per trained weight of an optimizer; 2 for the others."""
 
 
 class Count(NamedTuple):
-    """Of a network."""
+    """Parameters and activation memory of a network."""
 
     parameters: float
     trained: float
     kept_once: float
-    """Bytes kept for the backward pass however many utterances there are: weights in 16 bits."""
+    """Bytes saved for the backward pass independent of the number of utterances: weights in 16 bits."""
     kept_each: float
-    """Bytes kept of each utterance."""
+    """Bytes saved per utterance."""
 
 
 def count(config: Config, backbone: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> Count:
-    """The network of a stage with that backbone, from two of few layers."""
+    """The network of a stage with a backbone, extrapolated from two networks with few layers."""
     few, more = (_count_small(config, {**backbone, "num_hidden_layers": layers}, dtype) for layers in (2, 3))
     layers = backbone["num_hidden_layers"] - 2
     return Count(*[one + layers * (other - one) for one, other in zip(few, more, strict=True)])
@@ -65,7 +64,7 @@ def _count_small(config: Config, backbone: Mapping[str, Any], dtype: torch.dtype
 
 
 def rows_of(config: Config, backbone: Mapping[str, Any], speakers: int) -> list[list[str]]:
-    """A row of the table for each stage: millions of parameters, then GiB."""
+    """A table row for each stage: millions of parameters, then GiB."""
     found = []
     first = next(iter(stages_of(config).values()))
     voices = len(first.augment.speed_factors) * len(first.augment.warp_factors)
@@ -95,10 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     config = load_config(["--config", given.recipe]).config
     backbone = BACKBONES[getattr(config.model.options, "backbone", "")]
-    # Built from its sizes: no weights are needed.
+    # Built from its sizes, without weights.
     config = replaced(config, model={"options": {**config.model.options.model_dump(), "config": backbone}})
     header = ["stage", "crops", "parameters, millions", "trained", "head", "batch"]
-    header += ["weights, gradients, moments: GiB", "16-bit weights", "an utterance", "the batch", "all on one GPU"]
+    header += ["weights, gradients, moments: GiB", "16-bit weights", "per utterance", "batch", "total on one GPU"]
     for row in [header, ["---"] * len(header), *rows_of(config, backbone, given.speakers)]:
         print(f"| {' | '.join(row)} |")
     return 0

@@ -1,8 +1,8 @@
 """The suites `--steps` and `--memory`: each speed-up on and off, alone and together, in paired runs; peak memory.
 
-The reference is the step as one writes it by hand: the plain definition of the network and loss in torch, float32,
-torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no data is needed.
-Every variant has a process of its own, because the setting of memory is one of them, and they run in turn.
+The reference is a hand-written step: the plain definition of network and loss in torch, float32, torch's plain Adam,
+forward, backward, update. Batches are random numbers of the right shape, so no data is needed. Every variant runs in
+its own process, because memory settings are among the speed-ups, and they run in turn.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from speakernet.training.profiler import peak_tensor_bytes
 from speakernet.training.trainer import Trainer
 
 NUM_SPEAKERS = 150
-# voxceleb_trainer's sizes: mel bands of its definitions, and its embedding.
+# voxceleb_trainer's sizes: mel bands of its networks, and its embedding.
 CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
 CLASSIC_DIM = 512
 CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
@@ -47,7 +47,7 @@ AS_BEFORE: dict[str, dict[str, Any]] = {
     "runtime": {"precision": "no", "keep_memory": False, "channels_last": "off"},
     "optimizer": {"fused": "off"},
 }
-# Variants of the trainer by name: what each sets in its sections. First each speed-up alone, then together.
+# Variants of the trainer: name -> section -> options. First each speed-up alone, then together.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "none": AS_BEFORE,
     "fused only": {"runtime": AS_BEFORE["runtime"]},
@@ -64,14 +64,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "default + compile by block": {"runtime": {"compile": "on", "compile_scope": "regional"}},
     "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
 }
-# The allocator's heap grows for some steps before it keeps all that a step needs.
+# The allocator's heap grows for some steps until it holds all that a step needs.
 WARMUP_STEPS = 10
 NAMES = (PLAIN, PLAIN_BF16, BY_HAND, *VARIANTS)
 
 
 @dataclasses.dataclass
 class RandomBatch:
-    """A batch of noise with the labels 0, 1, 2 …"""
+    """A batch of noise with labels 0, 1, 2 …"""
 
     waveforms: torch.Tensor
     labels: torch.Tensor
@@ -81,12 +81,12 @@ class RandomBatch:
 
     @property
     def warps(self) -> np.ndarray:
-        """All in the recorded voice."""
+        """No vocal tract is warped."""
         return np.zeros(len(self.labels), dtype=np.int64)
 
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":
-        """One batch on the device; with several processes each has as many crops."""
+        """One batch on the device; with several processes, each has `batch_size` crops."""
         noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(batch_size) % NUM_SPEAKERS
         shares = (batch_size,) * distributed.world_size()
@@ -94,7 +94,7 @@ class RandomBatch:
 
 
 class OneBatchLoader:
-    """Gives the same batch again and again, without end for any benchmark."""
+    """Yields the same batch over and over; its epoch is longer than any benchmark."""
 
     utterances_per_speaker = 1
 
@@ -102,7 +102,7 @@ class OneBatchLoader:
         self.batch = batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Every epoch is the same."""
+        """Nothing to do: every epoch is the same."""
 
     def __len__(self) -> int:
         return 1 << 20
@@ -111,23 +111,23 @@ class OneBatchLoader:
         return itertools.repeat(self.batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to take up."""
+        """Nothing to restore."""
 
     def file_names(self, indices: torch.Tensor) -> list[str]:
-        """Noise comes from no file."""
+        """Empty: noise has no files."""
         return []
 
     def epoch_report(self) -> Mapping[str, Any]:
-        """Nothing happened."""
+        """Empty."""
         return {}
 
 
 def variant_config(config: Config, name: str) -> Config:
-    """The configuration with a variant's settings; everything else stays."""
+    """The configuration with a variant's settings."""
     fixed: dict[str, dict[str, Any]] = {"runtime": {"compile": "off"}}
     sections = VARIANTS[name]
     for section in {*fixed, *sections}:
@@ -137,12 +137,12 @@ def variant_config(config: Config, name: str) -> Config:
 
 
 def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], None]:
-    """One whole step of a real trainer as a callable: what the loop does between two batches, progress line and all."""
+    """A callable for one complete step of a real trainer, including progress display."""
     return trainer_and_step(config, folder, batch_size)[1]
 
 
 def trainer_and_step(config: Config, folder: Path, batch_size: int) -> tuple[Trainer, Callable[[], None]]:
-    """As `trainer_step`, with the trainer, to be asked what its steps gave."""
+    """The trainer, for reading the results of its steps, and its `trainer_step`."""
     torch.manual_seed(config.runtime.seed)
     net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
     device = find_device(config.runtime)
@@ -161,7 +161,7 @@ def trainer_and_step(config: Config, folder: Path, batch_size: int) -> tuple[Tra
 
 
 def classic_config(config: Config, model: str) -> Config:
-    """The configuration with voxceleb_trainer's own sizes of a model, and AM-softmax."""
+    """The configuration with voxceleb_trainer's sizes for a model, and AM-softmax."""
     mels = {"num_mels": CLASSIC_MELS[model]} if model in CLASSIC_MELS else {}
     return replaced(
         config,
@@ -172,7 +172,7 @@ def classic_config(config: Config, model: str) -> Config:
 
 
 def margin_and_scale(options: LossOptions) -> tuple[float, float]:
-    """Of AM-softmax, which the plain definitions are trained with.
+    """Margin and scale of AM-softmax, the loss of the plain definitions.
 
     Raises:
         ValueError: another loss.
@@ -183,7 +183,7 @@ def margin_and_scale(options: LossOptions) -> tuple[float, float]:
 
 
 def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """The step as one writes it by hand: plain network, plain loss, plain Adam; below float32 under autocast."""
+    """A hand-written step: plain network, plain loss, plain Adam; with autocast for dtypes other than float32."""
     torch.manual_seed(config.runtime.seed)
     front_end = build_model(config).front_end
     device = find_device(config.runtime)
@@ -196,7 +196,7 @@ def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float
 
 
 def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
-    """Forward, backward and fused Adam of our network, nothing else: the trainer's overhead is measured against it."""
+    """Forward, backward and fused Adam of our network, and nothing else; the reference for the trainer's overhead."""
     torch.manual_seed(config.runtime.seed)
     device = find_device(config.runtime)
     net, loss = build_model(config).train().to(device), build_loss(config, NUM_SPEAKERS).train().to(device)
@@ -223,7 +223,7 @@ def _by_hand(
 
 
 def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Callable[[], None]:
-    """The step of that name, with the settings of the process that belong to it.
+    """The step of a variant; also applies its process-wide settings.
 
     Raises:
         ValueError: a variant that this machine cannot run.
@@ -239,7 +239,7 @@ def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Calla
 
 
 def serve_steps(config: Config, name: str, batch_size: int) -> None:
-    """In a process of its own: a step for every line that comes in."""
+    """Run in a separate process: a step for every line of input."""
     with tempfile.TemporaryDirectory() as folder:
         serve(make_step(config, name, Path(folder), batch_size))
 
@@ -257,33 +257,33 @@ def measure_steps(
             raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
     commands = {}
     for name in dict.fromkeys([PLAIN, *names]):
-        # The plain definition runs as torch comes: with neither kept memory nor huge pages.
+        # The plain definition runs with torch's defaults: neither kept memory nor huge pages.
         keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
         measured = ["--steps", model, "--step_of", name, "--step_batch", str(batch_size)]
         commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
-    # The first step after another process finds cold caches: some hundredths of a second, which training never pays.
+    # The first step after another process has cold caches: some hundredths of a second that training does not pay.
     return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """What a step takes at its peak, in bytes."""
+    """Peak memory of a step, in bytes."""
 
     tensor_bytes: int
-    """Tensors made in the step: activations, gradients, temporary ones."""
+    """Tensors created in the step: activations, gradients, temporary tensors."""
     process_bytes: int
-    """What the process grew by, with the kernels' own buffers and what the allocator holds back."""
+    """Growth of the process, including buffers of kernels and memory held by the allocator."""
 
 
 def measure_memory(model: str, variant: str, batch_size: int, arguments: Sequence[str] = ()) -> StepMemory:
     """The peak memory of a variant's step, in a fresh process.
 
-    A process of its own, because memory that an earlier variant gave back would hide what this one takes.
+    In the same process, memory freed by an earlier variant would hide what this one needs.
     """
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
     command = own_command(*arguments, "--memory_of", variant, "--steps", model, "--step_batch", str(batch_size))
-    # Huge pages are counted whole, however little of one is used.
+    # Huge pages would be counted in full, however little of each is used.
     environment = own_environment(huge_pages=False)
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
@@ -294,12 +294,12 @@ def measure_memory(model: str, variant: str, batch_size: int, arguments: Sequenc
 def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
     """The peak memory of a variant's step; call it in a fresh process.
 
-    A step of two crops comes first: it loads the kernels' code, hundreds of megabytes that no batch size changes.
+    A step of two crops comes first, to load the code of kernels: hundreds of megabytes, whatever the batch size.
     """
     config = variant_config(config, variant)
     prepare_machine(config)
     with tempfile.TemporaryDirectory() as folder:
-        # Folders of their own: a run folder has one trainer.
+        # Each trainer needs its own run folder.
         warm = trainer_step(config, Path(folder) / "warm", 2)
         warm()
         run = trainer_step(config, Path(folder) / "run", batch_size)

@@ -1,18 +1,18 @@
-"""Train named variants of a recipe with several seeds, and say what each of them gains.
+"""Train named variants of a recipe with several seeds, and compare them.
 
     python -m benchmarks.study benchmarks/studies/small_data.yaml --save_path S --train_list L …
     python -m benchmarks.study PLAN … --only "three warps" --seeds 1 2 3 4
     python -m benchmarks.study PLAN … --table
 
 A plan is a YAML file: `recipe`, `seeds`, `reference` (a variant's name), `common` (options of all runs) and `variants`
-(name: options beside those, and a `recipe` of its own if it likes). With `held_out_speakers` that many speakers of the
-training list, drawn by `protocol_seed`, are trained on by nobody and judge the variants by trials of their own
-(written to S/protocol); without it the trials are `--test_list`. A variant that changes nothing but `evaluation` is
-not trained: the reference's models are scored.
+(name: additional options, optionally another `recipe`). With `held_out_speakers`, that many speakers of the training
+list, drawn with `protocol_seed`, are excluded from training and used for the test trials (written to S/protocol);
+without it the trials are `--test_list`. A variant that only changes `evaluation` is not trained: it scores the
+reference's models.
 
-Each run is a process of its own with one thread, two at a time, unless `--threads` and `--processes` say otherwise.
-Results are appended to S/results.jsonl as they come: the same command resumes, half-trained runs included.
-Training is timed without its evaluations. `python -m benchmarks.study_curve S` draws error against time.
+Runs are processes with one thread, two at a time; `--threads` and `--processes` change that. Results are appended to
+S/results.jsonl as they come; the same command resumes, including half-trained runs. Training time excludes
+evaluations. `python -m benchmarks.study_curve S` draws error against time.
 """
 
 import argparse
@@ -45,21 +45,21 @@ logger = logging.getLogger(__name__)
 
 RECORDS, RUNS, VARIANTS, PROTOCOL = "results.jsonl", "runs", "variants", "protocol"
 NONTARGETS_PER_TARGET = 20
-"""Of the trials of a protocol: with 30 speakers of 8 utterances 840 targets and 16,800 others."""
+"""In the trials of a protocol: 30 speakers with 8 utterances give 840 targets and 16,800 nontargets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is compared.
+    """The variants to compare.
 
     Attributes:
-        recipe: a configuration, or the name of one of the package's.
-        seeds: of every variant.
-        reference: name of the variant that the others are compared with.
-        variants: name -> section -> option -> value, beside `common`; a `recipe` is not a section.
-        common: section -> option -> value, of all runs.
-        held_out_speakers: of the training list, who judge; 0: the trials are given.
-        protocol_seed: by which they are drawn.
+        recipe: a configuration file, or the name of a packaged recipe.
+        seeds: seeds of every variant.
+        reference: name of the variant with which the others are compared.
+        variants: name -> section -> option -> value, in addition to `common`; `recipe` is not a section.
+        common: section -> option -> value, for all runs.
+        held_out_speakers: speakers of the training list used for the trials; 0: the trials are given.
+        protocol_seed: seed for drawing them.
     """
 
     recipe: str
@@ -71,16 +71,16 @@ class Plan:
     protocol_seed: int = 1
 
     def settings(self, variant: str) -> dict[str, dict[str, Any]]:
-        """Everything that a variant sets."""
+        """All options of a variant, including the common ones."""
         own = {name: values for name, values in self.variants[variant].items() if name != "recipe"}
         return {name: {**self.common.get(name, {}), **own.get(name, {})} for name in {**self.common, **own}}
 
     def recipe_of(self, variant: str) -> str:
-        """What a variant's options are beside."""
+        """The recipe of a variant."""
         return str(self.variants[variant].get("recipe", self.recipe))
 
     def is_only_scored(self, variant: str) -> bool:
-        """Whether the reference's models serve."""
+        """Whether a variant only scores the reference's models."""
         return variant != self.reference and set(self.variants[variant]) == {"evaluation"}
 
 
@@ -93,23 +93,23 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Below the study's folder."""
+        """Run folder, relative to the study's folder."""
         return f"{RUNS}/{_as_name(self.variant)}/seed_{self.seed}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The plan, and what it is tried on."""
-    parser.add_argument("plan", type=Path, help="YAML file of the variants")
+    """Add the arguments."""
+    parser.add_argument("plan", type=Path, help="YAML file with the variants")
     parser.add_argument("--save_path", type=Path, required=True, help="folder of the study")
-    parser.add_argument("--train_list", type=Path, required=True, help="training list; its folder holds the audio")
-    parser.add_argument("--test_list", type=Path, help="trials, where the plan holds no speakers out")
+    parser.add_argument("--train_list", type=Path, required=True, help="training list, in the folder with the audio")
+    parser.add_argument("--test_list", type=Path, help="trials, if the plan has no held_out_speakers")
     parser.add_argument("--musan_path", default="", help="noise")
-    parser.add_argument("--rir_path", default="", help="room responses")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone (and the reference)")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="other seeds than the plan's")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of each run (default %(default)s)")
-    parser.add_argument("--table", action="store_true", help="train nothing: show what there is")
+    parser.add_argument("--rir_path", default="", help="RIRs")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these variants (and the reference)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="seeds to use instead of the plan's")
+    parser.add_argument("--processes", type=int, default=2, help="parallel runs (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per run (default %(default)s)")
+    parser.add_argument("--table", action="store_true", help="do not train; show the results so far")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -131,34 +131,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a file.
+    """The plan in a file.
 
     Raises:
-        ValueError: no such file, a key that a plan does not have, one that it must have, or an unknown reference.
+        ValueError: no such file, unknown or missing keys, or an unknown reference.
     """
     if not path.is_file():
-        raise ValueError(f"there is no plan {path}; benchmarks/studies/ holds some")
+        raise ValueError(f"there is no plan {path}; see benchmarks/studies/ for examples")
     values = read_yaml(path.read_text(encoding="utf-8"), str(path))
     known = {field.name: field for field in dataclasses.fields(Plan)}
     required = [name for name, field in known.items() if name in ("recipe", "seeds", "reference", "variants")]
     if not isinstance(values, dict) or set(values) - set(known) or not set(required) <= set(values):
-        raise ValueError(f"{path}: expected the keys {', '.join(required)}, and as you like {', '.join(known)}")
+        raise ValueError(f"{path}: expected at least the keys {', '.join(required)}, and only {', '.join(known)}")
     variants = {str(name): settings or {} for name, settings in values["variants"].items()}
     plan = Plan(**{**values, "variants": variants, "common": values.get("common") or {}})
     if plan.reference not in plan.variants:
         raise ValueError(f"{path}: reference: {plan.reference}; expected one of {', '.join(plan.variants)}")
     folders = {_as_name(name) for name in plan.variants}
     if len(folders) < len(plan.variants):
-        raise ValueError(f"{path}: names of variants must differ in letters or digits")
+        raise ValueError(f"{path}: variant names must differ in letters or digits")
     return plan
 
 
 class Study:
-    """A plan on its data, in a folder that remembers what was done.
+    """A plan with its data, and a folder that records finished runs.
 
     Args:
-        plan: what is compared.
-        arguments: of the command line.
+        plan: the variants to compare.
+        arguments: the parsed command line.
 
     Raises:
         ValueError: no trials, or lists that cannot be read.
@@ -173,7 +173,7 @@ class Study:
             self.train_list, self.trials = self._write_protocol()
             test_path = audio
         elif self.trials is None:
-            raise ValueError("the plan holds no speakers out (held_out_speakers): give --test_list, trials to judge by")
+            raise ValueError("the plan has no held_out_speakers; give trials with --test_list")
         named = {
             "data.train_list": self.train_list,
             "data.train_path": audio,
@@ -188,18 +188,18 @@ class Study:
         """Train and score what is missing; returns the runs that failed.
 
         Raises:
-            ValueError: a variant that no configuration can be, or that was run with other settings before.
+            ValueError: a variant with an invalid configuration, or one that was already run with other settings.
         """
         self._refuse_changed(names)
         for name in names:
             with atomic_write(self._file_of(name)) as file:
                 yaml.safe_dump(self.plan.settings(name), file, sort_keys=False)
-            # A misspelt option of the last variant should not be found tomorrow.
+            # Check all variants now: a misspelt option of the last one should not surface tomorrow.
             load_config([*self._configs(name), *self._data, "--save_path", str(self.folder)])
         done = {(one["variant"], one["seed"]) for one in self.records()}
         left = [Run(name, seed) for name in names for seed in self.plan.seeds if (name, seed) not in done]
         failed: list[Run] = []
-        # Models first: those that are only scored need the reference's.
+        # Train first: variants that are only scored need the reference's models.
         for is_scored in (False, True):
             part = [one for one in left if self.plan.is_only_scored(one.variant) == is_scored]
             with ThreadPoolExecutor(processes) as pool:
@@ -207,7 +207,7 @@ class Study:
         return failed
 
     def records(self) -> list[dict[str, Any]]:
-        """What was found so far, in the order in which it was."""
+        """The results so far, in chronological order."""
         path = self.folder / RECORDS
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
@@ -216,7 +216,7 @@ class Study:
         return self.folder / str(record["scores"])
 
     def _do(self, one: Run) -> bool:
-        """Train or score, and append what came of it; False where it failed."""
+        """Train or score, and append the result; returns False if it failed."""
         folder, is_scored = self.folder / one.folder, self.plan.is_only_scored(one.variant)
         words = [*self._configs(one.variant), "--seed", str(one.seed), "--save_path", str(folder), *self._data]
         if is_scored:
@@ -261,12 +261,12 @@ class Study:
             planned = (self.plan.recipe_of(name), self.plan.settings(name)) if name in names else None
             if planned and planned != (one.get("recipe", self.plan.recipe), one["settings"]):
                 raise ValueError(
-                    f"{self.folder / RECORDS}: {name!r} was run with other settings ({one['settings']}) than the plan "
-                    "has now; give the new ones a name of their own, or another --save_path"
+                    f"{self.folder / RECORDS}: {name!r} was run with other settings ({one['settings']}) than in the "
+                    "plan; rename the variant, or choose another --save_path"
                 )
 
     def _write_protocol(self) -> tuple[Path, Path]:
-        """The training list without the held-out speakers, and the trials among those."""
+        """Write the training list without the held-out speakers, and the trials among them."""
         training = read_training_list(self.train_list)
         held = hold_out(training, self.plan.held_out_speakers, self.plan.protocol_seed, NONTARGETS_PER_TARGET)
         return write_held_out(held, self.folder / PROTOCOL)
@@ -281,7 +281,7 @@ class Study:
 
 
 def training_seconds(folder: Path) -> float:
-    """What a run's training took, over all its stages and starts, without its evaluations."""
+    """Duration of a run's training over all stages and starts, excluding evaluations."""
     total = 0.0
     for stage in (folder, *later_stages(folder).values()):
         if (stage / LAST).is_file():
@@ -299,7 +299,7 @@ def _wanted(plan: Plan, only: list[str] | None) -> list[str]:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Of a run; with one thread each, two at a time do not wait for each other."""
+    """The environment of a run; with one thread each, parallel runs do not wait for each other."""
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
@@ -308,7 +308,7 @@ def _load() -> float:
 
 
 def _as_name(variant: str) -> str:
-    """A name for files.
+    """A variant's name in file names.
 
     >>> _as_name("warps 3, half real")
     'warps_3_half_real'

@@ -1,10 +1,10 @@
-"""Error against training time, from the runs of a study: a line for each variant, with the range of its seeds.
+"""Error against training time in a study: a line for each variant, with the range over its seeds.
 
     python -m benchmarks.study_curve S --out curve.png
     python -m benchmarks.study_curve S --out curve.png --only "small data" "voxceleb_trainer"
 
-What a run evaluated while it trained is drawn at the minutes of training until then, evaluations not counted. All
-steps of a run are taken to last alike. Seeds of a variant that evaluated at other steps than its first are an error.
+Each evaluation is drawn at the training time until then, excluding evaluations and assuming that all steps of a run
+take equally long. All seeds of a variant must have the same number of evaluations.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from speakernet.evaluation.plots import BAND, drawn_in_house_style, new_figure, 
 from speakernet.run_folder import METRICS
 
 TICKS = (1.0, 2.0, 3.0, 5.0)
-"""In each power of ten."""
+"""In each decade."""
 Curve = tuple[np.ndarray, np.ndarray]
 """Minutes of training, (evaluations,); and EERs in %, (seeds, evaluations)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which study, and where to draw it."""
+    """Add the arguments."""
     parser.add_argument("study", type=Path, help="folder of a study")
-    parser.add_argument("--out", type=Path, required=True, help="the picture (PNG)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone")
+    parser.add_argument("--out", type=Path, required=True, help="picture to write (PNG)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these variants")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,26 +46,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def curves(study: Path, only: Sequence[str] | None = None) -> dict[str, Curve]:
-    """The curve of each variant that was trained.
+    """The curve of each trained variant.
 
     Raises:
-        ValueError: no study, a variant that it does not have, or seeds that do not fit together.
+        ValueError: no study, an unknown variant, or seeds with different numbers of evaluations.
     """
     path = study / RECORDS
     if not path.is_file():
-        raise ValueError(f"{path} is not there: run the study first (python -m benchmarks.study)")
+        raise ValueError(f"there is no {path}; run the study first (python -m benchmarks.study)")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     trained = [one for one in records if one["training_seconds"] is not None]
     names = list(dict.fromkeys(one["variant"] for one in trained))
     unknown = sorted(set(only or ()) - set(names))
     if unknown:
-        raise ValueError(f"--only {unknown[0]!r}: the study has trained {', '.join(names)}")
+        raise ValueError(f"--only {unknown[0]!r}: expected trained variants: {', '.join(names)}")
     return {name: _curve(study, [one for one in trained if one["variant"] == name]) for name in only or names}
 
 
 @drawn_in_house_style
 def study_figure(found: Mapping[str, Curve]) -> Figure:
-    """EER against minutes, both logarithmic: halving either is the same step."""
+    """EER against minutes, both on logarithmic axes."""
     figure, axes = new_figure("minutes of training", "EER (%)")
     for number, (name, (minutes, eers)) in enumerate(found.items()):
         axes.plot(minutes, eers.mean(axis=0), color=f"C{number}", marker="o", markersize=2.5, label=name)
@@ -89,7 +89,7 @@ def _curve(study: Path, records: Sequence[Mapping[str, Any]]) -> Curve:
         rows.append([line["eer_percent"] for line in evaluations])
     if len({len(row) for row in rows}) > 1:
         raise ValueError(
-            f"{records[0]['variant']}: its seeds evaluated {', '.join(str(len(row)) for row in rows)} times"
+            f"{records[0]['variant']}: seeds differ in evaluations: {', '.join(str(len(row)) for row in rows)}"
         )
     return np.mean(minutes, axis=0), np.array(rows)
 

@@ -1,4 +1,4 @@
-"""The table of a study: what each variant gives, and how far it is from the reference over seeds and over speakers."""
+"""The table of a study: results of each variant, and its difference from the reference over seeds and speakers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ HEAD = (
     "variant",
     "seeds",
     "EER %, mean (lowest to highest)",
-    "less the reference, over seeds (95 % interval)",
+    "minus the reference, over seeds (95 % interval)",
     "the same, over speakers",
     "relative",
     "minDCF 0.01 / 0.05",
@@ -34,19 +34,19 @@ def table(
     scores_of: Callable[[Record], Path],
     trials: Path | None,
 ) -> str:
-    """A row for each variant in Markdown; differences are of the seeds that it has in common with the reference.
+    """A Markdown table with a row for each variant; differences are over the seeds shared with the reference.
 
     Args:
-        records: what the runs gave.
-        reference: name of the variant that the others are compared with.
-        names: of the variants, in the order of the rows.
-        scores_of: the score file of a record.
-        trials: that all of them scored; None where nothing was scored yet.
+        records: results of the runs.
+        reference: name of the variant with which the others are compared.
+        names: the variants, in the order of the rows.
+        scores_of: gives the score file of a record.
+        trials: the trials that all of them scored; None if nothing was scored yet.
     """
     found = {(one["variant"], one["seed"]): one for one in records}
     by_name = {name: {seed: one for (of, seed), one in found.items() if of == name} for name in names}
     if trials is None or not by_name.get(reference):
-        return "nothing is there to compare with yet: the reference has not been trained\n"
+        return "nothing to compare yet: the reference has not been trained\n"
     systems = _Systems(read_trials(trials), scores_of)
     lines = [_row(HEAD), _row(["---"] * len(HEAD))]
     for name in names:
@@ -63,7 +63,7 @@ def table(
 
 
 def over_seeds(differences: Sequence[float]) -> tuple[float, Interval]:
-    """Mean and 95 % interval (Student's t) of paired differences, one a seed; no interval of a single one.
+    """Mean and 95 % interval (Student's t) of paired differences, one per seed; no interval for a single seed.
 
     >>> mean, interval = over_seeds([-1.0, -2.0, -3.0])
     >>> mean, [round(one, 2) for one in interval]
@@ -77,7 +77,7 @@ def over_seeds(differences: Sequence[float]) -> tuple[float, Interval]:
 
 
 class _Systems:
-    """Score files prepared for drawing speakers, each once."""
+    """Score files prepared for drawing speakers; each is read only once."""
 
     def __init__(self, trials: TrialList, scores_of: Callable[[Record], Path]) -> None:
         self._trials, self._scores_of = trials, scores_of
@@ -89,7 +89,7 @@ class _Systems:
         path = self._scores_of(record)
         if path not in self._kept:
             scores = scores_for(self._trials, path)
-            assert self._trials.labels is not None, "trials without labels gave no error rate to begin with"
+            assert self._trials.labels is not None, "the records have error rates, so the trials have labels"
             self._kept[path] = SpeakerBootstrap(scores, self._trials.labels, *self._sides, {})
         return self._kept[path]
 

@@ -1,4 +1,4 @@
-"""What the suites print and give back: command-line arguments in, a table on standard output, plain figures out."""
+"""The entry points of the suites: they take command-line arguments, print tables and return plain figures."""
 
 import argparse
 import dataclasses
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 COMPARED_BATCH_SIZE = 64
 MOST_EMBEDDED = 12
-"""Recordings that `--loading` embeds: a second or so each, one by one."""
+"""Recordings that `--loading` embeds; each takes about a second."""
 DEFAULT_MODEL = "ResNetSE34L"
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
 DEFAULT_MEMORY_VARIANTS = ("default", "default + checkpointing")
@@ -52,7 +52,7 @@ def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
     """Loader, embedding and scoring of both pipelines on the configuration's recordings."""
     config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
     config = replaced(config, data={"batch_size": COMPARED_BATCH_SIZE})
-    # A core is a core: more threads in one pipeline than in the other would compare something else.
+    # One thread for both: with different numbers of threads the comparison would be unfair.
     torch.set_num_threads(1)
     done = []
     with tempfile.TemporaryDirectory(prefix="speakernet-benchmark-") as folder:
@@ -67,7 +67,7 @@ def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Scoring, score normalisation and metrics at full size, row by row as they are done; embedding on request."""
+    """Scoring, score normalisation and metrics at full size, row by row as they are done; optionally embedding."""
     for part in arguments.scoring:
         lookup(PARTS, part, "part of --scoring")
     threads, rounds = arguments.threads or usable_cores(), arguments.rounds
@@ -95,7 +95,7 @@ def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a training step against the plain definition's, one table a model."""
+    """Seconds of a training step against the plain definition's, one table per model."""
     models = arguments.steps or [DEFAULT_MODEL]
     for model in models:
         lookup(PLAIN_MODELS, model, "plain definition")
@@ -106,13 +106,13 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
             model, names, batch_size=arguments.step_batch, rounds=arguments.rounds, arguments=arguments.config_arguments
         )
         sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n")
-        _timing_table("step", "of the plain definition", timings)
+        _timing_table("step", "ratio to the plain definition", timings)
         figures[model] = [dataclasses.asdict(one) for one in timings]
     return {"steps": figures}
 
 
 def models(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a training step and of an embedding of each network, beside what it costs in numbers."""
+    """Seconds of a training step and of an embedding for each network, with its parameters and operations."""
     config = load_config(arguments.config_arguments).config
     before, batch_size = load_now(), arguments.step_batch
     if arguments.compiled:
@@ -130,7 +130,7 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     threads, after = torch.get_num_threads(), load_now()
     sys.stdout.write(
-        f"\nMedians of {arguments.rounds} rounds in turn (between quartiles), {threads} threads, "
+        f"\nMedians of {arguments.rounds} alternating rounds (interquartile range), {threads} threads, "
         f"load {before:.1f} before and {after:.1f} after\n"
     )
     return {"models": [dataclasses.asdict(one) for one in done], "threads": threads, "load": [before, after]}
@@ -139,7 +139,7 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
 def _compiled(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
     before, batch_size, done = load_now(), arguments.step_batch, []
     _begin_table(
-        "network", f"training step of {batch_size} crops, s", "compiled, s", "ratio", "compiling, s", "loss differs by"
+        "network", f"training step of {batch_size} crops, s", "compiled, s", "ratio", "compiling, s", "loss difference"
     )
     for one in measure_compiled(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds):
         _row(
@@ -152,25 +152,25 @@ def _compiled(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
         )
         done.append(dataclasses.asdict(one))
     sys.stdout.write(
-        f"\nMedians of {arguments.rounds} rounds in turn, {torch.get_num_threads()} threads, load {before:.1f} before "
-        f"and {load_now():.1f} after\n"
+        f"\nMedians of {arguments.rounds} alternating rounds, {torch.get_num_threads()} threads, load {before:.1f} "
+        f"before and {load_now():.1f} after\n"
     )
     return {"compiled": done}
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a training step, one table a model."""
+    """Peak memory of a training step, one table per model."""
     models = arguments.steps or [DEFAULT_MODEL]
     for model in models:
         lookup(MODELS, model, "model")
     figures = {}
     for model in models:
-        sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a process of its own\n\n")
+        sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a separate process\n\n")
         found = {
             variant: measure_memory(model, variant, arguments.step_batch, arguments.config_arguments)
             for variant in arguments.memory or DEFAULT_MEMORY_VARIANTS
         }
-        _begin_table("step", "tensors at the peak", "of the first", "the process grew by", "of the first")
+        _begin_table("step", "peak of tensors", "ratio to the first", "growth of the process", "ratio to the first")
         first = next(iter(found.values()))
         for variant, one in found.items():
             _row(
@@ -185,7 +185,7 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A whole epoch of the configuration, original and optimised, and what each measure brings alone."""
+    """A whole epoch of the configuration, original and optimised, and the effect of each measure alone."""
     figures = compare_epochs(arguments.config_arguments, arguments.num_batches, arguments.rounds)
     sys.stdout.write("\n" + epoch_tables(figures) + "\n")
     return {"epochs": figures}
@@ -193,29 +193,29 @@ def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def runtimes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Real-time factors of networks in torch and ONNX Runtime, one recording at a time."""
-    # Late: only these two suites need the libraries of the extras `export` and `serve`.
+    # Imported late: only these two suites need the extras `export` and `serve`.
     from benchmarks.inference import AUDIO_SECONDS, measure_runtimes
 
     before, done = load_now(), []
-    _begin_table("network", "runtime", "threads", "real-time factor (between quartiles)")
+    _begin_table("network", "runtime", "threads", "real-time factor (interquartile range)")
     for name in arguments.runtimes:
         for one in measure_runtimes(name, arguments.rounds):
             _row(f"`{one.name}`", one.runtime, str(one.threads), f"{one.real_time_factor:.4f} ({one.spread:.4f})")
             done.append(dataclasses.asdict(one))
     sys.stdout.write(
-        f"\nMedians of {arguments.rounds} rounds in turn, recordings of {AUDIO_SECONDS:g} s, load {before:.1f} before "
-        f"and {load_now():.1f} after\n"
+        f"\nMedians of {arguments.rounds} alternating rounds, recordings of {AUDIO_SECONDS:g} s, load {before:.1f} "
+        f"before and {load_now():.1f} after\n"
     )
     return {"runtimes": done}
 
 
 def serving(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Latency of a server's answers to many clients at once."""
+    """Latency of a server for many parallel clients."""
     from benchmarks.inference import PERCENTILE, measure_serving  # late: see above
 
     before = load_now()
     one = measure_serving(arguments.serving, arguments.clients, arguments.rounds)
-    _begin_table("clients", "answers", "median s", f"{PERCENTILE} % within s", "answers/s", "clips a batch")
+    _begin_table("clients", "answers", "median s", f"{PERCENTILE} % within s", "answers/s", "clips per batch")
     _row(
         str(one.clients),
         str(one.answers),
@@ -229,7 +229,7 @@ def serving(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def be_measured(arguments: argparse.Namespace) -> None:
-    """What runs in a process that one of the suites above has started."""
+    """The work of a process that one of the suites above has started."""
     config = load_config(arguments.config_arguments).config
     if arguments.embedding_of:
         recordings, threads = arguments.recordings, arguments.threads
@@ -259,7 +259,7 @@ def _begin_table(*columns: str) -> None:
 
 def _row(*cells: str) -> None:
     sys.stdout.write(f"| {' | '.join(cells)} |\n")
-    # A suite takes minutes; who watches a file or a pipe sees each row when it is there.
+    # A suite takes minutes; flushing shows each row at once in a file or pipe.
     sys.stdout.flush()
 
 
@@ -267,8 +267,8 @@ def _memory_line(memory: Mapping[str, Any]) -> str:
     bare = memory["bare_interpreter_bytes"]
     parts = [f"an interpreter with torch: {human_bytes(bare)}"]
     if "fork_bytes" in memory:
-        # A forked worker shares the interpreter itself, so all that it has alone was added.
-        parts.append(f"forked worker: {human_bytes(max(memory['fork_bytes']))} in all")
+        # A forked worker shares the interpreter, so all of its unique memory is its own.
+        parts.append(f"forked worker: {human_bytes(max(memory['fork_bytes']))} in total")
     if "spawn_bytes" in memory:
         most = max(memory["spawn_bytes"])
         parts.append(f"spawned worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond the interpreter")

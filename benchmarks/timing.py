@@ -1,7 +1,7 @@
-"""Ways of doing the same thing, run in turn on one machine: A B C A B C …, so that a slow moment hits them all.
+"""Times several ways of doing the same thing, in turn on one machine (A B C A B C …), so that slow moments affect all.
 
-Times callables that it is given: it knows no data, no model and no configuration. Two views of what came of it: seconds
-and their ratio to the first way (`timings`), or items a second of two ways (`compare`).
+It times arbitrary callables, and reports either seconds and their ratio to the first way (`timings`), or items per
+second of two ways (`compare`).
 """
 
 import contextlib
@@ -16,32 +16,32 @@ from typing import Any
 
 
 def nothing() -> None:
-    """What a way prepares that needs nothing."""
+    """The default preparation: none."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of doing it."""
+    """One way of doing the work."""
 
     run: Callable[[Any], int]
-    """Does the work on what `prepare` gave and returns the number of items done; timed."""
+    """Does the work with the result of `prepare` and returns the number of items done; timed."""
     prepare: Callable[[], Any] = nothing
-    """Makes ready what a run needs (workers started, queues full); not timed."""
+    """Prepares a run (starts workers, fills queues); not timed."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What was read of the runs that count, in order."""
+    """The measured runs, in order."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
-    """By the clock on the wall."""
+    """Wall-clock time."""
     processor_seconds: list[float] = dataclasses.field(default_factory=list)
-    """Of all threads of this process."""
+    """CPU time of all threads of this process."""
     items: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
-        """Items a second."""
+        """Items per second."""
         return [items / max(seconds, 1e-9) for items, seconds in zip(self.items, self.seconds, strict=True)]
 
 
@@ -53,21 +53,21 @@ def run_in_turn(
     settle: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Samples]:
-    """Run every way once a round.
+    """Run every way once per round.
 
     Args:
         ways: name -> way.
-        rounds: rounds that count.
-        warmup: runs of each way before anything counts.
-        settle: runs before each one that counts: what is measured comes right after its like (as a training step does)
-            and not after another way, which had caches and cores for itself.
+        rounds: measured rounds.
+        warmup: unmeasured runs of each way at the start.
+        settle: unmeasured runs before each measured one, so that it follows a run of the same way (as a training step
+            does) instead of another way, which has filled the caches.
         clock: seconds; replaceable for tests.
 
     Raises:
-        ValueError: no way or no round, or a way that does nothing.
+        ValueError: no ways or no rounds, or a way that does nothing.
     """
     if not ways or rounds < 1:
-        raise ValueError(f"{len(ways)} ways and {rounds} rounds; expected one or more of each")
+        raise ValueError(f"{len(ways)} ways and {rounds} rounds; expected at least one of each")
     for way in ways.values():
         for _ in range(warmup):
             way.run(way.prepare())
@@ -85,13 +85,13 @@ def run_in_turn(
             samples[name].processor_seconds.append(time.process_time() - used)
             samples[name].items.append(items)
             if items < 1:
-                raise ValueError(f"{name} did nothing; is the corpus empty?")
+                raise ValueError(f"{name} processed no items; expected a corpus that is not empty")
     return samples
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One way: median seconds, the spread between quartiles, and the median ratio to the first way by round."""
+    """One way: median seconds, interquartile range, and the median over the rounds of the ratio to the first way."""
 
     name: str
     median_seconds: float
@@ -100,7 +100,7 @@ class Timing:
 
 
 def timings(samples: Mapping[str, Samples]) -> list[Timing]:
-    """One timing a way, in order. Ratios are taken inside a round, and their median over the rounds."""
+    """One timing per way, in order. Ratios are taken within each round, then their median over the rounds."""
     reference = next(iter(samples.values())).seconds
     made = []
     for name, one in samples.items():
@@ -118,11 +118,11 @@ class Speedup:
         first_per_second: median items per second of the first way.
         second_per_second: the same of the second way.
         ratio: median over the rounds of second / first, each taken within its round.
-        lowest_ratio: of any round.
-        highest_ratio: of any round.
-        wanted: ratio to reach; 0 where none is set.
+        lowest_ratio: the lowest of any round.
+        highest_ratio: the highest of any round.
+        wanted: target ratio; 0 for none.
         unit: what an item is.
-        sides: names of the two.
+        sides: names of the two ways.
     """
 
     measure: str
@@ -147,10 +147,10 @@ def compare(
     sides: tuple[str, str] = ("classic", "ours"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speedup:
-    """Run A B A B …, `rounds` times each after one round that does not count.
+    """Run A B A B …, `rounds` times each after one warm-up round.
 
     Raises:
-        ValueError: as `run_in_turn`.
+        ValueError: as in `run_in_turn`.
     """
     samples = run_in_turn(dict(zip(sides, (first, second), strict=True)), rounds=rounds, clock=clock)
     slow, fast = (samples[name].rates for name in sides)
@@ -160,7 +160,7 @@ def compare(
 
 
 def speedup_table(speedups: Sequence[Speedup]) -> str:
-    """A Markdown table, one row a measure; a ratio below the one wanted is marked."""
+    """A Markdown table, one row per measure; ratios below the target are marked."""
     lines = ["| measure | classic /s | ours /s | ratio (lowest to highest) | wanted |", "|---|---|---|---|---|"]
     for one in speedups:
         spread = f"{one.ratio:.1f} ({one.lowest_ratio:.1f} to {one.highest_ratio:.1f})"
@@ -174,20 +174,20 @@ def speedup_table(speedups: Sequence[Speedup]) -> str:
 
 
 def as_plain(speedup: Speedup) -> dict[str, Any]:
-    """A speed-up for a JSON file."""
+    """A speed-up as plain values, for a JSON file."""
     plain = dataclasses.asdict(speedup)
     return {**plain, "sides": list(speedup.sides), "is_reached": speedup.ratio >= speedup.wanted}
 
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keep this process on one core, where the system can; what it starts inside stays there too."""
+    """Keep this process, and those it starts inside, on one core, if the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
-        # Windows and macOS: the scheduler's business alone.
+        # Python cannot pin a process on Windows and macOS.
         yield
         return
     before = os.sched_getaffinity(0)
-    # The last one: interrupts and most services run on the first.
+    # The last core: interrupts and most services run on the first.
     os.sched_setaffinity(0, {max(before)})
     try:
         yield
@@ -196,8 +196,8 @@ def on_one_core() -> Iterator[None]:
 
 
 def finish_device() -> None:
-    """Wait for the GPU, which works behind the host's back: a clock would stop when work is queued, not when done."""
-    # Looked up, not imported: who has not imported torch has no work on a GPU, and a served process starts at once.
+    """Wait for the GPU, which works asynchronously: otherwise the clock would stop when work is queued, not done."""
+    # Looked up, not imported: without torch there is no GPU work, and a process that only serves starts faster.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()

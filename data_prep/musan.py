@@ -1,4 +1,4 @@
-"""MUSAN, music, speech and noise for augmentation: download, verify, unpack, cut into pieces."""
+"""MUSAN (music, speech and noise for augmentation): download, verify, unpack, cut into pieces."""
 
 import sys
 

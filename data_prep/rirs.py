@@ -1,4 +1,4 @@
-"""RIRS_NOISES, simulated and measured room responses: download, verify, unpack, check, make mono and trim."""
+"""RIRS_NOISES (simulated and measured room responses): download, verify, unpack, check, make mono and trim."""
 
 import sys
 

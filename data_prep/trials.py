@@ -1,4 +1,4 @@
-"""Trial lists: make them from any list, clean a list against the files that exist, rewrite it."""
+"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for another layout."""
 
 import sys
 

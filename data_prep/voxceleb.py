@@ -1,4 +1,4 @@
-"""VoxCeleb1 and VoxCeleb2, from nothing or from archives already on disk, to lists that train."""
+"""VoxCeleb1 and VoxCeleb2, from scratch or from archives already on disk, to lists ready for training."""
 
 import sys
 

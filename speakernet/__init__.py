@@ -1,12 +1,12 @@
-"""Training, scoring and using speaker-verification models; docs/architecture.md describes the packages."""
+"""Train, score and use speaker-verification models; docs/architecture.md describes the packages."""
 
 import importlib
 from typing import Any
 
 __version__ = "0.3.0"
-"""setup.py reads it here, and CHANGELOG.md begins with it."""
+"""Read by setup.py; CHANGELOG.md starts with it."""
 
-# Names that users import from here; torch is imported when one is first used.
+# Public names, imported on first use, because they import torch.
 _LAZY = {
     "load": "speakernet.assembly.published",
     "SpeakerVerifier": "speakernet.inference.verifier",

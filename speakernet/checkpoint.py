@@ -1,8 +1,8 @@
-"""The one reader and writer of checkpoint files: last.pt, model files, and files of other toolkits.
+"""Read and write checkpoint files: last.pt, model files, and files of other toolkits.
 
-A file appears under its name only when it is whole, and reading never runs code from it (`weights_only=True`). Every
-member of the archive is compared with its checksum, which torch does not do: a flipped bit of a weight would be trained
-on, or scored with. What a dictionary means is known to its makers: `speakernet.training` and `models.model_file`.
+A file appears under its name only when it is complete, and reading never runs code from it (`weights_only=True`).
+Unlike torch, reading compares every member of the archive with its checksum, so that no flipped bit goes unnoticed.
+What the dictionaries contain is defined in `speakernet.training` and `models.model_file`.
 """
 
 import errno
@@ -22,23 +22,23 @@ from safetensors.torch import load_file, save
 from speakernet.files import FileError, atomic_write, error_line, human_bytes, in_place_of_a_file, open_regular
 
 FULL_BYTES = 1 << 20
-"""A disk with less space is full."""
+"""A disk with less free space counts as full."""
 FOLDER_ATTRIBUTE = 0x10
-"""Of a member of a zip file, as MS-DOS has it."""
+"""MS-DOS attribute of a folder in a zip file."""
 DEFLATE_LEVEL = 6
-"""Weights are noise to a compressor: higher levels take longer and gain nothing."""
+"""Weights barely compress: higher levels take longer and gain nothing."""
 MOST_UNPACKED = 100
-"""Times its size that a compressed checkpoint may unpack to: weights gain a tenth, zeros of a new optimizer more."""
+"""Largest compression ratio accepted: weights shrink by a tenth, zeros of a new optimizer by more."""
 ALWAYS_UNPACKED_BYTES = 256 << 20
 ZIP_MARK = b"PK\x03\x04"
-ADVICE = "copy or download it again, or take an earlier one from the checkpoints/ of its run"
+ADVICE = "copy or download it again, or use an earlier one from checkpoints/ of its run"
 SMALL_TENSOR_BYTES = 1 << 20
 HEADER_KEY, MEAN = "speakernet", "embedding_mean"
-"""Of safetensors: the key of a model file's plain values in the header, and the tensor that is not a weight."""
+"""In safetensors: the header key of a model file's plain values, and the tensor that is not a weight."""
 
 
 class CheckpointError(FileError):
-    """A checkpoint that cannot be read, or is not what is needed."""
+    """A checkpoint that cannot be read, or is not of the expected kind."""
 
 
 class DamagedError(CheckpointError):
@@ -46,7 +46,7 @@ class DamagedError(CheckpointError):
 
 
 def read_checkpoint(path: str | Path) -> Any:
-    """The content of a checkpoint of any program, with its tensors on the CPU."""
+    """Read a checkpoint of any program, with its tensors on the CPU."""
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}")
@@ -58,7 +58,7 @@ def read_checkpoint(path: str | Path) -> Any:
             start = file.read(len(ZIP_MARK))
         if path.suffix == ".safetensors":
             return _read_tensors(path)
-        # By its first bytes, as torch decides: it also opens archives whose end `zipfile` does not find.
+        # Like torch, go by the first bytes: torch also opens archives whose end `zipfile` does not find.
         if start == ZIP_MARK:
             _check_members(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -69,13 +69,13 @@ def read_checkpoint(path: str | Path) -> Any:
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {path}; give a model file such as exps/exp01/best.pt") from error
     except (FileError, OSError, MemoryError) as error:
-        # A trouble of this machine and this moment: the file may be whole.
+        # A problem of the machine at this moment; the file may be intact.
         raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); fix that and try again") from error
     except pickle.UnpicklingError as error:
-        # torch's own message advises to read the file without protection.
+        # torch's own message advises reading the file without protection.
         raise DamagedError(
             f"{path} is not a checkpoint, or holds more than tensors and plain values and could run code when read; "
-            "nothing in it was run. Save its state dictionary alone, or get it from another source"
+            "nothing in it was run. Save only its state dictionary, or get the file from another source"
         ) from error
     except Exception as error:
         # torch and safetensors raise RuntimeError, EOFError, KeyError … on damaged files.
@@ -83,20 +83,20 @@ def read_checkpoint(path: str | Path) -> Any:
 
 
 def read_own_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The dictionary that `write_checkpoint` wrote; errors as in `read_checkpoint`."""
+    """Read a dictionary written by `write_checkpoint`; errors as in `read_checkpoint`."""
     contents = read_checkpoint(path)
     if not isinstance(contents, dict):
-        raise CheckpointError(f"{path} holds a {type(contents).__name__}; expected a checkpoint of this program")
+        raise CheckpointError(f"{path} holds a {type(contents).__name__}; expected a checkpoint of speakernet")
     return contents
 
 
 def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress: bool = False) -> None:
-    """Write a dictionary of tensors and plain values, atomically: on an OSError the old file is untouched."""
+    """Write a dictionary of tensors and plain values atomically; after an OSError the old file is unchanged."""
     with atomic_write(path, "wb") as file:
         try:
             torch.save(dict(contents), file)
         except RuntimeError as error:
-            # torch's zip writer reports a failed write (a full disk, say) as a RuntimeError of its own.
+            # torch's zip writer reports a failed write, for example on a full disk, as a RuntimeError.
             free = shutil.disk_usage(Path(path).parent).free
             code = errno.ENOSPC if free < FULL_BYTES else errno.EIO
             raise OSError(code, f"{os.strerror(code)}, {human_bytes(free)} free: {error}", str(path)) from error
@@ -113,7 +113,7 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress:
 
 
 def tensor_file_bytes(contents: Mapping[str, Any]) -> bytes:
-    """A model file as safetensors: its weights by name, its mean embedding, everything else as JSON in the header."""
+    """A model file as safetensors: weights by name and mean embedding as tensors, the rest as JSON in the header."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in contents["weights"].items()}
     plain = {name: value for name, value in contents.items() if name not in ("weights", MEAN)}
     if contents.get(MEAN) is not None:
@@ -122,7 +122,7 @@ def tensor_file_bytes(contents: Mapping[str, Any]) -> bytes:
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:
-    """A safetensors file: what `tensor_file_bytes` was given, or the tensors of somebody else's file."""
+    """Read a safetensors file: the contents given to `tensor_file_bytes`, or the tensors of another program's file."""
     tensors = load_file(path)
     with safe_open(path, "pt") as file:
         plain = (file.metadata() or {}).get(HEADER_KEY)
@@ -132,21 +132,21 @@ def _read_tensors(path: Path) -> dict[str, Any]:
 
 
 def _check_members(path: Path) -> None:
-    """Read every member of an archive to its end, where its checksum is compared; refuse archives that explode."""
+    """Check the checksum of every member of an archive; refuse archives that unpack to excessive size."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         unpacked = sum(member.file_size for member in members)
         if unpacked > max(ALWAYS_UNPACKED_BYTES, MOST_UNPACKED * path.stat().st_size):
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
-        # torch does not read a folder, and would return uninitialised memory.
+        # For a folder entry, torch reads nothing and returns uninitialised memory.
         folders = [one.filename for one in members if one.external_attr & FOLDER_ATTRIBUTE or one.is_dir()]
         if bad := folders or archive.testzip():
             raise DamagedError(f"{path} is damaged: {bad} is a folder or does not match its checksum; {ADVICE}")
 
 
 def _check_tensors(contents: Any, path: Path) -> None:
-    """Refuse tensors that claim more memory than the file has for them, such as one number repeated."""
-    # By identity: a value may occur at a thousand places.
+    """Refuse tensors larger than their data in the file, such as one number repeated."""
+    # By identity, because a value may occur in a thousand places.
     waiting, seen = [contents], {id(contents)}
     while waiting:
         value = waiting.pop()
@@ -154,7 +154,7 @@ def _check_tensors(contents: Any, path: Path) -> None:
             claimed = value.numel() * value.element_size()
             is_held = value.device.type == "cpu" and value.layout == torch.strided
             if not is_held or claimed > max(SMALL_TENSOR_BYTES, value.untyped_storage().nbytes()):
-                raise DamagedError(f"{path} lacks the numbers of a tensor of shape {tuple(value.shape)}; {ADVICE}")
+                raise DamagedError(f"{path} lacks data for a tensor of shape {tuple(value.shape)}; {ADVICE}")
         inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         new = {id(one): one for one in inner if id(one) not in seen}
         seen |= new.keys()

@@ -1,7 +1,4 @@
-"""Files: read with every surprise named, written whole or not at all, locked, processed by many threads or in parts.
-
-Knows nothing of audio, lists or checkpoints.
-"""
+"""Files of any kind: reading with clear errors, atomic writing, locks, and processing by threads or in parts."""
 
 import collections
 import contextlib
@@ -42,42 +39,42 @@ RUNNING_NAME = ".preparing.running"
 IN_FLIGHT_PER_WORKER = 4
 OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
-# Of YAML texts; PyYAML reads about as many letters in a second, and some numbers take the square of their length.
+# Limits on YAML texts: PyYAML reads about this many characters a second, and some numbers take quadratic time.
 MOST_YAML, MOST_YAML_LEVELS, MOST_YAML_ALIASES, MOST_DIGITS = 256 << 10, 20, 20, 100
 SHOWN_BYTES = 512 << 20
-"""A smaller file is summed in a second or so, and needs no progress bar."""
+"""Smaller files are checked within about a second and need no progress bar."""
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""Holds trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
+"""The folder with trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
 MOST_PARTS, MOST_PARTS_NAMED = 9999, 20
 LONGEST_SECRET = 4096  # bytes
-DEFLATE_LIMIT = 1033  # times its size is the most that a deflated content can have
+DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
 
 IN_PLACE_OF_A_FILE = {
-    b"version https://git-lfs": "a pointer of git-lfs, whose file `git lfs pull` fetches",
-    b"<!doc": "an HTML page, as servers send in place of a file that needs a login",
-    b"<html": "an HTML page, as servers send in place of a file that needs a login",
+    b"version https://git-lfs": "a git-lfs pointer; `git lfs pull` fetches the file",
+    b"<!doc": "an HTML page, which servers send instead of a file that needs a login",
+    b"<html": "an HTML page, which servers send instead of a file that needs a login",
 }
-"""First bytes of what is often downloaded instead of the wanted file -> what it is."""
+"""First bytes of something downloaded by mistake instead of the file -> its description."""
 
 
 def in_place_of_a_file(file: IO[bytes]) -> str:
-    """What was downloaded instead of the wanted file, by its first bytes; empty if nothing known."""
+    """A description of what was downloaded instead of the file, judging by the first bytes; empty if unknown."""
     start = file.read(64).lstrip().lower()
     return next((found for mark, found in IN_PLACE_OF_A_FILE.items() if start.startswith(mark)), "")
 
 
 class FileError(ValueError):
-    """A file that cannot be used; the message names it and says what was found, what was expected, what to do."""
+    """An unusable file; the message names it and says what was found, what was expected and what to do."""
 
 
 @contextlib.contextmanager
 def reading(path: object, expected: str, kind: type[FileError] = FileError) -> Iterator[None]:
     """Turn every error of the block into one of `kind` that names the file and what was `expected`.
 
-    Parsers raise anything, from KeyError to MemoryError, on a damaged or hostile file; every reader runs in such a
-    block. A `FileError` keeps its message.
+    Every reader runs in such a block, because parsers raise anything from KeyError to MemoryError on a damaged or
+    hostile file. A `FileError` keeps its message.
     """
     try:
         yield
@@ -88,13 +85,13 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
     except OSError as error:
         raise kind(f"{path}: cannot be read ({error.strerror or error_line(error)}); expected {expected}") from error
     except Exception as error:
-        found = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "damaged or of another kind"
+        found = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "damaged or of the wrong kind"
         raise kind(f"{path}: {found} ({error_line(error)}); expected {expected}") from error
 
 
 @contextlib.contextmanager
 def writing(path: object, advice: str) -> Iterator[None]:
-    """Turn a system error of the block into one sentence: what cannot be written, why, what to do."""
+    """Turn a system error of the block into a `FileError`: what cannot be written, why, and what to do."""
     try:
         yield
     except OSError as error:
@@ -102,26 +99,26 @@ def writing(path: object, advice: str) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check before long work that the file of `--out` can be written; nothing is made."""
+    """Check before long work that the file of `--out` can be written; leaves nothing behind."""
     there = next(folder for folder in Path(path).absolute().parents if folder.exists())
     with writing(path, OTHER_PLACE):
         tempfile.TemporaryFile(dir=there).close()
 
 
 def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a regular file for reading bytes; a pipe would block forever, and a device may have no end."""
+    """Open a regular file for reading bytes; a pipe could block forever, and a device may be endless."""
     check_regular(path)
     return open(path, "rb", buffering=buffering)  # noqa: PTH123  for every utterance
 
 
 def read_secret(file: Path | None, variable: str) -> bytes | None:
-    """The key or token in a file, without the line end; else that in an environment variable; None without either."""
+    """The key or token in a file, without the line end, or in an environment variable; None without either."""
     if file is None:
         found = os.environ.get(variable)
         return None if found is None else os.fsencode(found)
     expected = f"a regular file that holds the key or token in one line, up to {LONGEST_SECRET} bytes"
     with reading(file, expected), open_regular(file) as content:
-        # Editors end a line; whoever writes the file in another way would not find the store again.
+        # Editors add a line end; it must not be part of the secret.
         secret = content.read(LONGEST_SECRET + 1).rstrip(b"\r\n")
     if not secret or len(secret) > LONGEST_SECRET:
         raise FileError(f"{file}: {len(secret)} bytes; expected {expected}")
@@ -129,27 +126,27 @@ def read_secret(file: Path | None, variable: str) -> bytes | None:
 
 
 def check_regular(path: str | Path) -> None:
-    """Refuse anything that is there and is not a regular file."""
+    """Refuse anything that exists but is not a regular file."""
     mode = os.stat(path).st_mode  # noqa: PTH116  for every utterance
     if not stat.S_ISREG(mode):
         raise FileError(f"{path}: not a regular file but a {'folder' if stat.S_ISDIR(mode) else 'pipe or device'}")
 
 
 def open_text(path: str | Path) -> IO[str]:
-    """Open a regular file of UTF-8 text, with or without a byte-order mark; line ends are left as they are."""
-    # Windows' editors write a mark, which would become part of the first word.
+    """Open a regular file of UTF-8 text, with or without a byte-order mark; line ends are kept."""
+    # Windows editors write a byte-order mark, which would become part of the first word.
     return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) -> Iterator[IO]:
-    """Open a temporary file beside `path`; on success flush it to the disk and rename it, on failure remove it.
+    """Open a temporary file next to `path`; on success flush it to disk and rename it, on failure remove it.
 
-    Readers of `path` see the old content or the whole new one. Text is UTF-8 with Unix line ends. Not flushed it
-    survives a kill, but not a power cut.
+    Readers of `path` see either the old content or the complete new content. Text is UTF-8 with Unix line ends. An
+    unflushed file survives a kill, but not a power cut.
     """
     path = Path(path)
-    # Renaming would replace a pipe or, as root, /dev/null by a file.
+    # Renaming would replace a pipe or, as root, /dev/null with a file.
     with contextlib.suppress(FileNotFoundError):
         check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,21 +156,21 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     try:
         with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
             yield file
-            # Without it, the new name may have no content after a power cut.
+            # Without fsync, the file may be empty after a power cut.
             if is_flushed:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        # A write that fails names no file, or the temporary one.
+        # A failed write names no file, or the temporary one.
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
             error.filename, error.filename2 = str(path), None
         raise
 
 
 def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
-    """Give a file a second name, replacing the file that had it; a copy on disks without links."""
+    """Hard-link a file to another name, replacing any file there; copies on disks without links."""
     target = Path(target)
     temporary = temporary_beside(target)
     try:
@@ -183,18 +180,18 @@ def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) ->
         with Path(source).open("rb") as content, atomic_write(target, "wb", is_flushed=is_flushed) as copy:
             shutil.copyfileobj(content, copy)
     finally:
-        # Renaming failed, or did nothing because both names are of one file.
+        # Renaming failed, or did nothing because both names are the same file.
         temporary.unlink(missing_ok=True)
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name in the same folder for a half-written file; `remove_leftovers` finds such names after a kill."""
-    # Cut, since a name of the longest length cannot be made longer.
+    """A temporary name in the same folder; `remove_leftovers` finds such files after a kill."""
+    # Cut, because names have a maximum length.
     return path.with_name(f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove half-written files of a killed run under `root`, which no other process works in; the number removed."""
+    """Remove half-written files of a killed run below `root`, which no other process may use; return their number."""
     leftovers = [path for path in root.rglob(".*.tmp") if path.is_file()]
     for path in leftovers:
         path.unlink(missing_ok=True)
@@ -202,7 +199,7 @@ def remove_leftovers(root: Path) -> int:
 
 
 def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> contextlib.AbstractContextManager:
-    """Take the lock file `path` until the block ends; the system releases it when the process dies."""
+    """Hold the lock file `path` until the block ends; the system releases it when the process dies."""
     try:
         return FileLock(path, timeout=-1 if waits else 0).acquire()
     except Timeout as error:
@@ -211,20 +208,20 @@ def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> context
 
 @contextlib.contextmanager
 def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
-    """Work in a folder as the only process: made if missing, half-written files of a killed run removed.
+    """Lock a folder, creating it if necessary and removing half-written files of a killed run.
 
-    A block that fails before it has written anything leaves no folder behind.
+    If the block fails before it has written anything, new folders are removed again.
     """
     folder = Path(folder)
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    # A file of its own: versions of filelock differ in whether they empty the lock file.
+    # A separate file, because some versions of filelock empty the lock file.
     running = folder / RUNNING_NAME
     try:
-        refusal = f"another process is preparing data in {folder}; wait for it or end it, then run this again"
+        refusal = f"another process is preparing data in {folder}; wait for it or stop it, then run this again"
         with hold_lock(folder / LOCK_NAME, refusal, waits=waits):
             if running.exists():
-                logger.info("half-written files of a killed run that were removed: %d", remove_leftovers(folder))
+                logger.info("removed half-written files of a killed run: %d", remove_leftovers(folder))
             running.touch()
             try:
                 yield
@@ -233,7 +230,7 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     except BaseException:
         if made:
             (folder / LOCK_NAME).unlink(missing_ok=True)
-        # Something was written, from which the next run continues.
+        # A folder with files is kept, because the next run continues from them.
         with contextlib.suppress(OSError):
             for one in made:
                 one.rmdir()
@@ -250,11 +247,11 @@ def parallel_map(
     unit: str = "file",
     units_of: Callable[[Result], int] = lambda result: 1,
 ) -> Iterator[Result]:
-    """The results of `function` over `items` by `num_jobs` threads, in order; an error is raised at its item's place.
+    """Map `function` over `items` with `num_jobs` threads, in order; an error is raised in place of its item's result.
 
-    Threads, because the work is files, decompression and other processes (ffmpeg), which leave the interpreter free.
-    At most `IN_FLIGHT_PER_WORKER` items a thread are drawn ahead, so memory does not grow with their number. The bar,
-    which an empty description hides, counts `units_of` each result, of `total`.
+    Threads suffice, because files, decompression and other processes (ffmpeg) release the interpreter. At most
+    `IN_FLIGHT_PER_WORKER` items per thread are in flight, so memory does not grow with their number. The bar, hidden
+    by an empty description, counts `units_of` each result, out of `total`.
     """
     waiting: collections.deque[Future[Result]] = collections.deque()
     source = iter(items)
@@ -269,23 +266,23 @@ def parallel_map(
                 bar.update(units_of(result := waiting.popleft().result()))
                 yield result
         finally:
-            # Also reached when the caller stops early or an item failed.
+            # Also reached if the caller stops early or an item fails.
             pool.shutdown(cancel_futures=True)
 
 
 def free_name(path: Path, word: str) -> Path:
-    """The first free one of `<name>.<word>-1`, `<name>.<word>-2` … beside `path`."""
+    """The first free name of `<name>.<word>-1`, `<name>.<word>-2` … next to `path`."""
     numbers = itertools.count(1)
     return next(free for number in numbers if not (free := path.with_name(f"{path.name}.{word}-{number}")).exists())
 
 
 def sha256_of(path: str | Path) -> str:
-    """SHA-256 of a file's content as lower-case hex: what our own results and files are known by."""
+    """SHA-256 of a file's content in lower-case hex, which identifies lists and models."""
     return digest_of(path, "sha256")
 
 
 def digest_of(path: str | Path, algorithm: str) -> str:
-    """A file's checksum as lower-case hex; corpora publish "md5" of their archives and lists."""
+    """A file's checksum in lower-case hex; corpora publish "md5" of their archives and lists."""
     path, digest = Path(path), hashlib.new(algorithm, usedforsecurity=False)
     num_bytes = path.stat().st_size
     with path.open("rb") as file, Bar(f"verify {path.name}", num_bytes, "B", is_shown=num_bytes >= SHOWN_BYTES) as bar:
@@ -296,7 +293,7 @@ def digest_of(path: str | Path, algorithm: str) -> str:
 
 
 def own_command(command: str) -> str:
-    """What the user types for `speakernet COMMAND`: in a checkout, which may not be installed, the script."""
+    """What the user types for `speakernet COMMAND`: in a checkout, which need not be installed, the script."""
     word, _, part = command.partition(" ")
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
@@ -306,7 +303,7 @@ def own_command(command: str) -> str:
 
 
 def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
-    """Refuse an output that is an input or another output, also by another name of the same file."""
+    """Refuse an output that is an input or another output, even under another name."""
     taken = [Path(one) for one in inputs]
     for output in map(Path, outputs):
         for other in taken:
@@ -316,12 +313,12 @@ def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Pat
 
 
 def is_address(path: object) -> bool:
-    """Whether a path is an address of fsspec, such as s3://bucket/vox2."""
+    """Whether a path is an fsspec address, such as s3://bucket/vox2."""
     return "://" in str(path)
 
 
 def human_bytes(num_bytes: float) -> str:
-    """A size for people, in powers of 1024.
+    """A readable size, in powers of 1024.
 
     >>> human_bytes(1536)
     '1.5 KiB'
@@ -331,35 +328,35 @@ def human_bytes(num_bytes: float) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line: its type and the beginning of its message, which may be empty."""
+    """An error in one line: its type and the start of its message, if any."""
     line = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 @dataclass(eq=False)
 class GrowingFile:
-    """Bytes appended to a file, each piece whole or not at all; what cannot be written is dropped.
+    """A file to which pieces are appended, each completely or not at all; pieces that cannot be written are dropped.
 
-    The first failure is logged; later pieces are tried all the same, since the disk may have space again. File and
-    folder are made with the first piece. Every piece reaches the system before `append` returns, so a kill loses none.
+    The first failure is logged; later pieces are still tried, because the disk may have space again. File and folder
+    are created with the first piece. `append` hands each piece to the system, so a kill loses none.
     """
 
     path: Path
     _has_failed: bool = False
 
     def append(self, content: bytes) -> bool:
-        """Write a piece at the end; returns whether it is there now."""
+        """Append a piece; return whether it was written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 before = os.fstat(file.fileno()).st_size
                 if file.write(content) < len(content):
-                    # Half a line would spoil the next one, half a record all that follow.
+                    # Half a line would corrupt the next one, and half a record everything after it.
                     os.ftruncate(file.fileno(), before)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if not self._has_failed:
-                # First of all: the log may be this very file.
+                # Set before logging, because the log may be this file.
                 self._has_failed = True
                 reason = error.strerror or str(error)
                 logger.warning("%s cannot be written (%s): its lines are dropped; the run continues", self.path, reason)
@@ -368,7 +365,7 @@ class GrowingFile:
 
 
 class LogFile(logging.Handler):
-    """Log records in a file whose folder may be made later; a full disk drops lines."""
+    """Writes log records to a file whose folder may be created later; a full disk drops lines."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -376,7 +373,7 @@ class LogFile(logging.Handler):
         self._waiting: list[bytes] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record, after those that waited for the folder."""
+        """Write one record, after those that have waited for the folder."""
         self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
         if self._file.path.parent.is_dir():
             waited, self._waiting = self._waiting, []
@@ -384,7 +381,7 @@ class LogFile(logging.Handler):
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number."""
+    """PyYAML's YAML 1.1, except that `1e-3` is a number."""
 
 
 _YamlLoader.add_implicit_resolver(
@@ -395,16 +392,17 @@ _YamlLoader.add_implicit_resolver(
 
 
 def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | None:
-    """The nodes of a YAML or JSON text, each of which knows its line; None if it is empty.
+    """The nodes of a YAML or JSON text, with their lines; None if the text is empty.
 
-    Refuses what would take forever or overflow the stack: the parser's events come one by one, its composer recurses.
+    Refuses text that would take forever or overflow the stack: limits are checked on the parser's events, before the
+    composer recurses.
     """
 
     def place(mark: Any) -> str:
         return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
 
     if len(text) > MOST_YAML:
-        raise FileError(f"{name} has more than {MOST_YAML:,} characters, the most that is read")
+        raise FileError(f"{name} is too long; expected at most {MOST_YAML:,} characters")
     depth = aliases = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -414,7 +412,7 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
             is_long = len(number) > MOST_DIGITS and not set(number) - set("+-0123456789_:.")
             if depth > MOST_YAML_LEVELS or aliases > MOST_YAML_ALIASES or is_long:
                 limits = f"{MOST_YAML_LEVELS} levels, {MOST_YAML_ALIASES} aliases, {MOST_DIGITS} digits in a number"
-                raise FileError(f"{place(event.start_mark)}: nested too deep or too long; at most {limits}")
+                raise FileError(f"{place(event.start_mark)}: nested too deeply or too long; expected at most {limits}")
         return yaml.compose(text, Loader=_YamlLoader)
     except yaml.YAMLError as error:
         raise FileError(f"{place(getattr(error, 'problem_mark', None))}: not valid YAML: {error}") from error
@@ -439,9 +437,9 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
-    """Every array of an `.npz` file by its name; errors as in `reading`.
+    """The arrays of an `.npz` file by name; errors as in `reading`.
 
-    Sizes are compared with the file before memory is taken, and pickled objects are never read.
+    Sizes are checked against the file before memory is allocated, and pickled objects are never read.
     """
     with reading(path, expected, kind), open_regular(path) as file, zipfile.ZipFile(file) as archive:
         num_bytes = os.fstat(file.fileno()).st_size
@@ -460,20 +458,20 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes
         raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
     with archive.open(member) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
-        # The checksum of a member is compared at its end only.
+        # The checksum of a member is only compared at its end.
         stream.read(1)
     return array
 
 
 class PartError(ValueError):
-    """Parts that do not make a whole; the message names them and what to do."""
+    """Parts that do not form a whole; the message names them and what to do."""
 
 
 @dataclass(frozen=True, order=True)
 class WorkPart:
-    """One of several parts of a job, counted from 1, that as many machines or tasks of a job array do side by side.
+    """One of several parts of a job, counted from 1, which machines or tasks of a job array do in parallel.
 
-    Each part takes neighbouring rows and leaves its result in a folder that all of them see; the last one joins them.
+    Each part processes neighbouring rows and writes its result to a shared folder; the last one joins them.
 
     >>> WorkPart(2, 4).name, str(WorkPart(2, 4))
     ('part-0002-of-0004', '2/4')
@@ -484,7 +482,7 @@ class WorkPart:
 
     @property
     def name(self) -> str:
-        """The name of its file or folder, which sorts in the order of the parts."""
+        """The name of its file or folder, which sorts by number."""
         return f"part-{self.number:04d}-of-{self.count:04d}"
 
     def __str__(self) -> str:
@@ -494,11 +492,11 @@ class WorkPart:
 WHOLE = WorkPart(1, 1)
 
 
-PART_HELP = "do the I-th of N parts, counted from 1, as one of N machines or of a job array"
+PART_HELP = "do part I of N, counted from 1, on one of N machines or in a job array"
 
 
 def parse_part(text: str) -> WorkPart:
-    """The value of `--part`.
+    """Parse the value of `--part`.
 
     >>> parse_part("2/4")
     WorkPart(number=2, count=4)
@@ -507,13 +505,13 @@ def parse_part(text: str) -> WorkPart:
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_PARTS:
         raise PartError(
             f"--part {text}: expected i/n with i from 1 to n, n up to {MOST_PARTS}, such as 2/4 for the second of four "
-            "parts (in a job array the number of the task, plus 1 if it counts from 0)"
+            "parts (in a job array, i is the task number, plus 1 if that counts from 0)"
         )
     return WorkPart(int(match[1]), int(match[2]))
 
 
 def share(rows: Rows, number: int, count: int) -> Rows:
-    """The rows of part `number` of `count`: neighbours, whose numbers differ by one at most.
+    """The neighbouring rows of part `number` of `count`; the sizes of parts differ by at most one.
 
     >>> [share(range(10), number, 4) for number in (1, 2, 3, 4)]
     [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
@@ -523,25 +521,25 @@ def share(rows: Rows, number: int, count: int) -> Rows:
 
 
 def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
-    """The files or folders with names of parts, followed by `suffix`, in a folder that need not exist; in order."""
+    """Part -> file or folder named after it plus `suffix`, in order; the folder need not exist."""
     paths = Path(folder).glob(f"part-*{suffix}")
     found = [(PART_NAME.fullmatch(path.name.removesuffix(suffix)), path) for path in paths]
     return dict(sorted((WorkPart(int(match[1]), int(match[2])), path) for match, path in found if match))
 
 
 def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
-    """The parts that are not done yet, given at least one that is."""
+    """The unfinished parts, given at least one finished part."""
     counts = sorted({part.count for part in found})
     if len(counts) > 1:
         raise PartError(
-            f"{folder} holds parts of {' and of '.join(map(str, counts))}; remove those of the wrong number, or give "
-            "every machine the same one"
+            f"{folder} has parts of {' and of '.join(map(str, counts))}; remove those with the wrong total, or give "
+            "every machine the same total"
         )
     return [part for part in (WorkPart(one, counts[0]) for one in range(1, counts[0] + 1)) if part not in set(found)]
 
 
 def list_parts(some: Sequence[WorkPart]) -> str:
-    """Parts for a message.
+    """Parts as text for a message.
 
     >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
     '2/4, 3/4'

@@ -1,6 +1,6 @@
-"""For training loops of one's own: speed, batch size, torch's switches and times, as many projects have them.
+"""Helpers for your own training loops: speed, batch size, torch settings, timing.
 
-`speakernet train` needs none of these: it measures, sets and logs the same by itself.
+`speakernet train` does not use them; it measures, sets and logs the same by itself.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class PerformanceTracker:
-    """Speed and mean loss of a loop, logged every so many steps.
+    """Logs the speed and mean loss of a loop every `log_interval` steps.
 
     Examples:
         >>> tracker = PerformanceTracker(log_interval=2)
@@ -39,7 +39,7 @@ class PerformanceTracker:
         self._losses: Any = 0.0
 
     def update(self, *, batch_size: int, loss: Tensor | float) -> "PerformanceTracker":
-        """Count a step. A loss on a GPU is not waited for before it is logged."""
+        """Count a step; a loss on a GPU is only synchronised when it is logged."""
         self.steps, self.samples = self.steps + 1, self.samples + batch_size
         self._losses += loss.detach() if isinstance(loss, Tensor) else loss
         if self.steps % self.log_interval == 0:
@@ -54,12 +54,12 @@ class PerformanceTracker:
 
 
 class BatchSizeOptimizer(BatchSizeFinder):
-    """Finds the batch size at which a model's steps run fastest within the memory that is free.
+    """Finds the batch size at which a model's steps run fastest within the free memory.
 
     Args:
-        model: its weights and buffers are as before at the end, unless `step` changes weights.
-        sample: one item as a batch, a tensor or a dictionary of tensors (keywords of the model).
-        step: takes a batch and trains on it; None: the output, or its `loss`, summed, and its gradients.
+        model: its weights and buffers end unchanged, unless `step` changes the weights.
+        sample: one item as a batch, a tensor or a dictionary of tensors (keyword arguments of the model).
+        step: trains on a batch; None computes the gradients of the summed output, or of its `loss`.
 
     Examples:
         >>> model = nn.Linear(4, 2)
@@ -84,12 +84,12 @@ class BatchSizeOptimizer(BatchSizeFinder):
 
 
 def optimize_torch_settings(**options: Any) -> dict[str, Any]:
-    """Set torch's threads, kernels and memory for speed, as training does; `options` are those of `runtime`."""
+    """Set torch's threads, kernels and memory for speed, as training does, with options of section `runtime`."""
     return settings.optimize_torch_settings(MachineOptions(**options))
 
 
 def log_performance_info() -> dict[str, Any]:
-    """Log which optimisations this machine has and which are on; returned by name too."""
+    """Log and return the available optimisations of this machine and whether they are on, by name."""
     found = {
         "machine": describe_limits(),
         "processor": system_info()["cpu"],
@@ -120,6 +120,6 @@ def timed(what: str) -> Iterator[None]:
         yield
     finally:
         if torch.cuda.is_available():
-            # Kernels that were only asked for belong to the block.
+            # Count kernels that the block has launched but not finished.
             torch.cuda.synchronize()
         logger.info("%s: %.3f s", what, time.perf_counter() - start)

@@ -1,8 +1,8 @@
-"""What an option is, and the tables in which components are found by name. No torch is imported here.
+"""The base of options, and tables of components by name, without importing torch.
 
-A package writes its options once, as the fields of a pydantic model in a module of its own: type, bounds, default, and
-a docstring below each field. A table is a plain dictionary from name to `Component`; the module of a component is
-imported when it is built and not before. This file defines no option and reads no configuration file.
+A package declares its options once, as fields of a pydantic model in a separate module: type, bounds, default, and a
+docstring below each field. A table is a plain dictionary from name to `Component`; a component's module is imported
+only when the component is built.
 """
 
 import difflib
@@ -17,14 +17,14 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-# Every number has an upper bound too: 10^12 utterances in a batch are a typing mistake, not an allocation error later.
+# Every number also has an upper bound, so that a typing mistake is not an allocation error later.
 Switch = Literal["auto", "on", "off"]
 Share = Annotated[float, Ge(0.0), Le(1.0)]
 Probability = Annotated[float, Ge(1e-6), Le(1 - 1e-6)]
-Decay = Annotated[float, Ge(0.0), Le(0.9999999)]  # the share of the old value that a running mean keeps
+Decay = Annotated[float, Ge(0.0), Le(0.9999999)]  # share of the old value in a running mean
 Count = Annotated[int, Ge(1), Le(10**9)]
 CountOrZero = Annotated[int, Ge(0), Le(10**9)]
-Frames = Annotated[int, Ge(1), Le(360_000)]  # of 10 ms: an hour at most
+Frames = Annotated[int, Ge(1), Le(360_000)]  # of 10 ms, at most an hour
 FramesOrZero = Annotated[int, Ge(0), Le(360_000)]
 Processes = Annotated[int, Ge(0), Le(1024)]  # processes or threads of one machine
 Epochs = Annotated[float, Ge(0.0), Le(1e6)]
@@ -34,7 +34,7 @@ Decibels = Annotated[float, Ge(-200.0), Le(200.0)]
 Gigabytes = Annotated[float, Ge(0.0), Le(1e6)]
 INPUT_MARK = "an input file or folder"
 InputPath = Annotated[str, MaxLen(4096), INPUT_MARK]
-"""A file or folder that is read: relative to the working directory or to the configuration file, saved as absolute."""
+"""An input file or folder: relative to the working directory or to the configuration file, saved as absolute."""
 DEFAULT_SEED = 10
 LARGE_MARGIN = "large-margin"
 """The stage that training.large_margin_epochs adds."""
@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 
 class Options(BaseModel):
-    """The base of all options. A value that its field does not take raises `OptionError`."""
+    """The base of all options. A value that its field does not accept raises `OptionError`."""
 
     model_config = ConfigDict(
         extra="forbid",
         use_attribute_docstrings=True,
-        # Only the parts that are chosen ever need a validator.
+        # Only the chosen components need a validator.
         defer_build=True,
         validate_default=True,
         allow_inf_nan=False,
@@ -65,8 +65,8 @@ class Options(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _word_of_a_switch(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads an unquoted `off` as False; a field that does not take booleans gets the word that was written."""
+    def _restore_switch_word(cls, value: Any, info: ValidationInfo) -> Any:
+        """Restore the word that was written: YAML reads an unquoted `off` as False, which not every field accepts."""
         choices = alternatives(cls.model_fields[str(info.field_name)].annotation)
         if not isinstance(value, bool) or bool in choices:
             return value
@@ -76,12 +76,12 @@ class Options(BaseModel):
         return meant[0]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Values that contradict each other, as (field, found and expected)."""
+        """Yield values that contradict each other, as (field, what was found and expected)."""
         yield from ()
 
 
 class OptionError(ValueError):
-    """A value that its field does not take, or a field that does not exist."""
+    """A value that its field does not accept, or a field that does not exist."""
 
     def __init__(self, owner: type[Options], values: Mapping[str, Any], error: ValidationError) -> None:
         first = error.errors()[0]
@@ -105,7 +105,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """What `auto` came to on this machine, and why."""
+    """What `auto` resolved to on this machine, and why."""
 
     value: T
     reason: str
@@ -116,16 +116,16 @@ class Choice(Generic[T]):
 
 
 class Component(NamedTuple):
-    """A row of a table: the component's options, and where it is written, as `package.module:name`."""
+    """A row of a table: the component's options, and its import path as `package.module:name`."""
 
     options: type[Any]
     path: str
     what: str = ""
-    """What it is, if its options are shared with others and do not say it."""
+    """A description, if the component shares its options with others."""
 
     @property
     def summary(self) -> str:
-        """What the component is, in one line."""
+        """A one-line description of the component."""
         return self.what or summary(self.options)
 
     def load(self) -> Any:
@@ -135,36 +135,36 @@ class Component(NamedTuple):
 
 
 OUTSIDE: dict[str, tuple[bytes, str]] = {}
-"""Module from outside that added components to the tables -> its source and the SHA-256 of it."""
+"""External module that added components to the tables -> its source and the SHA-256 of it."""
 
 
 def needs_outside(components: Iterable[Component]) -> dict[str, str]:
-    """The modules from outside that these components are in, each with its SHA-256."""
+    """The external modules of these components, each with its SHA-256."""
     modules = {one.path.partition(":")[0] for one in components}
     return {name: digest for name, (_, digest) in OUTSIDE.items() if name in modules}
 
 
 def create(component: Component, options: Any, **context: Any) -> Any:
-    """Build a component from its options and from those facts of the run that its signature asks for."""
+    """Build a component from its options and the parts of `context` that its signature asks for."""
     target = component.load()
     offered = {"options": options, **context}
     return target(**{name: offered[name] for name in inspect.signature(target).parameters if name in offered})
 
 
 def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
-    """The table's row of that name."""
+    """The table's row with that name; an unknown name raises ValueError with suggestions."""
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}; {suggestion(name, table)}")
     return table[name]
 
 
 def options_of(table: Mapping[str, Component], name: str, given: Mapping[str, Any], kind: str = "entry") -> Any:
-    """The options of the component `name`: the given values, the rest at their defaults."""
+    """The options of the component `name`, with the given values and otherwise defaults."""
     return lookup(table, name, kind).options(**given)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, best first, ignoring case."""
+    """The known names most similar to `name`, best first, ignoring case."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
     # Papers write CAM++ where code writes CAMPPlus.
     matches = difflib.get_close_matches(name.casefold().replace("+", "p"), by_folded, n=count, cutoff=0.5)
@@ -172,7 +172,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest names, or all of them if none is near."""
+    """The end of an error message: the most similar names, or all names if none is similar."""
     known = sorted(known)
     near = nearest(name, known)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else "known: " + ", ".join(known)
@@ -184,23 +184,23 @@ def default_of(owner: type[Options], name: str) -> Any:
 
 
 def description_of(owner: type[Options], name: str) -> str:
-    """The docstring below a field in one line, or that of the base class whose field it replaces."""
+    """The docstring below a field in one line, or that of the base-class field it overrides."""
     fields = (getattr(base, "model_fields", {}).get(name) for base in owner.__mro__)
     return " ".join(next((one.description for one in fields if one and one.description), "").split())
 
 
 def summary(owner: type) -> str:
-    """The first line of a class's docstring: what the component is."""
+    """The first line of a class's docstring."""
     return (inspect.getdoc(owner) or "").split("\n", 1)[0]
 
 
 def is_input(owner: type[Options], name: str) -> bool:
-    """Whether an option names a file or folder that is read."""
+    """Whether an option names an input file or folder."""
     return INPUT_MARK in owner.model_fields[name].metadata
 
 
 def alternatives(declared: Any) -> list[Any]:
-    """The types and words that a field takes, one by one."""
+    """The types and words that a field accepts, one by one."""
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if origin in (Annotated, typing.Union, types.UnionType):
         inner = arguments[:1] if origin is Annotated else arguments
@@ -231,7 +231,7 @@ def in_words(declared: Any) -> str:
     if origin is dict:
         if arguments[1] is Any:
             return "`option: value` pairs"
-        # A value may be given as a path alone where a function makes options of it.
+        # If a function converts the value to options, a path alone is accepted too.
         is_short = typing.get_origin(arguments[1]) is Annotated
         each = in_words(typing.get_args(arguments[1])[0] if is_short else arguments[1])
         return f"names (letters, digits, _ + -) in braces, each with {'a path or with ' if is_short else ''}{each}"

@@ -1,7 +1,7 @@
 """Random numbers: seed the generators, and draw by key instead of by order.
 
-Every random choice of the system comes from a generator made here from (seed, keys…), so that results do not depend on
-the number of workers or ranks.
+Every random choice comes from a generator keyed by (seed, keys…), so that results do not depend on the number of
+workers or ranks.
 """
 
 import random
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Streams that loading draws from; those of augmentation begin at 100 (`augment.augmenter`).
+# Streams of the loader; those of augmentation start at 100 (`augment.augmenter`).
 START_STREAM, REPLACEMENT_STREAM, VOICE_STREAM, REAL_STREAM = 1, 2, 3, 4
 # 2^64 divided by the golden ratio: SplitMix64's step.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation draw from torch's)."""
-    # Late: what draws with NumPy alone does not wait for it.
+    """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation use torch's)."""
+    # Late: callers that only use NumPy do not need it.
     import torch
 
     random.seed(seed)
-    # NumPy's global generator takes 32 bits, the others take more.
+    # NumPy's global generator accepts 32 bits only.
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
@@ -33,14 +33,14 @@ def derive_seed(seed: int, *keys: int) -> int:
 
 
 def numpy_generator(seed: int, *keys: int) -> np.random.Generator:
-    """NumPy's generator keyed by (seed, keys…)."""
+    """A NumPy generator keyed by (seed, keys…)."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *keys])))
 
 
 class KeyedRandom:
-    """Uniform numbers for the rows of one batch, one for each (seed, epoch, row, stream).
+    """Uniform random numbers for the rows of a batch, keyed by (seed, epoch, row, stream).
 
-    A generator gives numbers in the order it is asked, so another number of workers or ranks would change them. Here an
+    An ordinary generator's numbers depend on the order of draws, and so on the number of workers or ranks. Here an
     utterance's numbers depend only on its row and the epoch. The mixing is SplitMix64's.
 
     Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, figure 17.
@@ -53,7 +53,7 @@ class KeyedRandom:
             self._row_words = _mix(self.rows * GOLDEN + GOLDEN)
 
     def uniform(self, stream: int, count: int = 1) -> np.ndarray:
-        """Numbers in [0, 1), float64 (batch, count); another stream gives unrelated ones."""
+        """Numbers in [0, 1), float64 (batch, count); streams are unrelated."""
         return self.uniforms((stream,), count)[0]
 
     def uniforms(self, streams: Sequence[int], count: int = 1) -> np.ndarray:
@@ -62,7 +62,7 @@ class KeyedRandom:
             keys = _mix(self._key + np.array(streams, dtype=np.uint64) * GOLDEN)
             base = _mix(keys[:, None] ^ self._row_words)
             words = _mix(base[:, :, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
-        # The upper 53 bits, as many as a float64 below one holds: never rounded up to one.
+        # The upper 53 bits fit a float64 exactly, so no number is rounded up to one.
         return (words >> np.uint64(11)) * 2.0**-53
 
     def between(self, stream: int, low: float, high: float) -> np.ndarray:

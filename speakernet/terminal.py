@@ -1,7 +1,7 @@
-"""Progress of long work: one line that is redrawn in a terminal, a log line now and then elsewhere.
+"""Progress of long work: a bar that is redrawn in a terminal, and occasional log lines elsewhere.
 
-tqdm keeps the line at the bottom of the terminal, its text is made here. Log lines take the lock of its lines
-(`TerminalHandler`), so none is ever glued onto a bar.
+tqdm keeps the bar at the bottom of the terminal; its text is made here. `TerminalHandler` takes the bars' lock, so that
+log lines never end up on the line of a bar.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MAX_NAMED = 10
-"""Names shown in a message or a finding; the others are counted."""
+"""Most names shown in a message or a finding; the rest are only counted."""
 LINE_SECONDS = 30.0
-"""Between log lines of a bar without a terminal; no minute is silent."""
+"""Seconds between log lines without a terminal."""
 DRAWN_SECONDS = 0.2
 NOTEBOOK_BAR = "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"
 USUAL_COLUMNS = 80
 SHORTEST_BAR = 5
-ROWS = 24  # Bars below the terminal's last row are hidden; there are never so many.
+ROWS = 24  # tqdm hides bars below the terminal's last row; there are never this many
 
 
 class _Line(tqdm):
-    """A line at the bottom of the terminal, whose text the caller makes; the newest one hides those before it."""
+    """A line at the bottom of the terminal with text from the caller; a new line hides the earlier ones."""
 
-    # tqdm's monitor thread would be forked into workers with whatever lock it holds.
+    # Workers would inherit locks held by tqdm's monitor thread when they are forked.
     monitor_interval = 0
     _shown: ClassVar[list["_Line"]] = []
 
@@ -43,34 +43,34 @@ class _Line(tqdm):
         if self._shown:
             self._shown[-1].clear()
         self._shown.append(self)
-        # Position and rows are given: tqdm hides a bar in a terminal that does not tell its height.
+        # Position and rows are fixed, because tqdm hides bars in a terminal of unknown height.
         place: dict[str, Any] = {"position": 0, "nrows": ROWS, "ncols": USUAL_COLUMNS}
         super().__init__(total=1, leave=False, file=sys.stderr, mininterval=DRAWN_SECONDS, miniters=0, **place)
 
     def __str__(self) -> str:
-        # The last column stays free: some terminals begin a new line when it is written.
+        # The last column stays free, because some terminals start a new line when it is written.
         return self._text(_columns() - 1, bool(self.ascii))
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # type: ignore[override]
-        """Draw the line, unless a newer one is there."""
+        """Draw the line unless a newer one hides it."""
         return self._shown[-1] is self and bool(super().display(msg, pos))  # type: ignore[func-returns-value]
 
     def close(self) -> None:
-        """Take the line away; the one that it hid comes back."""
+        """Remove the line and show the one it hid."""
         if not self.disable:
             super().close()
-            # Not `remove`: bars of tqdm in the same row are equal.
+            # Not `remove`, because tqdm's bars compare equal if they are in the same row.
             self._shown[:] = [one for one in self._shown if one is not self]
             if self._shown:
                 self._shown[-1].refresh()
 
 
-# Threads only: no other process draws.
+# A lock for threads is enough, because no other process draws.
 _Line.set_lock(threading.RLock())
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Writes log lines to stderr above the bars, which are redrawn below."""
+    """Writes log lines above the bars, which are redrawn below."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -79,7 +79,7 @@ class TerminalHandler(logging.StreamHandler):
 
 
 class Bar(contextlib.ExitStack):
-    """Progress of a piece of work: drawn in a terminal, else logged now and then; nothing is left when it is closed.
+    """Progress of a task: a bar in a terminal, which disappears when it is closed, and occasional log lines elsewhere.
 
     >>> with Bar("reading", 3, is_shown=False) as bar:
     ...     for _ in range(3):
@@ -108,13 +108,13 @@ class Bar(contextlib.ExitStack):
         if is_shown and sys.stderr is not None and sys.stderr.isatty():
             self._line = self.enter_context(_Line(self._drawn))
         elif is_shown and "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
-            # Late: it looks for a notebook. Without widgets it would add a line of text at each update.
+            # Late: importing it looks for a notebook. Without ipywidgets it would print a line at each update.
             from tqdm.auto import tqdm as notebook_bar
 
             self._line = self.enter_context(notebook_bar(None, what, total, initial=done, bar_format=NOTEBOOK_BAR))
 
     def update(self, count: float = 1) -> None:
-        """Count so much more as done."""
+        """Add to the amount done."""
         self.done += count
         if self._line is not None:
             self._line.set_postfix_str(self._note() if self._note else "", refresh=False)
@@ -125,13 +125,13 @@ class Bar(contextlib.ExitStack):
             logger.info("%s: %s", self.what, ", ".join(filter(None, [share, self._status()])))
 
     def over(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, each counted when the next one is asked for."""
+        """Yield the items, counting each when the next is requested."""
         for item in items:
             yield item
             self.update()
 
     def _drawn(self, columns: int, is_ascii: bool) -> str:
-        """One line of at most so many columns; the bar itself takes what the text leaves."""
+        """One line of at most `columns` characters; the bar takes the space that the text leaves."""
         if not self.total:
             return f"{self.what}: {self._status()}"[:columns]
         share = min(1.0, self.done / self.total)
@@ -160,7 +160,7 @@ class Bar(contextlib.ExitStack):
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Seconds as hours, minutes and seconds.
 
     >>> duration(3725)
     '1:02:05'
@@ -170,7 +170,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """A number of things.
+    """A number with its noun.
 
     >>> counted(1, "file"), counted(1200, "batch")
     ('1 file', '1,200 batches')
@@ -179,7 +179,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """A regular noun, or a person, as it follows a number."""
+    """The singular or plural of a regular noun, or of person, after a number."""
     several = "people" if noun == "person" else f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
     return noun if number == 1 else several
 
@@ -189,7 +189,7 @@ def _number(number: float) -> str:
 
 
 def _columns() -> int:
-    # Not shutil's: that asks stdout, which is a file where results are redirected.
+    # Not shutil's function, which asks stdout; results may be redirected to a file.
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
     return USUAL_COLUMNS

@@ -1,1 +1,1 @@
-"""The only package that knows both the configuration and the parts: it builds them, and strings them into runs."""
+"""Builds components from the configuration and runs them; the only package that knows both."""

@@ -1,5 +1,5 @@
-"""Loader and training step of a configuration, measured on its own data (`speakernet benchmark`), and the batch size
-that trains fastest within the available memory (`speakernet find-batch-size`).
+"""Measure loader and training step of a configuration on its own data (`speakernet benchmark`), and find the batch
+size that trains fastest within the available memory (`speakernet find-batch-size`).
 """
 
 import contextlib
@@ -45,26 +45,26 @@ from speakernet.training.step import TrainingStep
 logger = logging.getLogger(__name__)
 
 WARM_STEPS = {"cpu": 3, "cuda": 20}
-"""Not counted, at least: the first batches find empty queues, the first steps allocate memory and choose kernels."""
+"""Minimum of untimed steps: the first batches find empty queues, the first steps allocate memory and choose kernels."""
 QUIET_STEPS, MOST_WARM_STEPS = 3, 200
-"""Steps in a row that compile nothing before anything counts (a CUDA graph is recorded in the second), and the most."""
+"""Warm-up ends after so many steps in a row without compiling (the second records a CUDA graph), or at the limit."""
 PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
 NUM_PRODUCTS = 10
 DEFAULT_CLASSES = 1000
-"""Classes of the head if the configuration does not say; the head is a small part of a step."""
+"""Classes of the head if not configured; the head is a small part of a step."""
 TIMED_STEPS = 3
 EQUAL_SHARE = 0.03
-"""Of sizes that are equally fast within this share the smallest wins: it leaves memory and gives more updates."""
+"""Among sizes that differ in speed by less than this share, the smallest wins: less memory, and more updates."""
 DEFAULT_MEMORY_SHARE = 0.8
 WORTHWHILE_GAIN = 0.15
-"""Smaller gains in speed are within what timings differ by, and are not worth tuning a recipe again."""
+"""Smaller gains in speed are within timing noise and not worth retuning a recipe."""
 FEWEST_STEPS = 10_000
-"""Runs of fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it learned next to nothing in
-half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
+"""Runs with fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it learned next to nothing
+in half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
 def measure(config: Config, num_batches: int) -> dict[str, Any]:
-    """Fetch batches as fast as they come, then train on as many; plain values under `loader` and `training`."""
+    """Time the loader alone, then as many training steps; returns plain values under `loader` and `training`."""
     config = make_synthetic_corpus(config)
     prepare_machine(config)
     inputs = Inputs(config, choose_device(config.runtime))
@@ -82,14 +82,14 @@ def table(figures: Mapping[str, Any]) -> str:
     rows = [
         ("loader alone", f"{batch['utterances_per_second']:,.0f} utterances/s"),
         (
-            "a batch from the loader alone",
+            "batch from the loader alone",
             f"{1000 * batch['median_seconds']:.2f} ms (95 % under {1000 * batch['p95_seconds']:.2f} ms, "
             f"slowest {1000 * batch['slowest_seconds']:.1f} ms)",
         ),
         ("training", f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}"),
-        ("a step", f"{1000 / steps['steps_per_second']:.1f} ms"),
+        ("step", f"{1000 / steps['steps_per_second']:.1f} ms"),
         (
-            "the same on a batch that is ready, with the same augmentation",
+            "step on a ready batch, with the same augmentation",
             f"{1000 * steps['ready_step_seconds']:.1f} ms",
         ),
         ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
@@ -97,7 +97,7 @@ def table(figures: Mapping[str, Any]) -> str:
             "model FLOP utilisation (MFU)",
             f"{100 * steps['mfu']:.1f} % of {steps['peak_flops'] / 1e12:.2f} TFLOP/s in {steps['arithmetic']}",
         ),
-        ("an epoch", f"{steps['epoch_seconds']:.1f} s"),
+        ("epoch", f"{steps['epoch_seconds']:.1f} s"),
     ]
     memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
     rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
@@ -111,16 +111,16 @@ def table(figures: Mapping[str, Any]) -> str:
 def time_batches(
     batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
 ) -> dict[str, float]:
-    """Fetch batches as fast as they come; how long they took to arrive."""
+    """Fetch batches as fast as they come, and return how long they take to arrive."""
     times, sizes = [time.perf_counter()], []
     for batch in itertools.islice(batches, num_batches):
         times.append(time.perf_counter())
         sizes.append(size_of(batch))
-    # The last ones may still be on their way to the device.
+    # The last copies to the device may still be running.
     synchronize(device)
     times[-1] = time.perf_counter()
     if not sizes:
-        raise ValueError("the loader gave no batch; is data.batch_size larger than the list?")
+        raise ValueError("the loader has no batch; use a data.batch_size no larger than the list")
     seconds = np.diff(times)
     return {
         "num_batches": len(sizes),
@@ -137,7 +137,7 @@ def time_steps(
     """Seconds of `num_steps` steps after the warm-up, and the GPU's mean utilisation and power over them."""
     warm_up(run_step, WARM_STEPS[device.type])
     when_warm()
-    # A GPU works behind the host: the clock may start and stop only when it has caught up.
+    # A GPU runs asynchronously: the clock starts and stops only when it has caught up.
     synchronize(device)
     started = time.perf_counter()
     with utilisation_monitor(device) as utilisation, power_monitor(device) as power:
@@ -152,7 +152,7 @@ def time_steps(
 
 
 def warm_up(run_step: Callable[[], object], least: int) -> int:
-    """Run at least so many steps, and until nothing is compiled any more; returns how many that took."""
+    """Run at least `least` steps, until nothing more is compiled; return their number."""
     quiet, compiled = 0, num_compiled()
     for done in range(1, MOST_WARM_STEPS + 1):
         run_step()
@@ -160,20 +160,20 @@ def warm_up(run_step: Callable[[], object], least: int) -> int:
         quiet = quiet + 1 if compiled == before else 0
         if done >= least and quiet >= QUIET_STEPS:
             return done
-    logger.warning("something is still being compiled after %d steps: the figures include that time", MOST_WARM_STEPS)
+    logger.warning("still compiling after %d steps: the figures include that time", MOST_WARM_STEPS)
     return MOST_WARM_STEPS
 
 
 def num_compiled() -> int:
-    """Graphs that torch has compiled in this process; 0 before its compiler was loaded."""
+    """Number of graphs that torch has compiled in this process; 0 if its compiler is not loaded."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler else 0
 
 
 class ReadyCrops(CropMaker):
-    """In place of a loader's maker: the crops of its first request, there at once for every request.
+    """Replaces a loader's maker and answers every request at once with the crops of the first.
 
-    What is left of the loader is what the device does for a step: the copy, speeds, augmentation.
+    The loader then costs only what the device does for a step: the copy, speeds, augmentation.
     """
 
     def __init__(self, maker: CropMaker) -> None:
@@ -183,7 +183,7 @@ class ReadyCrops(CropMaker):
         self._made: Made | None = None
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """The first request, its crops and report, as often as there are requests."""
+        """Yield the first request, its crops and its report once per request."""
         for _ in requests:
             if self._made is None:
                 request, crops, report = next(iter(self.maker.run(requests[:1])))
@@ -193,25 +193,25 @@ class ReadyCrops(CropMaker):
             yield self._made
 
     def close(self) -> None:
-        """Of the maker."""
+        """Close the wrapped maker."""
         self.maker.close()
 
 
 def arithmetic_of(precision: str, device: torch.device) -> str:
-    """What a step's convolutions are computed in: its precision, float32 or, if a GPU may, TensorFloat-32."""
+    """The arithmetic of a step's convolutions: its precision, float32 or, if a GPU allows it, TensorFloat-32."""
     has_tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return {"no": "tf32" if has_tf32 else "float32"}.get(precision, precision)
 
 
 def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
-    """Floating-point operations a second of products of matrices in float32, tf32, bf16 or fp16, measured."""
+    """Measured floating-point operations per second of matrix products in float32, tf32, bf16 or fp16."""
     dtype, size = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic), size or PRODUCT_SIZES[device.type]
     one, other = (torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     try:
         seconds = []
-        # The first round is not counted.
+        # One more round than counted, as warm-up.
         for _ in range(1 + TIMED_STEPS):
             synchronize(device)
             start = time.perf_counter()
@@ -225,15 +225,15 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
 
 
 def count_flop(run_step: Callable[[], object]) -> int:
-    """Floating-point operations of a step's products and convolutions, forward and backward; counted eagerly."""
+    """Floating-point operations of a step's products and convolutions, forward and backward, counted in eager mode."""
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         run_step()
     return int(counter.get_total_flops())
 
 
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:
-    """Real steps on real batches: seconds a step, the share of them spent waiting for data, an epoch, memory."""
-    # In the middle of the timed steps `compile: auto` would decide, the log empty the window, and last.pt be written.
+    """Time real steps on real batches: seconds per step, share spent waiting for data, epoch time, memory."""
+    # During the timed steps nothing may decide `compile: auto`, log (which empties the window) or write last.pt.
     steady = {"log_interval": 10**9, "save_steps": 0, "save_minutes": 0.0}
     compiling = "off" if config.runtime.compile == "auto" else config.runtime.compile
     config = replaced(config, training=steady, runtime={"compile": compiling})
@@ -247,7 +247,7 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
         batches = _endless(loader)
 
         def run_step() -> None:
-            # An epoch without end: the trainer never sees its last batch.
+            # An endless epoch: the trainer never reaches its last batch.
             trainer.state.batch %= num_batches
             trainer.run_step(batches)
 
@@ -259,8 +259,8 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
         flop = count_flop(run_step)
     arithmetic = arithmetic_of(summary["precision"], device)
     peak = peak_flops(device, arithmetic)
-    # A GPU works behind the host's back, so the host's own waiting says little: what a step takes longer than one on
-    # crops that are there, with the same copy, speeds and augmentation.
+    # A GPU runs asynchronously, so the host's own waiting says little. Waiting is therefore how much longer a step
+    # takes than one on ready crops, with the same copy, speeds and augmentation.
     summary |= {
         "host_data_share": summary["data_wait_share"],
         "data_wait_share": max(0.0, 1 - ready / summary["step_seconds"]),
@@ -282,7 +282,7 @@ def _endless(loader: TrainingLoader) -> Iterator[Batch]:
 
 
 class Measurement(NamedTuple):
-    """One batch size that was tried: seconds of a step (infinite if it does not fit), and the memory that it added."""
+    """A batch size that was tried: seconds per step (infinite if it does not fit) and the memory it added."""
 
     batch_size: int
     seconds: float
@@ -290,20 +290,20 @@ class Measurement(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether there was memory for it."""
+        """Whether it fits into memory."""
         return self.seconds < math.inf
 
     @property
     def throughput(self) -> float:
-        """Items a second."""
+        """Items per second."""
         return self.batch_size / self.seconds
 
 
 class BatchSizeFinder:
-    """Tries batch sizes with real training steps; knows nothing of speech.
+    """Tries batch sizes with real training steps of any kind.
 
-    `sample` makes a batch of a size, `step` runs on it; weights and buffers of `net` are as before at the end. A step
-    may add `limit_bytes` on a CPU (default: 80 % of what is free); a GPU raises when its memory is used up.
+    `sample` makes a batch of a given size and `step` runs on it; the weights and buffers of `net` end unchanged. A step
+    may use `limit_bytes` on a CPU (default: 80 % of free memory); a GPU raises when its memory is used up.
     """
 
     def __init__(
@@ -324,11 +324,11 @@ class BatchSizeFinder:
 
     @property
     def largest(self) -> int:
-        """The largest size that fitted; 0 before anything was tried."""
+        """The largest size so far that fits; 0 if none was tried."""
         return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
 
     def find(self, smallest: int, most: int) -> int:
-        """The batch size of best throughput; of equally fast ones (within 3 %) the smallest."""
+        """The batch size with the best throughput; among equally fast sizes (within 3 %), the smallest."""
         size = smallest
         while self.measure(size).fits and size < most:
             size = min(2 * size, most)
@@ -339,7 +339,7 @@ class BatchSizeFinder:
                 "gradient checkpointing"
             )
         too_large = 0 if self.tried[size].fits else size
-        # Finer than an eighth is not worth the steps.
+        # Searching finer than an eighth is not worth the steps.
         while too_large - self.largest > max(1, self.largest // 8):
             middle = (self.largest + too_large) // 2
             too_large = too_large if self.measure(middle).fits else middle
@@ -348,7 +348,7 @@ class BatchSizeFinder:
         return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
 
     def measure(self, size: int) -> Measurement:
-        """A size, tried unless it was already."""
+        """The measurement of a size, tried only once."""
         if size not in self.tried:
             # Steps update batch-norm statistics.
             buffers = {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
@@ -368,7 +368,7 @@ class BatchSizeFinder:
         if not is_gpu and expected > self.limit_bytes:
             # Not run: the operating system would kill the process instead of raising an error.
             return Measurement(size, math.inf, expected)
-        # Memory left by earlier work would hide what this size takes.
+        # Memory left over from earlier work would hide how much this size takes.
         release_freed_memory()
         seconds: list[float] = []
         try:
@@ -376,7 +376,7 @@ class BatchSizeFinder:
                 if is_gpu:
                     torch.cuda.reset_peak_memory_stats(self.device)
                 sample = self._sample(size)
-                # The first is not timed: it allocates memory and chooses kernels.
+                # The first step does not count: it allocates memory and chooses kernels.
                 for _ in range(1 + TIMED_STEPS):
                     start = self._clock()
                     self._step(sample)
@@ -402,10 +402,10 @@ class BatchSizeFinder:
 def find_batch_size(
     config: Config, min_batch_size: int, max_batch_size: int, memory_limit_bytes: int | None = None
 ) -> tuple[BatchSizeFinder, int]:
-    """Try batch sizes (utterances in a batch) with whole training steps of a configuration, its own size too.
+    """Try batch sizes (in utterances), including the configured one, with whole training steps.
 
     Returns:
-        The finder with everything it measured, and the best size.
+        The finder with its measurements, and the best size.
     """
     if not 1 <= min_batch_size <= max_batch_size:
         raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
@@ -437,15 +437,15 @@ def find_batch_size(
 
     def run(batch: Batch) -> None:
         step.add(batch)
-        # Learning rate 0: the update costs what it costs, and the weights stay.
+        # Learning rate 0: the update takes its usual time but leaves the weights unchanged.
         step.finish(learning_rate=0.0)
 
-    # Loads the kernels' code, tens of megabytes that would count for the first size.
+    # Loads kernel code, tens of megabytes that would otherwise be charged to the first size.
     run(sample(2 * per_speaker))
     finder = BatchSizeFinder(net, sample, run, memory_limit_bytes)
     smallest, most = (max(1, size // per_speaker) * per_speaker for size in (min_batch_size, max_batch_size))
     best = finder.find(smallest, most)
-    # Speed is judged against that of the configuration.
+    # The configured size is the reference for speed.
     finder.measure(configured_batch_size(config))
     return finder, best
 
@@ -456,16 +456,16 @@ def configured_batch_size(config: Config) -> int:
 
 
 def recommendation(config: Config, configured: Measurement, best: Measurement) -> str:
-    """Whether to take the fastest size, in one sentence; the training list is counted if it exists."""
+    """Advice, in one sentence, on whether to use the fastest size; counts the training list if it exists."""
     data, training = config.data, config.training
     # data.batch_size counts speakers.
     keep, take = (f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}" for one in (configured, best))
     if configured.batch_size == best.batch_size:
-        return f"keep {keep}, the fastest"
+        return f"keep {keep}, which is the fastest"
     if not configured.fits:
         several = -(-configured.batch_size // best.batch_size) * training.accumulation_steps
         accumulate = "" if config.loss.is_metric else f" --training.accumulation_steps {several}"
-        return f"take {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
+        return f"use {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
     gain = best.throughput / configured.throughput - 1
     if gain < WORTHWHILE_GAIN:
         return f"keep {keep}: a batch of {best.batch_size} runs only {100 * gain:.0f} % faster"
@@ -477,4 +477,4 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
         return (
             f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but leaves only {steps:,} steps"
         )
-    return f"take {take} ({100 * gain:.0f} % faster) and tune the learning rate for it"
+    return f"use {take} ({100 * gain:.0f} % faster) and retune the learning rate"

@@ -1,6 +1,6 @@
-"""From the sections data and augment to the training loader: the only file that knows both.
+"""Build the training loader from the sections data and augment; no other file knows both.
 
-Every automatic choice made here is logged with its reason; those that change nothing as details, for log.txt.
+Every automatic choice made here is logged with its reason; choices that change nothing go to log.txt only.
 """
 
 import logging
@@ -37,12 +37,12 @@ from speakernet.training import compiling, precision, progress
 logger = logging.getLogger(__name__)
 
 GIGABYTE = 1 << 30
-SHARED_MEMORY_SHARE = 0.8  # of what is free there, for the corpus; the workers' ring lies there too
+SHARED_MEMORY_SHARE = 0.8  # of free shared memory, for the corpus; the workers' ring also needs some
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What is in the memory of the training device."""
+    """What is kept in the memory of the training device."""
 
     corpus: bool
     banks: bool
@@ -52,38 +52,38 @@ class Placement:
 def build_training_loader(
     config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
 ) -> TrainingLoader:
-    """The loader that the sections data and augment describe."""
+    """Build the loader described by the sections data and augment."""
     data, given, device = config.data, inputs.training, inputs.device
-    # Everything that list and headers show comes before anything is decoded or moved.
+    # Lists and headers are checked before anything is decoded or moved.
     eligible = _checked_rows(config, given)
     voices = voices_of(config)
-    # The voice is the sampler's to draw: it sets the label, and how many samples are read.
+    # The sampler draws the voice, because it determines the label and how many samples are read.
     sampler = _sampler(config, given, eligible, voices)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
     is_gpu, is_there = device.type == "cuda", placement.banks or placement.corpus
     if augmenter and config.augment.device == "cuda" and not (is_gpu and is_there):
-        why = "noise and RIRs do not fit there (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
+        why = "noise and RIRs do not fit on it (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
         raise ValueError(f"augment.device is cuda, but {why}; use auto")
-    # That of the readers; without one, whole batches are augmented later. A GPU would wait for the training process to
-    # gather every batch's noise; workers gather it side by side.
+    # The augmenter of the readers; if None, whole batches are augmented later. Workers gather noise in parallel,
+    # whereas a GPU would wait for the training process to gather it for every batch.
     with_reading = None if is_there else augmenter
-    # Noise is read more often than speech: babble takes three to seven clips for one utterance.
+    # Noise is read more often than speech: babble takes three to seven clips per utterance.
     noise = {kind: one for kind, one in augmenter.banks.items() if one.reader is not reader} if augmenter else {}
     if noise and not placement.banks and not clips_into_ram(noise, data.cache_megabytes << 20):
         logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
-    # A GPU changes the speed of a whole batch at once; crops have to be at their speed before they are augmented.
+    # A GPU changes the speed of a whole batch at once; otherwise readers do, before they augment.
     changes_speed = device.type == "cpu" or with_reading is not None
-    # Augmented crops are not 16-bit samples any more; others travel as such, at half the size.
+    # Crops travel as 16-bit samples, at half the size, unless they are already augmented.
     is_int16 = with_reading is None and (isinstance(reader, packed.PackedRows) or given.table.all_plain)
-    options = _decided(
+    options = _resolve_auto(
         data,
         sampler,
         device,
         num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
-        is_reading_free=isinstance(reader, packed.PackedRows),  # what memory does not hold of it, threads read ahead
+        is_reading_free=isinstance(reader, packed.PackedRows),  # threads read ahead what is not in memory
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
@@ -95,12 +95,12 @@ def build_training_loader(
         speakers=batches.SpeakerIndex(given.rows.labels, eligible) if data.on_bad_audio == "skip" else None,
         speeds=voices.speeds,
         augmenter=with_reading,
-        # Where nothing is handed over, crops are made at once as the network wants them.
+        # If no copy follows, crops are made in the network's own type.
         dtype=np.int16 if is_int16 and (device.type != "cpu" or options.num_workers != 0) else np.float32,
         changes_speed=changes_speed,
     )
     loader = TrainingLoader(
-        _where_it_runs(maker, options, device, start_method, placement, augmenter),
+        _placed(maker, options, device, start_method, placement, augmenter),
         sampler,
         given.rows,
         options,
@@ -114,7 +114,7 @@ def build_training_loader(
     return loader
 
 
-def _where_it_runs(
+def _placed(
     maker: batches.BatchMaker,
     options: DataOptions,
     device: torch.device,
@@ -122,7 +122,7 @@ def _where_it_runs(
     placement: Placement,
     augmenter: Augmenter | None,
 ) -> batches.CropMaker:
-    """Crops are made on the device, in worker processes, or here; what the device holds stays there."""
+    """Make crops on the device, in worker processes or in this process; keep the banks on the device if they fit."""
     running: batches.CropMaker = maker
     if placement.corpus:
         assert isinstance(maker.reader, packed.PackedRows)
@@ -137,20 +137,20 @@ def _where_it_runs(
         running = maker.reader.ahead(running, in_flight)  # type: ignore[attr-defined]
     elif not placement.corpus and isinstance(maker.reader, packed.PackedRows) and not maker.reader.is_mapped:
         logger.info(
-            "the packed corpus (%s) is larger than the memory that is free (%s): %d threads read its crops ahead",
+            "the packed corpus (%s) is larger than the free memory (%s): %d threads read its crops ahead",
             *(human_bytes(2 * len(maker.reader.samples)), human_bytes(usable_memory_bytes()), workers.NUM_THREADS),
         )
         running = workers.ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks and augmenter.resident is None:
-        # Babble of a corpus that is there is the corpus's own.
-        there = running if isinstance(running, batches.ResidentMaker) else None
-        rows = there.reader if there else None
+        # Babble mixed from training utterances reads the corpus on the device, if it is there.
+        resident = running if isinstance(running, batches.ResidentMaker) else None
+        rows = resident.reader if resident else None
         assert rows is None or isinstance(rows, packed.PackedRows), "only a packed corpus is on the device"
         augmenter.resident = ResidentBanks(
             augmenter.banks,
             augmenter.rirs,
             device,
-            corpus=there.corpus if there else None,
+            corpus=resident.corpus if resident else None,
             corpus_rows=rows,
             num_threads=usable_cores(),
         )
@@ -158,10 +158,10 @@ def _where_it_runs(
 
 
 def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
-    """What advice about waiting for data needs to know of a loader (`speakernet.training.progress`)."""
+    """The facts about a loader from which `speakernet.training.progress` advises on waiting for data."""
     maker, reader = loader.maker, loader.maker.reader
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
-    # Decoding, or changing speed there, is timed with the reading: then it does not measure the disk.
+    # Reading times include decoding and speed changes; with either, they do not measure the disk.
     is_disk_timed = not is_compressed and not (maker.changes_speed and any(speed != 1 for speed in maker.speeds))
     return progress.LoadingFacts(
         num_workers=int(loader.options.num_workers),
@@ -176,23 +176,23 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
 
 
 def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
-    """The rows to train on, once list and files were found to be in order; what is left out is logged."""
+    """Check list and files, and return the rows to train on; what is left out is logged."""
     data, table, num_speakers = config.data, given.table, len(given.rows.speakers)
     if 0 < data.num_classes < num_speakers:
         raise ValueError(
-            f"data.num_classes is {data.num_classes}, but {given.rows.source} has {num_speakers} speakers; leave it "
-            "at 0"
+            f"data.num_classes is {data.num_classes}, but {given.rows.source} has {num_speakers} speakers; set it "
+            "to 0 to use their number"
         )
     if data.num_classes > num_speakers:
         counts = data.num_classes, num_speakers
-        logger.warning("data.num_classes is %d, the list has %d speakers: some outputs will never train", *counts)
+        logger.warning("data.num_classes is %d, but the list has %d speakers: some outputs never train", *counts)
     if bad := len(table.problems):
         first = "; ".join(table.problems[row] for row in sorted(table.problems)[:3])
         message = f"{bad} of {len(given.rows)} training files cannot be read: {first}"
         if data.on_bad_audio == "error":
             raise audio.AudioError(f"{message}. Fix the list or the files, or set data.on_bad_audio: skip")
         if bad > data.max_bad_share * len(given.rows):
-            raise audio.AudioError(f"{message}; that is more than data.max_bad_share ({data.max_bad_share}) allows")
+            raise audio.AudioError(f"{message}; data.max_bad_share ({data.max_bad_share}) allows fewer")
     seconds, is_kept = table.seconds, table.native_samples > 0
     limits = {
         f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds,
@@ -204,15 +204,15 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
         is_kept &= ~is_out
     if not is_kept.any():
         raise ValueError(
-            f"{given.rows.source}: no utterance is left between data.min_seconds ({data.min_seconds}) and "
-            f"data.max_seconds ({data.max_seconds})"
+            f"{given.rows.source}: no utterance is between data.min_seconds ({data.min_seconds}) and "
+            f"data.max_seconds ({data.max_seconds}) long"
         )
     return np.flatnonzero(is_kept)
 
 
 def _sampler(config: Config, given: TrainingInput, eligible: np.ndarray, voices: sampling.Voices) -> sampling.Sampler:
     data = config.data
-    # Metric losses learn from pairs: without others of the same speaker in the batch there are none.
+    # Metric losses need several utterances per speaker in a batch to form pairs.
     wants_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
     is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and wants_pairs)
     if not is_balanced and data.utterances_per_speaker > 1:
@@ -226,19 +226,19 @@ def _sampler(config: Config, given: TrainingInput, eligible: np.ndarray, voices:
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
         raise ValueError(
-            f"data.batch_size is {usual} {what} ({smallest} of the longest crops), and there are {world_size} "
-            "processes, each of which needs at least one; raise data.batch_size, or start fewer processes"
+            f"data.batch_size is {usual} {what} ({smallest} of the longest crops), but each of the {world_size} "
+            "processes needs at least one; raise data.batch_size or start fewer processes"
         )
     if usual % world_size:
         logger.info(
-            "a batch of %d %s does not divide evenly among %d processes: %d or %d each",
+            "a batch of %d %s does not divide evenly among %d processes, which get %d or %d each",
             *(usual, what, world_size, usual // world_size, usual // world_size + 1),
         )
     return sampler
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
-    """Rows of the list from disk, packed corpus or memory."""
+    """The reader of the list's rows: from disk, packed corpus or memory."""
     source, table = given.source, given.table
     free = usable_memory_bytes() * choices.MEMORY_SHARE
     budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(
@@ -257,12 +257,12 @@ def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
         return packed.load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
         )
-    # Plain files are in the system's page cache already; a second copy would only take memory.
+    # Plain files are already in the system's page cache; a second copy would waste memory.
     keeps = bool(data.cache_megabytes) and not table.all_plain
     return source.rows(given.rows.paths, table, sources.AudioCache(data.cache_megabytes << 20) if keeps else None)
 
 
-def _decided(
+def _resolve_auto(
     data: DataOptions,
     sampler: sampling.Sampler,
     device: torch.device,
@@ -274,7 +274,7 @@ def _decided(
     changed_share: float,
     is_spawned: bool,
 ) -> DataOptions:
-    """The section with everything that was `auto` about workers and queues decided."""
+    """The section with every `auto` of workers and queues resolved."""
     samples = audio.crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = sharing.free_shared_memory()
@@ -305,10 +305,10 @@ def _decided(
 def choose_placement(
     config: Config, reader: sources.RowReader, inputs: Inputs, augmenter: Augmenter | None, reserved_bytes: int = 0
 ) -> Placement:
-    """Decide what goes to the device; each choice is logged with its reason.
+    """Decide what to keep on the device, and log each choice with its reason.
 
-    Noise and RIRs go first: they are small, and without them every batch waits for the host. What training itself
-    takes (`reserved_bytes`) is left free.
+    Noise and RIRs have priority: they are small, and without them every batch waits for the host. The memory that
+    training itself needs (`reserved_bytes`) is left free.
     """
     data, device = config.data, inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
@@ -340,41 +340,40 @@ def choose_placement(
 
 
 def reserved_for_training(config: Config, net: nn.Module, device: torch.device) -> int:
-    """About the bytes of a GPU that steps of this configuration take, crops at their longest; 0 without a GPU."""
+    """An estimate of the GPU memory in bytes that a step with the longest crops takes; 0 without a GPU."""
     if device.type != "cuda":
         return 0
     data = config.data
     frames = max(data.crop_frames, data.crop_frames_max)
-    # Longer crops come in smaller batches, with as much audio in all.
+    # Longer crops come in smaller batches, so that a batch holds the same amount of audio.
     batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
     dtype = precision.DTYPES[precision.choose_precision(config.runtime.precision, device).value]
     return compiling.training_bytes(net, audio.crop_samples(frames, data.sample_rate), batch_size, dtype)
 
 
 def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
-    """Log a choice: as a detail if it changes nothing and could not help."""
+    """Log a choice; one that changes nothing and could not help goes to log.txt only."""
     logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
 
 
 def build_augmenter(
     config: Config, reader: sources.RowReader, table: lookup.LookupTable, eligible: np.ndarray
 ) -> Augmenter | None:
-    """The augmenter, None if it is switched off or has nothing to work with."""
+    """The augmenter, or None if it is switched off or has nothing to do."""
     section, sample_rate = config.augment, config.data.sample_rate
     if not section.enabled:
         return None
     cache = sources.AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
     if banks and "babble" not in banks and "babble" in section.categories and not reader.is_remote:
-        # Read like the training crops themselves.
         banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
-        logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
+        logger.info("the noise has no folder 'speech': babble is mixed from training utterances")
     rirs: RirBank | None = None
     if section.rir_path:
-        # The classic pipeline leaves the delay of the direct path in, which shifts the speech in its crop.
+        # The classic pipeline keeps the delay of the direct path, which shifts the speech in its crop.
         rirs = RirBank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
     devices = device_responses(section.microphone_path, sample_rate) if section.microphone_path else None
-    # By their draws all processes mean the same clips.
+    # All processes draw from the same clips, by number.
     refuse_differences(
         {
             "the noise of augment.noise_path (clips and samples)": {
@@ -387,7 +386,7 @@ def build_augmenter(
     augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed, devices=devices)
     if augmenter.missing and (section.noise_path or section.rir_path):
         logger.warning(
-            "augmentation: no files found for %s; their share goes to %s",
+            "augmentation: found no files for %s; their share goes to %s",
             ", ".join(augmenter.missing),
             ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
         )
@@ -395,8 +394,8 @@ def build_augmenter(
     does_more = any(section.volume_db) or any(channels)
     if not augmenter.available and not does_more:
         logger.warning(
-            "augmentation is on, but augment.noise_path and augment.rir_path have nothing to mix in, so it is off; "
-            "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and room responses"
+            "augmentation is skipped, because augment.noise_path and augment.rir_path have nothing to mix in; "
+            "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and RIRs"
         )
         return None
     found = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()] + (

@@ -1,6 +1,6 @@
-"""What hears disturbed audio after training: the sweep of the trials, and PLDA for other microphones.
+"""Uses of degraded audio after training: the sweep over degraded trials, and PLDA for other microphones.
 
-Few recipes ask for either, so `speakernet.assembly.evaluation` imports this file when one does.
+Few recipes use either, so `speakernet.assembly.evaluation` imports this file only when one does.
 """
 
 import functools
@@ -30,31 +30,31 @@ logger = logging.getLogger(__name__)
 
 PLDA_STREAM = 6204
 SHRINKAGE = 0.5
-"""Chosen on held-out training speakers; 0.3 gives the same (docs/experiments.md)."""
+"""Chosen on held-out training speakers; 0.3 gives the same result (docs/experiments.md)."""
 
 
 def build_sweep(config: Config) -> Callable[..., Any]:
-    """The sweep over what evaluation.sweep names, whose steps are built before anything slow starts."""
+    """The sweep over the kinds in evaluation.sweep; its steps are built before anything slow starts."""
     kinds, augment = config.evaluation.sweep, config.augment
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
     wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
-    # Aligned whatever the style of training: a shift of the speech would not be reverberation.
+    # Aligned regardless of the training style: shifting the speech is not reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
     steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
     return functools.partial(run_sweep, steps)
 
 
 def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> None:
-    """Write PLDA into the model file, fitted on the training list through other microphones; once for each model."""
+    """Fit PLDA on the training list with simulated microphones, and write it into the model file, once."""
     if model.contents.get("adaptation"):
         return
     training, augment, rate = inputs.training, config.augment, config.data.sample_rate
     rows, source = training.rows, training.source
     if augment.microphone_probability:
         devices = device_responses(augment.microphone_path, rate) if augment.microphone_path else None
-        # Every file: where some are as recorded, PLDA takes the microphone for a part of the voice.
+        # Every file is filtered: if some were left as recorded, PLDA would mistake the microphone for the voice.
         section = augment.model_copy(update={"categories": [], "components": {}, "microphone_probability": 1.0})
         seed = derive_seed(config.runtime.seed, PLDA_STREAM)
         through = augmenting({}, None, section, sample_rate=rate, seed=seed, devices=devices)
@@ -67,4 +67,4 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         found = adaptation.plda(embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE)
         facts = {"method": f"plda {SHRINKAGE}", "recordings": len(rows), "speakers": len(rows.speakers)}
         write_checkpoint(path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)})
-        logger.info("written into %s: PLDA of %d recordings of %d speakers", path, len(rows), len(rows.speakers))
+        logger.info("wrote PLDA of %d recordings of %d speakers to %s", len(rows), len(rows.speakers), path)

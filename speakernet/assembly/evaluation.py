@@ -1,7 +1,7 @@
-"""From the evaluation options and a model file to scored trial lists: validation while training, and the final scoring.
+"""Score trial lists with a model according to the evaluation options, for validation during training and at the end.
 
-Decides what scoring needs beside the network (mean embedding, cohort, calibration) and where it comes from: the model
-file first, else the lists of the configuration. Only the evaluation that ends a training run writes into the model
+Decides what scoring needs besides the network (mean embedding, cohort, calibration) and where to get it: from the model
+file, otherwise from the lists of the configuration. Only the evaluation at the end of training writes to the model
 file.
 """
 
@@ -68,33 +68,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
-"""Draws of speakers for the interval of each validation; above this product of trials and draws there is none (2 s)."""
+"""Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the second (2 s)."""
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 MAX_DRAWS = 200
-"""Draws of speakers for the interval of each slice and step: there are many of them."""
+"""Draws of speakers for the interval of each slice and sweep step, of which there are many."""
 
 
 def build_validation(
     config: Config, inputs: Inputs, net: "EmbeddingNet", is_stopped: Callable[[], bool] = lambda: False
 ) -> Callable[[int], dict[str, Any]]:
-    """A callable that evaluates the network, after so many epochs, on the validation list or a fixed subset of it.
+    """Return a function of the epoch that evaluates the network on the validation list or a fixed subset of it.
 
-    The lists of data.test_lists that are due are evaluated with it. It raises `Stopped` soon after `is_stopped` is true
-    on any rank.
+    It also evaluates the lists of data.test_lists that are due, and raises `Stopped` soon after `is_stopped` becomes
+    true on any rank.
     """
     section, intervals = config.evaluation, {name: one.test_interval for name, one in config.data.test_lists.items()}
     others = inputs.beside(inputs.validation) if intervals else {}
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
     embedder = dataclasses.replace(embedder, is_stopped=is_stopped)
-    # The mean and the cohort change with the network: training is watched by the plain score, with rough intervals,
-    # since many draws take longer than all other figures.
+    # Mean and cohort change with the network, so validation uses plain scores. Its intervals are rough, because many
+    # draws take longer than all other figures.
     affordable = min(VALIDATION_DRAWS, section.bootstrap_samples)
     given: dict[str, Any] = {}
     for name, one in {"": inputs.validation, **others}.items():
         trials = subset(one.trials, section.max_trials, config.runtime.seed)
         if trials.labels is not None and len(np.unique(trials.labels)) < 2:
             raise ValueError(
-                f"{trials.source}: the {len(trials)} trials that are evaluated during training need targets and "
+                f"{trials.source}: the {len(trials)} trials evaluated during training need both targets and "
                 "non-targets; raise evaluation.max_trials (0: all) or correct the list"
             )
         num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
@@ -105,7 +105,7 @@ def build_validation(
     checksum, unions = given[""][1].checksum, Unions()
 
     def validate(epoch: int) -> dict[str, Any]:
-        # An epoch of a list may lie between two evaluations of the run: the list is due at the second.
+        # If a list's epoch falls between two validations, the list is due at the second.
         before, steps = epoch - config.training.test_interval, {name: intervals[name] or 1 for name in others}
         due = {"": given[""], **{name: given[name] for name, step in steps.items() if epoch // step > before // step}}
         used = embedder
@@ -113,7 +113,7 @@ def build_validation(
             lists = [(one[1].names, one[2]) for one in due.values()]
             used = dataclasses.replace(embedder, embed_with=one_pass(lists, unions))
         found = {name: evaluate(used, *one).results for name, one in due.items()}
-        # Nobody draws the DET band of a validation, and it would make each record ten times as long.
+        # No plot uses the DET band of a validation, which would make each record ten times as long.
         results = dataclasses.replace(found.pop(""), det_band=None)
         rows = {name: one.as_row(name) for name, one in found.items()}
         return {**dataclasses.replace(results, test_lists=rows or None).to_dict(), "trials_checksum": checksum}
@@ -127,11 +127,11 @@ def run_evaluation(
     """Score the test lists with a model file; training data is needed only for what the file lacks."""
     section, seed = config.evaluation, config.runtime.seed
     if section.metadata:
-        # What cannot be read is refused before anything slow starts; so is an unknown sweep.
+        # Unreadable metadata and an unknown sweep are refused before anything slow starts.
         read_metadata(section.metadata, list(inputs.test.trials.names))
     sweep = None
     if section.sweep or section.plda:
-        # Late: few recipes ask for either.
+        # Late: few recipes use either.
         from speakernet.assembly.disturbed import build_sweep, fit_plda
 
         sweep = build_sweep(config) if section.sweep else None
@@ -156,21 +156,21 @@ def run_evaluation(
         evaluation = evaluate(embedder, backend, trials, source, speakers, section, seed, calibration)
         found: dict[str, Any] = {}
         if not evaluation.results.why_no_eer:
-            # Every process takes part: embedding is shared.
+            # Every process takes part, because embedding is shared.
             given, draws = (trials, evaluation.scores, speakers), min(MAX_DRAWS, section.bootstrap_samples)
-            # The table is of the reported list, and need not know the others' recordings.
+            # The metadata describe the reported list only.
             sliced_by = section.model_copy(update={"metadata": "", "slices": []}) if name else section
             found["slices"] = all_slices(
                 *given, source, sliced_by, num_threads=reader_threads(section), num_draws=draws, seed=seed
             )
-            # Each step embeds the list once more: the reported one is enough.
+            # Each step embeds the list again, so only the reported list is swept.
             if sweep and not name:
                 score = functools.partial(_scores, dataclasses.replace(scoring.embedder, stores=()), backend, trials)
                 found["sweep"] = sweep(source, score, *given, num_draws=draws, seed=seed)
         if after_training:
             if scoring.measured and not name and distributed.is_main():
                 update_model_file(model_path, scoring.measured, backs_up=False)
-                logger.info("written into %s: %s", model_path, ", ".join(scoring.measured))
+                logger.info("wrote to %s: %s", model_path, ", ".join(scoring.measured))
             training, table = inputs.training.rows, inputs.training.table
             hours = float(np.maximum(table.num_samples, 0).sum()) / config.data.sample_rate / 3600
             named = (("training", training), ("validation", inputs.validation.trials))
@@ -205,12 +205,12 @@ def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> n
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
-    """A fixed random subset of a list with about the same share of targets, in the list's order; 0 takes all."""
+    """A fixed random subset of a list with about the same share of targets, in list order; 0 keeps every trial."""
     if max_trials == 0 or max_trials >= len(trials) or trials.labels is None:
         return trials
     random = numpy_generator(seed, SUBSET_STREAM)
     targets, others = np.flatnonzero(trials.labels == 1), np.flatnonzero(trials.labels == 0)
-    # At least one target, or there is no error rate to choose by.
+    # Without a target there is no error rate to choose by.
     num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials))))
     chosen = [random.permutation(targets)[:num_targets], random.permutation(others)[: max_trials - num_targets]]
     rows = np.sort(np.concatenate(chosen))
@@ -222,7 +222,7 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
 
 
 class _Scoring:
-    """A model file with all that scoring a list by it needs; `measured` is what the file lacks or replaces."""
+    """A model file with everything that scoring a list needs; `measured` adds to or replaces its contents."""
 
     def __init__(self, config: Config, inputs: Inputs, path: Path, *, after_training: bool) -> None:
         self.config, self.inputs, self.path, self.after_training = config, inputs, path, after_training
@@ -230,27 +230,27 @@ class _Scoring:
         self.measured: dict[str, Any] = {}
         self.contents = ChainMap(self.measured, self.model.contents)
         self.warnings: list[str] = []
-        """Of the list that is being scored."""
+        """Warnings about the list being scored."""
         self.fitted_on = ""
-        """SHA-256 of the list of the calibration."""
+        """SHA-256 of the list that the calibration was fitted on."""
         embedder = build_embedder(config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision)
-        # In 16 bits merged weights would be rounded once more.
+        # In 16 bits, folding would round the weights a second time.
         embedder = dataclasses.replace(embedder, net=folded(self.model.net)) if embedder.precision == "no" else embedder
         if config.evaluation.keep_embeddings:
             run = Path(config.training.save_path)
             folder = run if after_training else evaluation_folder(run, config.data.test_list)
-            # Those of the run and of its other evaluations are read too, for lists in common such as the cohort.
+            # Embeddings of the run and of its other evaluations serve shared lists such as the cohort.
             others = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
             digest = weights_digest(self.contents["weights"]) + str(self.model.net.spec())
             embedder = dataclasses.replace(embedder, stores=(folder / EMBEDDINGS, *others), model_digest=digest)
         self.embedder = embedder
 
     def backend(self, trials: TrialList) -> Backend:
-        """How embeddings are scored, with the mean and the cohort that the options ask for."""
+        """The scoring back end, with mean and cohort according to the options."""
         section = self.config.evaluation
         adapted = verifying_backend(self.contents)
         if section.plda and not adapted.adaptation:
-            self.warnings.append("evaluation.plda: this model file holds none, and only training fits it")
+            self.warnings.append("evaluation.plda: the model file has no PLDA, which only a training run fits")
         is_normalised = bool(self.contents["loss_normalizes"])
         backend = dataclasses.replace(
             adapted, options=section, is_normalised=is_normalised, mean=self._mean, device=self.embedder.device
@@ -261,22 +261,22 @@ class _Scoring:
         if section.score_norm == "as" and len(cohort) <= section.cohort_size:
             self.warnings.append(
                 f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is {section.cohort_size}: "
-                "all are used, which is s-norm; a smaller cohort_size makes it adaptive"
+                "using all of them, which is s-norm; a smaller cohort_size makes it adaptive"
             )
-        # By any folder of the name: lists write speakers at different depths.
+        # Any folder of a path may name the speaker, because lists differ in depth.
         folders = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
         if shared := sorted(folders & set(speakers)):
             self.warnings.append(
-                f"{len(shared)} speakers of the cohort seem to be in the trials too ({', '.join(shared[:MAX_NAMED])}): "
-                "these scores are optimistic"
+                f"{len(shared)} speakers of the cohort may also be in the trials ({', '.join(shared[:MAX_NAMED])}): "
+                "the scores are optimistic"
             )
         return dataclasses.replace(backend, cohort=cohort, cohort_name=name)
 
     @functools.cached_property
     def _mean(self) -> np.ndarray | None:
-        """The mean embedding of the training set: from the model file if it was measured in this way, else measured.
+        """The mean embedding of the training set, measured unless the model file has one for this way of embedding.
 
-        None if it is not subtracted; an adaptation has a mean of its own.
+        None if it is not subtracted; an adaptation has its own mean.
         """
         if not self.config.evaluation.subtract_mean or self.contents.get("adaptation"):
             return None
@@ -289,7 +289,7 @@ class _Scoring:
         if not all(one and Path(one).exists() for one in lists):
             found = "no mean embedding" if kept is None else f"the mean of {kept_of or 'an unknown kind of embedding'}"
             raise ValueError(
-                f"subtract_mean: the model file holds {found}, this scoring needs that of {described}, and there is no "
+                f"subtract_mean: the model file has {found}, but scoring needs that of {described}, and there is no "
                 "training list to measure it on; set --train_list and --train_path, or evaluation.subtract_mean: false"
             )
         training, source = self.inputs.training.rows, self.inputs.training.source
@@ -302,12 +302,12 @@ class _Scoring:
 
     @functools.cached_property
     def _cohort(self) -> tuple[np.ndarray, str, list[str]]:
-        """The cohort, a member for each speaker; its name and its speakers."""
+        """The cohort with one member per speaker, its name, and its speakers."""
         section, data = self.config.evaluation, self.config.data
         path = section.cohort_list or data.train_list
         if not path and not data.corpora:
             raise ValueError(
-                f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)"
+                f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` on each line)"
             )
         root = section.cohort_path or (data.train_path if path == data.train_list else "")
         given = self.inputs.training_input(path, root) if path else self.inputs.training
@@ -315,7 +315,7 @@ class _Scoring:
         rows = np.arange(len(members))
         if section.cohort_utterances:
             order = numpy_generator(self.config.runtime.seed, COHORT_STREAM).permutation(len(members))
-            # Stable: within a speaker the drawn order stays, so the first ones are a random sample.
+            # A stable sort keeps the random order within a speaker, so the first rows are a random sample.
             order = order[np.argsort(members.labels[order], kind="stable")]
             first = np.searchsorted(members.labels[order], members.labels[order])
             rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
@@ -325,10 +325,10 @@ class _Scoring:
         return means, f"{listed.name} {members.sha256[:12]}", list(members.speakers)
 
     def calibration(self, backend: Backend) -> AffineCalibration | None:
-        """The calibration for this scoring: fitted on calibration_list if one is named, else the model file's."""
+        """The calibration for this scoring, fitted on a list if possible, otherwise from the model file."""
         section, data, embedder = self.config.evaluation, self.config.data, self.embedder
         described = backend.describe(embedder.options)
-        # Reported trials that select no model select no threshold either.
+        # Trials that are reported must not select thresholds, just as they must not select the model.
         validates = chosen_by_validation(self.config) or data.validation_list != data.test_list
         if section.calibration_list:
             given = self.inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
@@ -336,8 +336,8 @@ class _Scoring:
             given = self.inputs.validation
         else:
             if self.after_training:
-                logger.info("no calibration: the only trials are the reported ones (see evaluation.calibration_list)")
-            # The newest first: there may be one of the score alone, and one of quality measures too.
+                logger.info("no calibration: all trials are reported ones (see evaluation.calibration_list)")
+            # Newest first: an older fit may use the score alone, the newer one quality measures too.
             for kept in reversed((self.contents.get("calibration") or {}).get("fits", [])):
                 if kept["backend"] == described:
                     self.fitted_on = kept.get("list_sha256") or ""
@@ -345,7 +345,7 @@ class _Scoring:
             return None
         trials, source = given.trials, given.source
         if reason := why_no_error_rate(trials):
-            # Before hours of embedding, not after.
+            # Checked before hours of embedding.
             raise ValueError(f"cannot calibrate: {reason}")
         scored = score_trials(embedder, backend, trials, source)
         prior, measures = section.calibration_prior, section.quality_measures
@@ -353,7 +353,7 @@ class _Scoring:
         calibration, self.fitted_on = fits[-1].calibration, trials.sha256
         for sentence in fits[0].refused:
             logger.info("%s: %s", trials.source, sentence)
-        # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
+        # `speakernet verify` scores whole utterances by cosine, however the list was scored.
         if self.after_training and described != verifying_backend(self.contents).describe(WHOLE):
             own = [one for one in measures if one != "cohort"]
             fits += fit_for_verifying(embedder, self.contents, trials, source, prior, own)[0]
@@ -362,7 +362,7 @@ class _Scoring:
         return calibration
 
     def with_facts(self, results: Results, trials: TrialList) -> Results:
-        """What is needed to repeat a figure: model, checkpoint, versions, machine, configuration, command."""
+        """Add what is needed to reproduce the figures: model, checkpoint, versions, machine, configuration, command."""
         chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
         sha256 = trials.sha256
         chosen = [CHOSEN_ON_REPORTED] if sha256 and chosen_by.get("list_sha256") == sha256 else []
@@ -386,8 +386,8 @@ class _Scoring:
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
-    """The network to score with: a model file describes it, the config describes that of a foreign checkpoint."""
-    # Other ranks' machines need not have the run folder.
+    """Load the network to score with; for a foreign checkpoint, the configuration describes it."""
+    # The run folder need not be visible to other ranks' machines.
     contents = distributed.from_main(lambda: read_checkpoint(path))
     if is_model_file(contents):
         return model_of(contents, path)
@@ -397,9 +397,9 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def build_embedder(config: Config, net: "EmbeddingNet", device: torch.device, wanted: str) -> Embedder:
-    """What embeds with a network as the section evaluation says, in the `wanted` precision (auto: that of training)."""
+    """An embedder with the options of section evaluation, in the `wanted` precision (auto: the training precision)."""
     name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
-    # The cores of this process are counted here, once.
+    # The cores of this process are counted only here.
     options = config.evaluation.model_copy(update={"num_workers": reader_threads(config.evaluation)})
     return Embedder(net, options, device, autocast, name)

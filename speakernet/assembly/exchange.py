@@ -1,4 +1,4 @@
-"""Model files from other toolkits' checkpoints (`speakernet import-weights`) and for other runtimes (`export`)."""
+"""Convert other toolkits' checkpoints to model files (`import-weights`) and export model files (`export`)."""
 
 import argparse
 import shlex
@@ -31,29 +31,29 @@ from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
 from speakernet.random import numpy_generator
 
-# Options by their default that checkpoints of other toolkits make needless.
+# Options that only apply to voxceleb_trainer, with their defaults.
 VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}
 NUM_COMPARED = 4
 SYNTHETIC_SYLLABLES = 16
-"""Of a synthetic recording: about four seconds."""
+"""Syllables of a synthetic recording, about four seconds."""
 SPEECH_STREAM = 7001
 
 
 def import_weights(arguments: argparse.Namespace) -> list[str]:
-    """Read, recognise, translate, check, write; lines about what was read."""
+    """Read, identify, convert, check and write; return lines about what was read."""
     lookup(dict.fromkeys(TOOLKITS), arguments.source, "toolkit")
     if Path(arguments.out).resolve() == Path(arguments.file).resolve():
         raise ValueError(f"--out is the checkpoint itself, {arguments.file}; give the model file another name")
     contents = read_checkpoint(arguments.file)
     if is_model_file(contents):
-        raise ValueError(f"{arguments.file} is a model file of speakernet already; use it as it is")
+        raise ValueError(f"{arguments.file} is already a speakernet model file; use it directly")
     if not isinstance(contents, dict):
         raise CheckpointError(f"{arguments.file} holds a {type(contents).__name__}, expected tensors by name")
     if arguments.source in PUBLISHED:
         given = [option for option, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, option) != value]
         if given:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
-            raise ValueError(f"{names}: only for voxceleb_trainer; files of {arguments.source} contain it, omit it")
+            raise ValueError(f"{names}: only for voxceleb_trainer; leave it out for {arguments.source}")
         net, notes = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in notes]
     else:
@@ -77,7 +77,7 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
 
 
 def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> tuple[SpeakerNet, list[str]]:
-    """The network of a checkpoint of voxceleb_trainer, with notes: what is not loaded, and what is assumed."""
+    """The network of a voxceleb_trainer checkpoint, with notes on what is not loaded and what is assumed."""
     path = arguments.file
     if not voxceleb_trainer.is_ours_to_read(contents):
         raise unknown_file(contents, path)
@@ -103,20 +103,20 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     notes += [f"not loaded: {name}" for name in translated.not_loaded]
     if not is_raw:
         way = "without" if arguments.no_log_input else "with"
-        notes.append(f"assumed to be trained {way} log_input, which a checkpoint does not show (--no-log-input)")
+        notes.append(f"assumed: trained {way} log_input, which the checkpoint does not show (--no-log-input)")
     if not arguments.loss and not translated.head_weights:
-        notes.append("assumed to be trained with a loss on normalised embeddings (else --loss proto)")
+        notes.append("assumed: trained with a loss on normalised embeddings (otherwise give --loss proto)")
     return net, notes
 
 
 def export(arguments: argparse.Namespace) -> list[str]:
-    """Write the file; lines about what was compared."""
-    # Importing weights does not need the libraries of the extra that exporting needs.
+    """Write the file; return lines about what was compared."""
+    # Late: importing weights does not need the export libraries.
     from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
 
     path = check_target(arguments.out, arguments.int8, arguments.runtime)
     if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
-        raise ValueError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
+        raise ValueError("--trials LIST, --audio FOLDER and --int8 go together, to measure the EER of int8")
     model = load_model_file(arguments.model)
     rate, trials = model.net.sample_rate, None
     if arguments.trials:
@@ -141,12 +141,12 @@ def export(arguments: argparse.Namespace) -> list[str]:
             f"({after - before:+.3f})"
         )
     elif rounded:
-        lines.append("the error rate of int8 was not measured; --trials LIST --audio FOLDER does that")
+        lines.append("the EER of int8 was not measured; measure it with --trials LIST --audio FOLDER")
     return lines
 
 
 def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
-    """Sentences of synthetic voices, (samples,) float32 each, always the same."""
+    """Sentences by synthetic voices, always the same, each (samples,) float32."""
     speech = []
     for number in range(count):
         generator = numpy_generator(0, SPEECH_STREAM, number)
@@ -158,7 +158,7 @@ def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
 
 @dataclass
 class ExportedEmbedder:
-    """An exported graph as evaluation's network: utterances go in one by one."""
+    """An exported graph as a network for evaluation; embeds utterances one by one."""
 
     run: Callable[[np.ndarray], list[np.ndarray]]
     sample_rate: int

@@ -1,7 +1,7 @@
-"""The stages of a run, and the model that it may be given at the start.
+"""The stages of a run and its optional initial model.
 
-The initial model's network becomes the run's, and both are compared at the end. Each stage trains on with options of
-its own, all but the first in folders within the run's. Learning rate and margin of all stages as a table need no data.
+The initial model's network becomes the run's, and both are compared at the end. Each stage continues training with its
+own options, all but the first in a subfolder of the run. The table of learning rates and margins needs no data.
 """
 
 import contextlib
@@ -45,23 +45,23 @@ from speakernet.training.progress import Stage, StopRequest, data_wait_advice
 logger = logging.getLogger(__name__)
 
 KEPT_FACTS = ("imported_from", "licence", "trained_on", "initial_model")
-"""The facts of a model file that hold for what is made of it."""
+"""Facts of a model file that also apply to models made from it."""
 FREE = frozenset({"frontend.dither", "frontend.energy_floor_db"})
-"""What may differ from an initial model: noise of training alone, and the floor that narrow-band recordings need."""
-# Few runs have one.
+"""Options that may differ from an initial model: training noise, and the floor that narrow-band recordings need."""
+# Imported late, because few runs have a teacher.
 TEACHER = Component(LossOptions, "speakernet.assembly.teaching:add_teacher")
 STAGE_STREAM = 104
-"""Key of the random draws of the second stage, beside the run's seed; later ones have the next numbers."""
+"""With the run's seed, the key of the random draws of the second stage; later stages use the next numbers."""
 
 
 def settings_of_file(path: Path) -> dict[str, Any]:
-    """The network of a model file as dotted keys of the configuration; empty for a file of another program."""
+    """The network of a model file as dotted configuration keys; empty for another program's file."""
     contents = read_checkpoint(path)
     return _settings(contents) if is_model_file(contents) else {}
 
 
 def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`SpeakerNet.spec` in the words of a configuration."""
+    """`SpeakerNet.spec` as configuration options."""
     options = dict(spec["model"]["options"])
     sizes = {name: options.pop(name) for name in ("pooling", "embedding_dim")}
     pooling_options = options.pop("pooling_options", {})
@@ -76,12 +76,12 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
-    """Refuse an initial model that is missing, or whose network contradicts the configuration.
+    """Refuse an initial model that is missing or whose network contradicts the configuration.
 
-    Returns its checksum, by its option: several processes must have the same. Empty without one, and if the run is
-    resumed, which has weights of its own.
+    Returns its checksum under a label, for comparing the processes. Empty without an initial model, and for a resumed
+    run, which has its own weights.
     """
-    # Rank 0 writes the run folder; other machines may not see it. Every rank asks, whether it was given a model or not.
+    # Rank 0 writes the run folder; other machines may not see it. Every rank must join this, with or without a model.
     is_resumed = distributed.from_main((Path(config.training.save_path) / LAST).exists)
     if is_resumed or not config.training.initial_model:
         return {}
@@ -93,29 +93,29 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
         # Late: only files of other toolkits need their importers.
         from speakernet.models.importers import translate
 
-        # For its refusals, before the lists are read.
+        # Called only to refuse early, before the lists are read.
         translate(contents, net, path)
     else:
         found, ours = _settings(contents), _settings(net.spec())
-        # Another front end has other options; its name says enough.
+        # Options that another front end does not have are skipped; its name is reported.
         others = [name for name in found if found[name] != ours.get(name, found[name]) and name not in FREE]
         if others:
-            # Another model has other sizes too.
+            # If the model differs, its sizes follow; naming the model is enough.
             listed = others[:1] if others[0] == "model.name" else others
             differing = "; ".join(
                 f"{name} is {found[name]} in the file, {ours[name]} in the configuration" for name in listed
             )
             raise ConfigError(
                 f"training.initial_model: {path} differs from the configuration: {differing}. "
-                "Leave these options out: the file brings its own"
+                "Leave these options out; they are read from the file"
             )
     return {"training.initial_model (SHA-256)": sha256_of(path)}
 
 
 def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
-    """Load the initial model into the network (and the loss, if `speakers`, their checksum, are the same).
+    """Load the initial model into the network, and into the loss if the checksum `speakers` is the same.
 
-    Returns facts about it, for the model files of the run. A resumed run has its own.
+    Returns facts about it for the model files of the run; a resumed run already has them.
     """
     path = Path(config.training.initial_model)
 
@@ -124,7 +124,7 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
         return found and (found[0], (found[1].get("training_summary") or {}).get("initial_model"))
 
     if resumed := distributed.from_main(own):
-        logger.info("initial model %s: not read; the run resumes from %s", path, resumed[0])
+        logger.info("initial model %s is not read, because the run resumes from %s", path, resumed[0])
         facts: dict[str, Any] | None = resumed[1]
         return facts
     load_initial_weights(net, loss, path, speakers=speakers)
@@ -140,9 +140,9 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
 def compared_with_initial_model(
     config: Config, inputs: Inputs, summary: Mapping[str, Any], evaluation: Evaluation
 ) -> Evaluation:
-    """The evaluation of best.pt on the test list, with its difference to the initial model.
+    """The evaluation of best.pt on the test list, with its difference from the initial model.
 
-    Both are scored in the same way and compared under the same draws of speakers.
+    Both are scored in the same way and compared on the same draws of speakers.
     """
     path, results = Path(config.training.initial_model), evaluation.results
     if results.eer_percent is None or evaluation.speakers is None:
@@ -154,11 +154,11 @@ def compared_with_initial_model(
     sentences, added = [], []
     if before is not None and not stayed_best:
         sentences.append(
-            f"held-out EER: {before:.2f} % of the initial model (epoch 0), {best:.2f} % of best.pt "
+            f"held-out EER: {before:.2f} % with the initial model (epoch 0), {best:.2f} % with best.pt "
             f"(epoch {summary['best_epoch']}{stage})"
         )
     if stayed_best:
-        # The same weights: there is nothing to compare.
+        # The weights are identical, so there is nothing to compare.
         if before is not None:
             added.append(
                 f"no epoch was better than the initial model on the held-out trials (EER {before:.2f} %): best.pt is "
@@ -186,7 +186,7 @@ def compared_with_initial_model(
         }
         compared = paired.sentences(["the initial model", "best.pt"])
         sentences += compared
-        # EER and costs are errors: what has grown is worse.
+        # EER and costs are errors, so a positive difference is worse.
         added += [one for one, of in zip(compared, differences, strict=True) if of.value > 0]
     else:
         added.append(f"the initial model {path} no longer exists: best.pt was not compared with it")
@@ -210,20 +210,21 @@ def train_stage(
     stop: StopRequest | None = None,
     chosen_by: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train one stage of a run, by its number from 0; returns the loss and the stage's summary.
+    """Train one stage of a run, numbered from 0; return the loss and the stage's summary.
 
-    The first one makes the loss. Each resumes when called again, and starts over if those before, whose `steps` are
-    given, have continued since. Loader, optimizer and averages are freed at the end, for the memory of the next stage.
+    The first stage builds the loss. A stage resumes when called again, but starts over if earlier stages have trained
+    further since, which shows in their `steps`. Loader, optimizer and averages are freed at the end, to leave memory
+    for the next stage.
     """
     (name, own), run_folder = list(stages.items())[number], Path(config.training.save_path)
     folders = [run_folder, *(stage_folder(run_folder, n, one) for n, one in enumerate(stages) if n)]
     if loss is not None:
-        # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
+        # Its epochs restart at 0, and with the run's seed they would repeat the draws of the first stage.
         seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
         own = replaced(own, runtime={"seed": seed})
         _hand_over(list(stages.values())[number - 1 : number + 1], net, loss, folders[number - 1 : number + 1], steps)
     if config.training.stage and number < list(stages).index(config.training.stage):
-        own = _as_it_is(own, folders[number], config.training.stage)
+        own = _without_further_epochs(own, folders[number], config.training.stage)
     reserved = reserved_for_training(own, net, inputs.device)
     on_start = functools.partial(save_config, config, run_folder / CONFIG)
     with contextlib.closing(build_training_loader(own, inputs, reserved_bytes=reserved)) as loader:
@@ -254,7 +255,7 @@ def train_stage(
             folders[number],
             inputs.device,
             stage=stage,
-            # Asked for in the end: how fast the disk is shows while training reads.
+            # Called at the end, because the speed of the disk only shows during training.
             advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             stop=stop,
         )
@@ -267,8 +268,8 @@ def train_stage(
 
 
 def _hand_over(configs: Sequence[Config], net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int) -> None:
-    """Make network and loss ready for a stage after another, of which configurations and folders are given."""
-    # The other stage's loader, corpus, optimizer and averages hang together in cycles, which Python frees at leisure.
+    """Prepare network and loss for the next stage; `configs` and `folders` are those of the previous and the next."""
+    # The previous stage's loader, corpus, optimizer and averages form reference cycles, which Python frees late.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -278,37 +279,37 @@ def _hand_over(configs: Sequence[Config], net: nn.Module, loss: nn.Module, folde
             setattr(head, option, getattr(options, option))
     distributed.from_main(lambda: _set_aside_older(folders[1], steps))
     if not distributed.from_main((folders[1] / LAST).exists):
-        _begin_with_evaluated_weights(configs[0], net, loss, folders[0])
+        _load_evaluated_weights(configs[0], net, loss, folders[0])
 
 
-def _as_it_is(config: Config, folder: Path, wanted: str) -> Config:
-    """A stage before the one that is wanted, with as many epochs as it has."""
+def _without_further_epochs(config: Config, folder: Path, wanted: str) -> Config:
+    """The configuration of a stage before the wanted one, limited to the epochs it has finished."""
     found = distributed.from_main(lambda: find_checkpoint(folder))
     epochs = found[1]["training"]["state"]["epoch"] if found else 0
     if not epochs:
         raise ConfigError(
-            f"--stage {wanted} begins with the model of the stage before, and {folder} has no finished epoch of it; "
-            "train that first, or leave --stage out"
+            f"--stage {wanted} starts from the model of the previous stage, but {folder} has no finished epoch; "
+            "train that stage first, or leave --stage out"
         )
     return replaced(config, training={"max_epochs": epochs})
 
 
-def _begin_with_evaluated_weights(config: Config, net: nn.Module, loss: nn.Module, folder: Path) -> None:
-    """Give the network the average of checkpoints, else the moving average, if the stage before was judged by one."""
+def _load_evaluated_weights(config: Config, net: nn.Module, loss: nn.Module, folder: Path) -> None:
+    """Load the average of checkpoints or the moving average, if the previous stage was evaluated with one."""
     training = config.training
     if training.average_checkpoints:
         contents = distributed.from_main(lambda: read_own_checkpoint(folder / CHECKPOINTS / AVERAGE))
-        # What a model file does not hold (the position in keyed draws) stays as it is.
+        # State that a model file does not hold (the position in keyed draws) is kept.
         net.load_state_dict({**net.state_dict(), **contents["weights"]})
         loss.load_state_dict(contents["head"])
-        logger.info("begins with the average of the checkpoints of the stage before")
+        logger.info("starting from the average of the previous stage's checkpoints")
     elif training.ema_decay:
         average = WeightAverage(net, training.ema_decay)
         average.load_state_dict(
             distributed.from_main(lambda: read_own_checkpoint(folder / LAST)["training"]["average"])
         )
         average.swap()
-        logger.info("begins with the moving average of the weights of the stage before")
+        logger.info("starting from the moving average of the previous stage's weights")
 
 
 def _set_aside_older(folder: Path, steps: int) -> None:
@@ -316,28 +317,28 @@ def _set_aside_older(folder: Path, steps: int) -> None:
     before = found[1].get("training", {}).get("first_stage_steps") if found else None
     if before not in (None, steps):
         logger.warning(
-            "%s followed step %d of the stages before, which are at step %d now: it starts over, the old one is moved "
-            "to %s",
+            "%s followed step %d of the earlier stages, which are now at step %d: this stage starts over, and its old "
+            "folder is moved to %s",
             *(folder, before, steps, move_aside(folder).name),
         )
 
 
 def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
-    """Replace the model file `best` by a stage's `candidate` if its EER is lower, or it is wanted; logs which."""
+    """Replace the model file `best` with a stage's `candidate` if its EER is lower or it is wanted; logs which."""
     before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
     eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
     if before == after:
-        logger.info("%s: EER %.2f %%; best.pt is its model already", stage, eer_after)
+        logger.info("%s: EER %.2f %%; best.pt is already its model", stage, eer_after)
         return
     is_better = is_wanted or eer_after < eer_before
-    verdict = "kept" if is_better else "not kept"
-    logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", stage, eer_after, eer_before, verdict)
+    verdict = "replaced" if is_better else "kept"
+    logger.info("%s: EER %.2f %%; best.pt with %.2f %% is %s", stage, eer_after, eer_before, verdict)
     if is_better:
         place(candidate, best)
 
 
 class ScheduledEpoch(NamedTuple):
-    """Learning rate and margin (if the loss has one) at the beginning and end of an epoch, counted from 1."""
+    """Learning rate and margin (if the loss has one) at the start and end of an epoch, counted from 1."""
 
     stage: str
     epoch: int
@@ -346,10 +347,10 @@ class ScheduledEpoch(NamedTuple):
 
 
 def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
-    """Of all stages: the first and last epoch, and those in which warm-up and margin ramp begin, are half way, end."""
+    """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of the margin ramp."""
     found = []
     for name, stage in stages_of(config).items():
-        # A step of its own for each epoch: the schedules count in fractions of one. Two speakers: there is no list.
+        # One step per epoch, because schedules count in epochs; two speakers, because no list is read.
         rate, margin = build_schedules(stage, build_loss(stage, 2), steps_per_epoch=1)
         schedule, last = stage.schedule, stage.training.max_epochs - 1
         epochs = {0, last, max(0, math.ceil(schedule.warmup_epochs) - 1)}
@@ -364,14 +365,14 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
 
 
 def schedule_table(config: Config) -> str:
-    """`scheduled_epochs` as lines of text."""
+    """`scheduled_epochs` as a table of text."""
     rows = [("epoch", "learning rate", "margin")]
     for one in scheduled_epochs(config):
         name = f"{one.epoch} of the {one.stage} stage" if one.stage else str(one.epoch)
         rows.append((name, _span(one.learning_rates), _span(one.margins) if one.margins else "none"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    note = "plateau: multiplied by schedule.decay whenever the EER stops falling; not known beforehand"
+    note = "plateau: multiplied by schedule.decay whenever the EER stops falling, which cannot be shown in advance"
     return "\n".join([*lines, note] if config.schedule.name == "plateau" else lines)
 
 

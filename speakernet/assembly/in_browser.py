@@ -1,4 +1,4 @@
-"""What the page of `speakernet serve --in-browser` needs to run a model itself: its graph, and onnxruntime-web."""
+"""The files with which the page of `speakernet serve --in-browser` runs a model: its graph and onnxruntime-web."""
 
 import logging
 import tempfile
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
-    """By address: the graph, checked as `export` checks it, and the runtime of the folder `dist` of onnxruntime-web."""
+    """URL -> contents: the graph, checked as in `export`, and the runtime from the folder `dist` of onnxruntime-web."""
     if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
         raise FileError(
             f"{folder}: no {missing[0]}; expected the folder `dist` of onnxruntime-web: `npm pack onnxruntime-web`, "
             "then `tar xf onnxruntime-web-*.tgz package/dist` and --in-browser package/dist"
         )
     if plda_of(load_model_file(model_path).contents) is not None:
-        raise ValueError(f"{model_path} compares by PLDA, which the page cannot; serve it without --in-browser")
+        raise ValueError(f"{model_path} scores with PLDA, which the page cannot do; serve it without --in-browser")
     logger.info("exporting %s for the browser", model_path)
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH

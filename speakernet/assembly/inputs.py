@@ -1,7 +1,7 @@
-"""What a run works on: its paths, lists, audio, voices and device, each read or chosen once.
+"""The inputs of a run: paths, lists, audio, voices and device, each read or chosen once.
 
-Both stages, checks, validation, evaluation, mean embedding and cohort use the same lists; a list of a million rows
-takes a second to read, and its headers minutes.
+Stages, checks, validation, evaluation, mean embedding and cohort share them, because reading a list of a million rows
+takes a second, and its headers minutes.
 """
 
 import dataclasses
@@ -27,32 +27,32 @@ from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 
-HEADER_THREADS = 16  # more than cores: reading a header waits for the disk, above all a remote one
+HEADER_THREADS = 16  # more than cores, because reading headers waits for the disk, especially a remote one
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingInput:
-    """A training list and the audio that it names."""
+    """A training list and its audio."""
 
     rows: TrainingList
     source: AudioSource
 
     @property
     def table(self) -> LookupTable:
-        """Facts from the headers of the audio, row by row."""
+        """Facts from the audio headers, row by row."""
         return self.source.lookup_table(self.rows.paths, HEADER_THREADS)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrialInput:
-    """A trial list and the audio that it names."""
+    """A trial list and its audio."""
 
     trials: TrialList
     source: AudioSource
 
 
 class Inputs:
-    """The lists and the audio of one run, each read when it is first used; empty paths follow their lists."""
+    """The lists and audio of a run, each read on first use; empty audio paths default to the list's folder."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
@@ -67,7 +67,7 @@ class Inputs:
 
     @functools.cached_property
     def training(self) -> TrainingInput:
-        """The training list, without the speakers that are held out for validation."""
+        """The training list without the speakers held out for validation."""
         return self._held_out[0] if self._data.validation_speakers else self._listed
 
     @functools.cached_property
@@ -83,12 +83,12 @@ class Inputs:
         return self.trial_input(self._data.test_list, self._data.test_path)
 
     def beside(self, given: TrialInput) -> dict[str, TrialInput]:
-        """The lists of data.test_lists by name, without the given one; optional ones only if they are here."""
+        """The lists of data.test_lists by name, except the given one and missing optional ones."""
         own = id(given.trials), id(given.source)
         return {name: one for name, one in self._named.items() if (id(one.trials), id(one.source)) != own}
 
     def checksums(self, *, of_training: bool = True) -> dict[str, str]:
-        """Checksums of the test list and its audio, and of the other lists of a training run, by option."""
+        """Checksums of the test lists and their audio, and of the training run's other lists, by option."""
         found = {
             "data.test_list (SHA-256)": self.test.trials.sha256,
             "the audio of data.test_path": self.test.source.identity,
@@ -134,19 +134,19 @@ class Inputs:
             given = self.trial_input(one.list, one.path) if is_here else None
             if given is None or (one.optional and len(given.source.missing(given.trials.names))):
                 missing = f"{one.list}, or some of its recordings in {one.path}"
-                logger.warning("data.test_lists: %s is left out, since it is optional and misses %s", name, missing)
+                logger.warning("data.test_lists: leaving out %s, which is optional and lacks %s", name, missing)
             elif given.trials.labels is None:
-                raise ConfigError(f"data.test_lists: {name} ({one.list}) has no labels; expected targets and others")
+                raise ConfigError(f"data.test_lists: {name} ({one.list}) has no labels; give a labelled trial list")
             else:
                 found[name] = given
         return found
 
     @functools.cached_property
     def _listed(self) -> TrainingInput:
-        """All that the configuration names for training."""
+        """The whole training list, joined from several corpora if the configuration names them."""
         if not self._data.corpora:
             return self.training_input(self._data.train_list, self._data.train_path)
-        # Late: for those who train on several.
+        # Late: only training on several corpora needs it.
         from speakernet.data.joined import join
 
         given = {name: self.training_input(one.train_list, one.train_path) for name, one in self._data.corpora.items()}
@@ -155,7 +155,7 @@ class Inputs:
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
-        # Late: a run with a validation list of its own makes no trials.
+        # Late: a run with its own validation list makes no trials.
         from speakernet.corpora.utterances import hold_out
 
         given = self._listed
@@ -164,7 +164,7 @@ class Inputs:
         return TrainingInput(found.training, given.source), TrialInput(found.trials, given.source)
 
     def _once(self, read: Callable[[str | Path], Any], path: str | Path) -> Any:
-        """Read a path once: a relative name, an absolute one and a link to the same file are one."""
+        """Read a file once, whether it is given as a relative path, an absolute path or a link."""
         key = read, Path(path).resolve()
         if key not in self._kept:
             self._kept[key] = read(path)
@@ -172,21 +172,21 @@ class Inputs:
 
 
 def make_synthetic_corpus(config: Config) -> Config:
-    """Make the synthetic corpus if the config names one that does not exist; empty lists are taken from it."""
+    """Make the configured synthetic corpus if it does not exist, and use it for empty lists and paths."""
     data, augment, folder = config.data, config.augment, config.data.synthetic_corpus
     lists = [data.train_list or next((one.train_list for one in data.corpora.values()), ""), data.test_list]
     if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
-    # Rank 0 first, then one rank of each machine, which may have its own disk; two writers would take each other's
-    # files for those of a killed run.
+    # Rank 0 first, then one rank of each machine, which may have its own disk: two writers at once would mistake each
+    # other's files for those of a killed run.
     made = None
     for has_turn in (distributed.is_main(), distributed.local_rank() == 0, True):
         if has_turn and made is None:
             made = make_corpus(folder, show_progress=distributed.is_main())
         distributed.barrier()
-    assert made is not None, "in the last turn it is every rank's"
+    assert made is not None, "every rank has the last turn"
     paths = {
-        # A list of one's own with audio of the corpus would be a mistake that nothing notices.
+        # The user's own list is never combined with the corpus's audio, a mistake that nothing would notice.
         "train_path": data.train_path or ("" if lists[0] else str(made.train_path)),
         "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
         "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),
@@ -202,7 +202,7 @@ def make_synthetic_corpus(config: Config) -> Config:
 
 
 def with_default_paths(config: Config) -> Config:
-    """Folders of audio default to the folder of their list, test and validation list to each other.
+    """Fill in empty paths: audio folders default to the folder of their list, test and validation list to each other.
 
     With held-out speakers there is no validation list.
     """
@@ -222,13 +222,13 @@ def with_default_paths(config: Config) -> Config:
 
 
 def voices_of(config: Config) -> Voices:
-    """The speeds and vocal tracts that speakers are trained in; only the recorded voice without augmentation."""
+    """The speeds and vocal-tract warps to train on; without augmentation, only the recorded voice."""
     augment = config.augment
     if not augment.enabled:
         return Voices()
     return Voices(
         speeds=tuple(speed_fractions(augment.speed_factors)),
-        # The recorded voice comes first, so its speakers keep their labels, as with speeds.
+        # The recorded voice comes first so that its speakers keep their labels, as with speeds.
         warps=tuple(sorted(augment.warp_factors, key=lambda factor: factor != 1)),
         real_share=None if augment.real_share == "auto" else augment.real_share,
         real_from=config.training.max_epochs - augment.real_epochs if augment.real_epochs else None,
@@ -236,5 +236,5 @@ def voices_of(config: Config) -> Voices:
 
 
 def chosen_by_validation(config: Config) -> bool:
-    """Whether validation trials decide anything in a training run."""
+    """Whether validation trials influence a training run."""
     return config.training.final_model == "best" or config.schedule.name == "plateau"

@@ -1,7 +1,7 @@
-"""Published speaker models by name: where each lies (published.yaml), fetched once, checked, and made a model file.
+"""Published speaker models by name: fetched once, checked, and converted to model files in the cache.
 
-A name is one of that table, or a repository of the Hugging Face hub with a model file of ours (`speakernet push`).
-A table's checkpoint is read by the importers, without running code from it, and kept as a model file in the cache.
+A name is an entry of published.yaml, or a Hugging Face hub repository written by `speakernet push`. The importers read
+the checkpoints of published.yaml without running code from them.
 """
 
 import functools
@@ -26,7 +26,7 @@ from speakernet.options import lookup
 from speakernet.terminal import Bar
 
 MODEL_FILE = "model.pt"
-"""In a repository of ours."""
+"""Name of the model file in a repository written by `push`."""
 CARD = """---
 library_name: speakernet
 tags: [speaker-verification, speaker-recognition, audio]
@@ -34,7 +34,7 @@ license: {licence}
 ---
 # {title}
 
-A speaker-verification model: {model}, {parameters:,} parameters, embeddings of {dim} numbers, from speech at {rate} Hz.
+A speaker-verification model: {model}, {parameters:,} parameters, {dim}-dimensional embeddings of speech at {rate} Hz.
 It does not detect replayed or synthetic voices.
 
 {facts}
@@ -54,42 +54,42 @@ IN_CARD = ("licence", "trained_on", "imported_from", "address", "sha256", "initi
 def load(
     path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None
 ) -> verifier.SpeakerVerifier:
-    """A model file, our own or imported, or a published model by its name, ready to use.
+    """Load a model file, or a published model by name, ready to use.
 
     Args:
         path: such as `exps/exp01/best.pt`, `wespeaker/resnet34-LM` (`speakernet models` lists the names), or a
             repository of the Hugging Face hub that holds a model file (`owner/name`, `owner/name@revision`).
-        device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU if there is one.
-        local_rank: the rank on this machine, if there are several: for `auto` the number of its GPU.
+        device: `cpu`, `cuda`, `cuda:1`, …; `auto` uses a GPU if there is one.
+        local_rank: number of the process on this machine, if there are several; `auto` uses the GPU with this number.
 
     Raises:
-        ValueError: not a model file, a damaged or newer one, a device that is not here, or a name that is not known,
-            cannot be fetched or has another SHA-256 than it should.
+        ValueError: the file is not a model file, is damaged or too new; the device is missing; or the name is unknown,
+            cannot be fetched or has the wrong SHA-256.
     """
     return verifier.load(path_of(path), device, local_rank)
 
 
 @functools.cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """The table of published models by name."""
+    """The published models by name, from published.yaml."""
     text = resources.files(__package__).joinpath("published.yaml").read_text("utf-8")
     return dict(read_yaml(text, "published.yaml"))
 
 
 def cached(name: str) -> Path:
-    """Where the model file of a name of the table is, once it was fetched."""
+    """The path of a catalogue entry's model file in the cache, whether fetched or not."""
     return default_cache_folder() / "models" / f"{name}.pt"
 
 
 def path_of(name: str | Path) -> Path:
-    """The file of a path, which is itself, or of a name, which is fetched if it is not there."""
+    """Return a path unchanged; for a name, return the path of its model file, fetching it if necessary."""
     path, text = Path(name), str(name)
     is_of_hub = NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
     return fetch(text) if not path.exists() and (is_of_hub or text in catalogue()) else path
 
 
 def fetch(name: str) -> Path:
-    """The model file of a name; fetched and checked by its SHA-256 if it is not there."""
+    """The path of a name's model file, fetched and checked by SHA-256 if necessary."""
     owner, slash, _ = name.partition("/")
     if name not in catalogue() and slash and all(one.partition("/")[0] != owner for one in catalogue()):
         repository, _, revision = name.partition("@")
@@ -104,7 +104,7 @@ def fetch(name: str) -> Path:
             file, of_hub = _in_repository(name, entry["hub"], "main", entry["files"])
         else:
             file, of_hub = _from_address(name, entry, target), ""
-        # Without a published sum the hub's own counts, else that of the first fetch.
+        # The published SHA-256 counts; without one the first fetch's, and for the first fetch the hub's.
         note = target.with_suffix(".sha256")
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
         found = _checked(file, entry.get("sha256") or first, name)
@@ -124,20 +124,20 @@ def fetch(name: str) -> Path:
 
 
 def _in_repository(name: str, repository: str, revision: str, files: Sequence[str]) -> tuple[Path, str]:
-    """The first of these files that a repository of the hub has, in the hub's cache, and the hub's SHA-256 of it."""
+    """The first of `files` that a hub repository has, as a path in the hub's cache, and the hub's SHA-256 of it."""
     hub = importlib.import_module("speakernet.models.hub")
     folder = hub.snapshot(repository, revision, files, name if name == repository else f"{name}: {repository}")
     file = next((folder / one for one in files if (folder / one).is_file()), None)
     if file is None:
-        raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; is the name right?")
+        raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; check the name")
     return file, hub.published_sha256(file)
 
 
 def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
-    """The checkpoint from an address, beside its target; what was fetched before a kill is used."""
+    """Download a checkpoint from its URL, next to its target, resuming an interrupted download."""
     if importlib.import_module("speakernet.models.hub").constants.HF_HUB_OFFLINE:
         raise CheckpointError(
-            f"{name} is not in the cache, {target}, and HF_HUB_OFFLINE is set; fetch it once where there is a network"
+            f"{name} is not in the cache ({target}), and HF_HUB_OFFLINE is set; fetch it once with network access"
         )
     file = RemoteFile(f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), entry["url"])
     with Bar(f"fetch {name}", entry.get("bytes"), "B") as bar:
@@ -145,7 +145,7 @@ def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
 
 
 def _checked(file: Path, expected: str, name: str) -> str:
-    """The file's SHA-256; one that differs from what is `expected`, if anything is, is moved aside and refused."""
+    """The file's SHA-256; if it differs from `expected` (unless that is empty), move the file aside and refuse it."""
     found = sha256_of(file)
     if expected and found != expected:
         content = file.resolve()
@@ -154,14 +154,14 @@ def _checked(file: Path, expected: str, name: str) -> str:
         if content != file:
             file.unlink()
         raise CheckpointError(
-            f"{name}: {file.name} has the SHA-256 {found}, expected {expected}; it was moved to {aside}. Fetch it "
-            "again; if it differs again, the publisher has replaced the file"
+            f"{name}: {file.name} has SHA-256 {found}, expected {expected}, and was moved to {aside}. Fetch it "
+            "again; if it still differs, the publisher has replaced the file"
         )
     return found
 
 
 def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
-    """Put a model file and a card about it into a repository of the hub; its address."""
+    """Upload a model file and a model card to a hub repository; return its address."""
     net, contents = (model := load_model_file(path)).net, model.contents
     summary = contents.get("training_summary") or {}
     summary |= {"licence": licence} if licence else {}

@@ -1,4 +1,4 @@
-"""What training by several processes adds to a network and its loss: shared batch norm, and a sharded head."""
+"""Prepare a network and its loss for training by several processes: shared batch norm and a sharded head."""
 
 import logging
 
@@ -19,15 +19,15 @@ from speakernet.training.ranks import SeveralProcesses
 logger = logging.getLogger(__name__)
 
 FEWEST_SPEAKERS = 20_000
-"""From which `loss.sharded: auto` shards: below, a head takes little memory, and its gradients travel with the rest."""
+"""`loss.sharded: auto` shards from here; a smaller head takes little memory, and its gradients travel with the rest."""
 FEWEST_CROPS = 32
-"""Of a process, from which `runtime.sync_batch_norm: auto` leaves it its own statistics, as published recipes do."""
+"""Crops per process from which `runtime.sync_batch_norm: auto` keeps statistics local, as published recipes do."""
 
 
 def join_ranks(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> SeveralProcesses:
-    """Make `net` and `loss`, in place, parts of a run of several processes, and return what they exchange."""
+    """Adapt `net` and `loss` in place to a run of several processes; return what exchanges their gradients."""
     shared = choose_shared_norms(config, distributed.world_size())
-    # The network of a second stage may have them already.
+    # In a second stage, the network may already have shared norms.
     count = synchronize_norms(net, device) if shared.value else 0
     logger.info("batch norm over the batch of all processes: %s; %s changed", shared, counted(count, "layer"))
     if config.runtime.parallel == "fsdp":
@@ -37,16 +37,16 @@ def join_ranks(config: Config, net: nn.Module, loss: nn.Module, device: torch.de
 
 
 def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
-    """Whether batch norm is over the batch of all processes, and why."""
+    """Whether batch norm uses the batch of all processes, and why."""
     crops = config.data.batch_size * config.data.utterances_per_speaker // num_processes
     asked = config.runtime.sync_batch_norm
-    reason = "as asked" if asked != "auto" else f"from {FEWEST_CROPS} a process normalises by its own"
+    reason = "as configured" if asked != "auto" else f"shared below {FEWEST_CROPS}"
     is_shared = asked == "on" or (asked == "auto" and crops < FEWEST_CROPS)
-    return Choice(is_shared, f"{counted(crops, 'crop')} a process, {reason}")
+    return Choice(is_shared, f"{counted(crops, 'crop')} per process, {reason}")
 
 
 def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
-    """Whether the ranks keep a share each of a head of so many speakers, and why."""
+    """Whether each rank keeps only a share of the head, and why."""
     refusals = {
         "switched off": options.sharded == "off",
         "the loss has no head": not options.has_head,
@@ -55,14 +55,14 @@ def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) 
         if holds:
             return Choice(False, reason)
     several, is_asked = f"{num_classes:,} speakers on {num_processes} processes", options.sharded == "on"
-    reason = f"{several}, as asked" if is_asked else f"{several}; it pays from {FEWEST_SPEAKERS:,}"
+    reason = f"{several}, as configured" if is_asked else f"{several}; worthwhile from {FEWEST_SPEAKERS:,}"
     return Choice(is_asked or num_classes >= FEWEST_SPEAKERS, reason)
 
 
 def shard_head(options: LossOptions, loss: nn.Module) -> None:
-    """Let each rank keep a share of the speakers, in place, if that was asked for or pays.
+    """Shard the head in place, so that each rank keeps a share of the speakers, if configured or worthwhile.
 
-    Called when the whole head has its first weights, before the optimizer is made.
+    Must be called after the whole head is initialised and before the optimizer is built.
     """
     # The second stage trains the head of the first.
     if sharded_names(loss):

@@ -1,6 +1,6 @@
-"""The two runs of `trainSpeakerNet.py`: train an experiment to its report, and score a trial list with a model.
+"""The two kinds of run: train a model and write its report, and score a trial list with a model.
 
-Both begin with everything that can be refused: options, lists, files, free space.
+Both first check everything that can be refused: options, lists, files, free space.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ from speakernet.training.progress import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
-"""Plots of the report that trackers show too."""
+"""Plots of the report that are also sent to trackers."""
 READ_AT_START_SECONDS = 3600.0
-"""Trial lists of no more speech are decoded before the first step, in seconds; longer ones are left to the doctor."""
+"""Trial lists with at most this much speech are decoded before the first step; longer ones are left to the doctor."""
 SHOWN = ("speakers", "training audio: length", "trials", "trial identity")
-"""Findings that are logged although all is well: how much there is. That nothing is missing is a detail."""
+"""Findings shown even if all is well, because they report amounts; the others then go to log.txt only."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ class TrainingOutcome:
     summary: dict[str, Any]
     """The trainer's numbers: epochs, best EER, seconds, paths."""
     evaluation: Evaluation | None
-    """The best checkpoint on the test list; None if the run was finished before."""
+    """The best checkpoint on the test list; None if the run was already finished."""
     run_folder: Path
 
 
 def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
-    """Train (or resume), evaluate the best checkpoint on the test list, write the report; copy all to the mirror."""
+    """Train (or resume), evaluate the best checkpoint on the test list, write the report, copy all to the mirror."""
     config, training = loaded.config, loaded.config.training
-    # First: ranks that train and ranks that score would wait for each other.
+    # Before anything else, because ranks that train and ranks that score would wait for each other.
     refuse_differences({"the command": "training", "training.mirror": training.mirror})
     copies: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if training.mirror:
@@ -81,11 +81,11 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         prepare_machine(config)
         logger.debug("machine: %s", system_info())
         device = choose_device(config.runtime)
-        # Before the network is made: its first weights are drawn from torch's global generator.
+        # Before the network is built, because its weights are drawn from torch's global generator.
         seed_everything(config.runtime.seed)
         net = build_model(config)
-        refuse_differences(_comparable(config))
-        # An impossible option should not wait for a corpus to be made or decoded.
+        refuse_differences(_compared_options(config))
+        # Impossible options are refused before a corpus is made or decoded.
         for stage in stages_of(config).values():
             refuse_impossible(stage, net, device)
         initial_model = refuse_other_network(config, net)
@@ -97,7 +97,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         what = (
             f"{config.model.name} ({million:.2f} million parameters) for {counted(config.training.max_epochs, 'epoch')}"
         )
-        logger.info("training %s into %s; the bar shows the time left", what, run_folder)
+        logger.info("training %s in %s; the progress bar shows the time left", what, run_folder)
         stop = StopRequest()
         validate = build_validation(config, inputs, net, stop.is_requested)
         chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
@@ -109,8 +109,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
                 config, stages, number, net, loss, steps, inputs, validate, stop=stop, chosen_by=chosen_by
             )
             summaries.append(summary)
-        summary = _together(summaries) if len(summaries) > 1 else summaries[0]
-        # Only rank 0 writes best.pt, and every rank scores with it.
+        summary = _merge_summaries(summaries) if len(summaries) > 1 else summaries[0]
+        # Rank 0 writes best.pt, which other machines may not see.
         best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
         summary |= {
             "best_eer_percent": best["best_eer_percent"],
@@ -120,17 +120,17 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         others = inputs.beside(inputs.test) if config.data.test_lists else ()
         if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder, others)):
             return TrainingOutcome(summary, None, run_folder)
-        # Held as while training: a start removes half-written files of a killed run, and none of a running one.
+        # Held as in training, so that another start does not remove files that are still being written.
         with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
             evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
             if training.initial_model:
                 evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
-            # A run that was finished before took no step: what it came to is in its model.
+            # A run whose training had already finished takes no steps; its performance is in the model file.
             performance = summary["performance"] if summary["performance"]["steps"] else best.get("performance")
             results = dataclasses.replace(evaluation.results, performance=performance)
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
-                # The run's own come last: when they are there, it is finished.
+                # The run's own results come last: their presence marks the run as finished.
                 for name, one in evaluation.others.items():
                     write_evaluation(evaluation_folder(run_folder, name), one)
                 write_evaluation(run_folder, evaluation)
@@ -143,8 +143,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         return TrainingOutcome(summary, evaluation, run_folder)
 
 
-def _together(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of several stages: speed and precision are those of the last one that this process trained."""
+def _merge_summaries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of several stages; speed and precision are those of the last stage that this process trained."""
     trained = [one for one in summaries if one["performance"]["steps"]] or summaries
     counts = ("epochs", "steps", "bad_steps", "fp16_overflows", "utterances", "seconds")
     of_the_first = {name: summaries[0][name] for name in ("initial_eer_percent", "best_path", "last_path")}
@@ -152,7 +152,7 @@ def _together(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _is_reported(run_folder: Path, others: Iterable[str]) -> bool:
-    """Whether there are results, scores and reports that are newer than the last checkpoint and the best model."""
+    """Whether results, scores and reports exist and are newer than the last checkpoint and the best model."""
     trained = [run_folder / BEST, *(folder / LAST for folder in (run_folder, *later_stages(run_folder).values()))]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     folders = [run_folder, *(evaluation_folder(run_folder, name) for name in others)]
@@ -161,16 +161,16 @@ def _is_reported(run_folder: Path, others: Iterable[str]) -> bool:
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
-    """Score the test list with `training.initial_model` (or the run's best.pt); returns the result and its files."""
+    """Score the test list with `training.initial_model` (or the run's best.pt); return the evaluation and its files."""
     refuse_differences({"the command": "scoring (--eval)"})
     config = loaded.config
     run_folder = Path(config.training.save_path)
     model = Path(config.training.initial_model or run_folder / BEST)
     if not distributed.from_main(model.is_file):
         raise ConfigError(
-            f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
+            f"no model file at {model}; give one with --initial_model FILE (training writes <save_path>/best.pt)"
         )
-    refuse_differences(_comparable(config))
+    refuse_differences(_compared_options(config))
     prepare_machine(config)
     logger.debug("machine: %s", system_info())
     config = with_default_paths(make_synthetic_corpus(config))
@@ -186,9 +186,9 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     return evaluation, [folder / name for name in written]
 
 
-def _comparable(config: Config) -> dict[str, Any]:
-    """What must be the same on all ranks: every option except paths, which may differ between machines."""
-    # Lists are compared by their content, once they are read.
+def _compared_options(config: Config) -> dict[str, Any]:
+    """The options that must be the same on all ranks; paths may differ between machines."""
+    # Lists are compared later, by content.
     places = ("_path", "_list", "test_lists", "corpora", "_corpus", "speaker_table", "initial_model")
     lists = [(name, one.test_interval) for name, one in config.data.test_lists.items()]
     corpora = [(name, one.weight) for name, one in config.data.corpora.items()]
@@ -203,7 +203,7 @@ def _comparable(config: Config) -> dict[str, Any]:
 
 
 def check_options(config: Config) -> list[Finding]:
-    """Whether this machine can train what the options ask for, as the doctor's lines."""
+    """Whether this machine can train with these options, as findings of the doctor."""
     try:
         device, net = find_device(config.runtime), build_model(config)
         for one in stages_of(config).values():
@@ -215,44 +215,44 @@ def check_options(config: Config) -> list[Finding]:
 
 
 def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
-    """An error if the disk lacks the space for the checkpoints of a run."""
+    """An error if the disk lacks space for the checkpoints of a run."""
     folder = Path(config.training.save_path).absolute()
     weights = sum(one.numel() * one.element_size() for one in net.parameters())
-    # Two moments of the optimizer, and the average. The head comes on top: this is the least.
+    # Weights, two optimizer moments, and the average. A lower bound, because the head comes on top.
     last = weights * (3 + (config.training.ema_decay > 0))
-    # A new last.pt is written beside the old one, which is kept.
+    # A new last.pt is written before the old one is removed.
     needed = weights + last * (1 if (folder / LAST).exists() else 2)
     existing = next(one for one in (folder, *folder.parents) if one.exists())
     free = shutil.disk_usage(existing).free
     message = f"{human_bytes(free)} free in {existing}; checkpoints of {config.model.name} need {human_bytes(needed)}"
-    advice = "free some space, or choose another --save_path"
+    advice = "free some space or choose another --save_path"
     return [Finding("error", "free space", message, advice)] if free < needed else []
 
 
 def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
-    """Check the lists of a run against options, each other and their files, and the disk; log what was found."""
+    """Check the lists of a run against options, each other and their files, and check the disk; log the findings."""
     data = config.data
     if not (data.train_list or data.corpora):
         missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
         raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
     if data.validation_list == data.test_list and chosen_by_validation(config):
         logger.warning(
-            "the best checkpoint is chosen on %s, which is also the reported list; data.validation_list, "
-            "data.validation_speakers or training.final_model: last avoids that",
+            "the best checkpoint is chosen on %s, which is also the reported list; set data.validation_list, "
+            "data.validation_speakers or training.final_model: last to avoid that",
             data.test_list,
         )
     if inputs.validation.trials.labels is None:
         raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint")
     if calibration_list := config.evaluation.calibration_list:
-        # Read now, not after the last epoch.
+        # Read here, so that errors do not surface after the last epoch.
         inputs.trial_input(calibration_list, config.evaluation.calibration_path or data.test_path)
     training = inputs.training.rows
     if config.evaluation.plda and len(training) == len(training.speakers):
         raise ConfigError(
-            f"evaluation.plda: every speaker of {data.train_list} has one recording; expected several of some, or "
-            "evaluation.plda: false"
+            f"evaluation.plda: every speaker of {data.train_list} has only one recording; expected several for some "
+            "speakers, or evaluation.plda: false"
         )
-    # Often both are the same list.
+    # Validation and test list are often the same.
     both = inputs.validation, inputs.test
     others = inputs.beside(inputs.test).values() if data.test_lists else ()
     trial_lists = {(id(one.trials), id(one.source)): one for one in (*both, *others)}.values()
@@ -262,13 +262,13 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
         trials=[(one.trials, one.source) for one in trial_lists],
         min_utterances=config.loss.min_utterances,
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
-        # No length is too short here: the doctor judges that.
+        # Only the doctor reports short files.
         min_seconds=0.0,
     )
     findings += _space_findings(config, net)
     if worst(findings) != "error":
         for one in trial_lists:
-            # Audio that judges the run is decoded now, so that damage is not found after its last epoch.
+            # Evaluation audio is decoded here, so that damage is not found after the last epoch.
             names = one.trials.names
             if one.source.lookup_table(names).seconds.sum() <= READ_AT_START_SECONDS:
                 check = f"trial audio ({Path(one.trials.source).name})"

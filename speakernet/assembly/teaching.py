@@ -1,7 +1,7 @@
-"""A teacher: another network's embeddings as a second target beside the speakers.
+"""A teacher: another network's embeddings as a second training target besides the speakers.
 
-The embeddings of whole recordings, as they were made, are computed once, before the first step, and kept in the run
-folder. The student hears crops of them, augmented, so that it learns what the teacher hears without that.
+The teacher's embeddings of whole, unaugmented recordings are computed once before the first step and kept in the run
+folder. The student sees augmented crops, so it learns to ignore the augmentation.
 
 Source: Wang et al. 2019, "Knowledge distillation for small foot-print deep speaker embedding" (embedding level).
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Teacher(nn.Module):
-    """The distance of embeddings to those of a teacher; a linear layer learns to translate where sizes differ.
+    """The distance of embeddings to a teacher's; if the sizes differ, a learned linear layer maps one to the other.
 
     >>> teacher = Teacher(LossOptions(teacher_weight=2.0), 2, torch.tensor([[0.0, 3.0], [4.0, 0.0]]), num_speakers=1)
     >>> embeddings, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 1])
@@ -48,13 +48,13 @@ class Teacher(nn.Module):
     ) -> None:
         super().__init__()
         self.options, self.kept, self.num_speakers = options, kept, num_speakers
-        # In a list: it is neither trained nor part of a checkpoint.
+        # A list hides it from torch: it is neither trained nor part of a checkpoint.
         self._nets = [one for one in (net,) if one is not None]
         dim = self._nets[0].embedding_dim if kept is None else kept.shape[1]
         self.translate = nn.Linear(embedding_dim, dim, bias=False) if dim != embedding_dim else nn.Identity()
 
     def wanted(self, batch: "BatchLike") -> Tensor:
-        """The teacher's embeddings of a batch, (batch, dim): of the recordings, or of the crops as they are."""
+        """The teacher's embeddings for a batch, (batch, dim), either of whole recordings or of the crops."""
         if self.kept is not None:
             return self.kept[batch.indices].to(batch.waveforms.device)
         lengths = torch.full((len(batch.waveforms),), batch.waveforms.shape[1])
@@ -63,9 +63,10 @@ class Teacher(nn.Module):
             return net.embed(batch.waveforms, lengths, sample_rate=net.sample_rate)
 
     def forward(self, embeddings: Tensor, wanted: Tensor, labels: Tensor) -> Tensor:
-        """The weighted mean distance, 0-d, over (batch, dim) of both kinds.
+        """The weighted mean distance, 0-d, between embeddings and targets, both (batch, dim).
 
-        Recordings are taught in the voice that they have: (batch,) labels of other speeds and warps count as 0.
+        Embeddings of recordings apply to the recorded voice only: rows whose label, (batch,), is a changed speed or
+        warp count as 0.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             found = self.translate(embeddings.float())
@@ -74,19 +75,20 @@ class Teacher(nn.Module):
             else:
                 distances = (found - wanted).square().mean(dim=1)
             counts = (labels < self.num_speakers) | (self.kept is None)
-            # Over all of the batch: each rank and micro-batch has another number of those that count.
+            # The mean is over the whole batch, because the number of rows that count differs between ranks and
+            # micro-batches.
             return self.options.teacher_weight * (distances * counts).mean()
 
 
 def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:
-    """Give a loss the teacher that its options name."""
+    """Attach the teacher named in a loss's options."""
     options, given, student = config.loss, inputs.training, config.model.embedding_dim
     model = load_for_scoring(config, options.teacher)
     net, rate = model.net.eval().requires_grad_(False), config.data.sample_rate
     if net.sample_rate != rate:
         raise ConfigError(
-            f"loss.teacher: {options.teacher} was trained at {net.sample_rate} Hz, data.sample_rate is {rate}; take "
-            "another, or set data.sample_rate"
+            f"loss.teacher: {options.teacher} was trained at {net.sample_rate} Hz, but data.sample_rate is {rate}; use "
+            "another teacher or set data.sample_rate"
         )
     if options.teacher_input == "crops":
         loss.teacher = Teacher(options, student, net=net.to(inputs.device))
@@ -98,9 +100,9 @@ def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:
         )
         embeddings, _ = embedder.embed(given.rows.paths, given.source, "whole", "teacher")
         kept = torch.from_numpy(embeddings[:, 0])
-        # What all recordings have in common says nothing about a voice.
+        # The mean over all recordings carries no speaker information.
         loss.teacher = Teacher(options, student, kept - kept.mean(dim=0), num_speakers=len(given.rows.speakers))
     logger.info(
-        "teacher %s: %d dimensions, %s, hears %s, weight %g",
+        "teacher %s: %d dimensions, %s distance, on %s, weight %g",
         *(options.teacher, net.embedding_dim, options.teacher_distance, options.teacher_input, options.teacher_weight),
     )

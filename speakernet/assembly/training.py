@@ -1,6 +1,6 @@
-"""From the sections model, loss, optimizer, schedule, training and runtime to network, loss and trainer.
+"""Build network, loss and trainer from the sections model, loss, optimizer, schedule, training and runtime.
 
-What cannot work is refused by `refuse_impossible`, which needs no data and runs before any is read.
+`refuse_impossible` refuses combinations that cannot work; it needs no data and runs before any is read.
 """
 
 import functools
@@ -46,10 +46,10 @@ from speakernet.training.trackers import TRACKERS
 logger = logging.getLogger(__name__)
 
 Validate = Callable[[int], Mapping[str, Any]]
-"""Figures of the network as it is after so many epochs."""
+"""Returns figures of the current network, given the number of epochs."""
 
 MINING_STREAM = 103
-"""Key of the random stream for mining triplets, beside the run's seed."""
+"""With the run's seed, the key of the random stream for mining triplets."""
 
 
 def prepare_machine(config: Config) -> None:
@@ -64,7 +64,7 @@ def prepare_machine(config: Config) -> None:
 
 
 def build_model(config: Config) -> SpeakerNet:
-    """The network that the config describes, with fresh weights."""
+    """Build the configured network with fresh weights."""
     model, best = config.model, Path(config.training.save_path) / BEST
     if hasattr(model.options, "spare") and best.is_file():
         options = model.options.model_copy(update={"spare": model.options.spare or str(best)})
@@ -76,7 +76,7 @@ def build_model(config: Config) -> SpeakerNet:
 
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:
-    """The loss that the config names, with a fresh head for `num_classes` speakers if it has one."""
+    """Build the configured loss, with a fresh head for `num_classes` speakers if it has one."""
     loss: nn.Module = create(
         lookup(LOSSES, config.loss.name, "loss"),
         config.loss,
@@ -88,9 +88,9 @@ def build_loss(config: Config, num_classes: int) -> nn.Module:
 
 
 def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> None:
-    """Refuse what cannot be trained: what this machine cannot do, and combinations of options that cannot work."""
+    """Refuse options that this machine does not support and combinations that cannot work."""
     runtime = config.runtime
-    # Both are called for their refusals alone.
+    # These are called only for the errors they raise.
     choose_precision(runtime.precision, device)
     optimizers.should_fuse(config.optimizer, device)
     if runtime.gradient_checkpointing:
@@ -99,7 +99,7 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
     of_epochs = f"of training.max_epochs: {training.max_epochs}"
     absent = [name for name in training.trackers if importlib.util.find_spec(TRACKERS[name][0]) is None]
     found = {
-        f"training.trackers: {', '.join(absent)}, which is not installed; pip install 'speakernet[trackers]', or leave "
+        f"training.trackers: {', '.join(absent)} is not installed; pip install 'speakernet[trackers]' or leave "
         "it out": bool(absent),
         f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {loss.name}: each "
         "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
@@ -111,27 +111,27 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
         ),
         f"loss.teacher: {loss.teacher} with the metric loss {loss.name} under accumulation, which takes two passes; "
         "set training.accumulation_steps: 1": loss.teacher and needs_gradient_cache(config),
-        f"loss.teacher_input: crops with augment.warp_factors: {augment.warp_factors}, which the teacher does not "
-        "hear; set [1.0], or teacher_input: recordings": (
+        f"loss.teacher_input: crops with augment.warp_factors: {augment.warp_factors}, which do not reach the "
+        "teacher; set [1.0], or teacher_input: recordings": (
             loss.teacher and loss.teacher_input == "crops" and augment.warp_factors != [1.0]
         ),
-        f"augment.real_epochs: {augment.real_epochs} {of_epochs}: no changed voice would ever be trained on; lower "
+        f"augment.real_epochs: {augment.real_epochs} {of_epochs}: changed voices would never be used; lower "
         "real_epochs, or remove speed_factors and warp_factors": (
             augment.enabled and augment.real_epochs >= training.max_epochs
         ),
-        f"training.average_checkpoints: {training.average_checkpoints} with model.options.trained: lora: the merged "
-        "weights of several epochs do not give back adapters; set it to 0": (
+        f"training.average_checkpoints: {training.average_checkpoints} with model.options.trained: lora: averaged "
+        "weights cannot be split into adapters again; set it to 0": (
             training.average_checkpoints > 0 and getattr(config.model.options, "trained", "") == "lora"
         ),
         f"training.freeze_epochs: {training.freeze_epochs} {of_epochs}: the network would never learn; raise "
-        "max_epochs, or lower freeze_epochs": training.freeze_epochs >= training.max_epochs,
+        "max_epochs or lower freeze_epochs": training.freeze_epochs >= training.max_epochs,
         f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {loss.name} compares utterances "
-        f"of one speaker and needs at least {loss.min_utterances}; set --nPerSpeaker {loss.min_utterances}": (
+        f"of the same speaker and needs at least {loss.min_utterances}; set --nPerSpeaker {loss.min_utterances}": (
             data.utterances_per_speaker < loss.min_utterances
         ),
     }
     if runtime.parallel == "fsdp":
-        instead = "cannot be had with runtime.parallel: fsdp; set it to"
+        instead = "does not work with runtime.parallel: fsdp; set it to"
         found |= {
             f"training.ema_decay: {training.ema_decay} {instead} 0": bool(training.ema_decay),
             f"training.initial_weight: {training.initial_weight} {instead} 0": bool(training.initial_weight),
@@ -147,27 +147,27 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
             raise ConfigError(problem)
     for option in ("freeze_epochs", "freeze_norm_statistics", "initial_weight"):
         if (value := getattr(training, option)) and not training.initial_model:
-            raise ConfigError(f"training.{option}: {value} needs a given network: name one with --initial_model FILE")
-    # Of two speakers: their number is not known before the list is read.
+            raise ConfigError(f"training.{option}: {value} needs an initial model; give one with --initial_model FILE")
+    # Built for two speakers, because their number is not known before the list is read.
     if training.freeze_epochs and not any(one.ndim > 1 for one in build_loss(config, 2).parameters()):
         raise ConfigError(
-            f"training.freeze_epochs: {training.freeze_epochs}, but the loss {loss.name} has no head that could "
-            "learn in the meantime; set it to 0, or take a loss with one, such as aamsoftmax"
+            f"training.freeze_epochs: {training.freeze_epochs}, but the loss {loss.name} has no head to train "
+            "meanwhile; set it to 0, or use a loss with a head, such as aamsoftmax"
         )
     if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
         raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
 
 
 def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
-    """Why this network cannot be compiled here, each with what would have to change."""
+    """The reasons why this network cannot be compiled here, each with its remedy."""
     runtime = config.runtime
     reasons = {
-        "torch.compile is not supported on Windows here": platform.system() == "Windows",
+        "speakernet does not support torch.compile on Windows": platform.system() == "Windows",
         "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH; install one": (
             device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++"))
         ),
-        # Measured times are never the same twice; `on` compiles before the first step.
-        "deterministic: the moment of compiling depends on measured times": (
+        # `on` is reproducible, because it compiles before the first step.
+        "deterministic: when to compile depends on measured times": (
             runtime.deterministic and runtime.compile == "auto"
         ),
         f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, first "
@@ -176,9 +176,9 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
         "crops have many lengths, each of which would be compiled; set data.crop_frames_max: 0": (
             config.data.crop_frames_max > config.data.crop_frames
         ),
-        # Compiled code is in channels_last whatever the network is in; there the weight gradient of a strided 1 x 1
-        # convolution with 8 or 12 input channels ends the process ("free(): invalid next size").
-        "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN; take 16 channels or "
+        # Compiled code always uses channels_last, in which the weight gradient of a strided 1 x 1 convolution with 8
+        # or 12 input channels crashes the process ("free(): invalid next size").
+        "strided convolutions with fewer than 16 channels crash in oneDNN when compiled for a CPU; use 16 channels or "
         "more": device.type == "cpu" and not is_safe_in_channels_last(net),
     }
     return [reason for reason, holds in reasons.items() if holds]
@@ -190,7 +190,7 @@ def needs_gradient_cache(config: Config) -> bool:
 
 
 def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -> None:
-    """Warn of options that do nothing, or not what their value says, in a run of `num_batches` an epoch."""
+    """Warn of options that have no effect, or not the expected one, in a run with `num_batches` per epoch."""
     training, schedule, runtime, epochs = config.training, config.schedule, config.runtime, config.training.max_epochs
     moves_margin, has_margin = schedule.margin != "constant", hasattr(config.loss, "margin")
     of_epochs = f"of training.max_epochs: {epochs}"
@@ -200,26 +200,26 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
         ),
         f"training.accumulation_steps: {training.accumulation_steps}, but an epoch has "
         f"{counted(num_batches, 'batch')}: a step cannot use more": training.accumulation_steps > num_batches,
-        f"training.average_checkpoints: {training.average_checkpoints} {of_epochs}: there are no more": (
+        f"training.average_checkpoints: {training.average_checkpoints} {of_epochs}: there are fewer checkpoints": (
             training.average_checkpoints > epochs
         ),
         f"schedule.warmup_epochs: {schedule.warmup_epochs:g} {of_epochs}: the learning rate never reaches its peak": (
             schedule.warmup_epochs >= epochs
         ),
-        f"schedule.warmup_epochs: {schedule.warmup_epochs:g} before one_cycle, which rises by itself: the learning "
+        f"schedule.warmup_epochs: {schedule.warmup_epochs:g} with one_cycle, which has its own warm-up: the learning "
         "rate rises twice; set schedule.warmup_epochs: 0": (
             0 < schedule.warmup_epochs < epochs and schedule.name == "one_cycle"
         ),
-        f"schedule.margin: {schedule.margin} has no effect: this loss has no margin": moves_margin and not has_margin,
+        f"schedule.margin: {schedule.margin} has no effect: the loss has no margin": moves_margin and not has_margin,
         f"schedule.margin_end_epoch: {schedule.margin_end_epoch:g} {of_epochs}: the margin never reaches its full "
         "size": moves_margin and has_margin and schedule.margin_end_epoch > epochs,
         f"runtime.gpu_id: {runtime.gpu_id} has no effect: this run is on the CPU": (
             runtime.gpu_id is not None and device.type == "cpu"
         ),
-        "runtime.parallel: fsdp has no effect: there is one process": (
+        "runtime.parallel: fsdp has no effect: there is only one process": (
             runtime.parallel == "fsdp" and not distributed.is_distributed()
         ),
-        "loss.sharded: on has no effect: one process keeps every speaker": (
+        "loss.sharded: on has no effect: a single process keeps every speaker": (
             config.loss.sharded == "on" and not distributed.is_distributed()
         ),
         f"runtime.compile_scope: {runtime.compile_scope} has no effect: nothing is compiled": (
@@ -235,7 +235,7 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
-    """The precision that the configuration asks for, or the best one there is."""
+    """The configured precision, or the best available one."""
     runtime = config.runtime
     choice = choose_precision(runtime.precision, device)
     name, reason = choice.value, choice.reason
@@ -248,7 +248,7 @@ def build_precision(config: Config, device: torch.device) -> Precision:
 def build_schedules(
     config: Config, loss: nn.Module, steps_per_epoch: int
 ) -> tuple[schedules.LearningRateSchedule, schedules.MarginSchedule | None]:
-    """The learning rate of each step, and its margin if the loss has one."""
+    """The schedules of the learning rate and, if the loss has one, of the margin."""
     learning_rate = schedules.LearningRateSchedule(
         config.schedule,
         config.optimizer.learning_rate,
@@ -256,7 +256,7 @@ def build_schedules(
         num_epochs=config.training.max_epochs,
         factor=batch_factor(config).value if config.training.reference_batch else 1.0,
     )
-    # The full margin is that of the loss as it was built: a schedule moves it from the first step on.
+    # The full margin is read before the first step, because the schedule changes it from then on.
     margin = getattr(loss, "margin", None)
     if not isinstance(margin, int | float):
         return learning_rate, None
@@ -264,9 +264,9 @@ def build_schedules(
 
 
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
-    """The compiler that `runtime.compile` asks for; what cannot work was refused before."""
+    """The compiler according to `runtime.compile`; `refuse_impossible` has refused what cannot work."""
     runtime = config.runtime
-    # Rank 0's: another machine may lack a C++ compiler, and torch then runs the same eagerly there.
+    # Rank 0 decides: on another machine without a C++ compiler, torch runs the same code eagerly.
     obstacles = distributed.broadcast_object(compile_obstacles(config, net, device))
     if obstacles and runtime.compile == "auto":
         logger.info("compile auto: off (%s)", "; ".join(obstacles))
@@ -275,28 +275,28 @@ def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> com
     scope = "whole" if runtime.compile_scope == "auto" else runtime.compile_scope
     if runtime.gradient_checkpointing and scope == "whole":
         scope = "regional"
-        logger.info("compile: by block, since gradient checkpointing keeps each block's inputs outside the graph")
+        logger.info("compile: block by block, because gradient checkpointing keeps block inputs outside the graph")
     mode = "default" if device.type == "cpu" else runtime.compile_mode
     options = runtime.model_copy(update={"compile_scope": scope, "compile_mode": mode})
     return compiling.Compiler(net, options, prepare=keep_draws_eager)
 
 
 def apply_memory_options(config: Config, net: nn.Module, device: torch.device, precision: Precision) -> None:
-    """Gradient checkpointing and memory layout."""
+    """Apply gradient checkpointing and memory layout to the network."""
     runtime = config.runtime
     if runtime.gradient_checkpointing:
         count = compiling.enable_gradient_checkpointing(net)
-        logger.info("gradient checkpointing: %d blocks are computed again in the backward pass", count)
+        logger.info("gradient checkpointing: %d blocks are recomputed in the backward pass", count)
     switch = runtime.channels_last
-    # The weights of `fully_shard` keep the layout in which they were cut.
+    # Weights under `fully_shard` keep the layout in which they were sharded.
     if switch == "auto" and runtime.parallel == "ddp" and device.type == "cuda":
-        # In float32 on a GPU channels_last may lose; on a CPU, where SpeakerNet is built in it, it never did (ResNet
-        # 0.25 instead of 0.32 s a step).
+        # On a GPU, channels_last may be slower in float32. On a CPU it never was, so SpeakerNet is built in it (ResNet
+        # takes 0.25 instead of 0.32 s per step).
         switch = "off" if precision.name == "no" else "on"
     if switch == "on" and not any(isinstance(module, nn.Conv2d) for module in net.modules()):
-        logger.warning("runtime.channels_last: on has no effect: %s has no 2-D convolution", config.model.name)
+        logger.warning("runtime.channels_last: on has no effect: %s has no 2-D convolutions", config.model.name)
     elif switch == "on" and device.type == "cpu" and not is_safe_in_channels_last(net):
-        logger.warning("runtime.channels_last: on has no effect: oneDNN crashes on this network's few channels")
+        logger.warning("runtime.channels_last: on has no effect: this network has too few channels and crashes oneDNN")
     elif switch != "auto":
         layout = torch.channels_last if switch == "on" else torch.contiguous_format
         net.to(memory_format=layout)  # type: ignore[call-overload]
@@ -315,7 +315,7 @@ def build_trainer(
     advise: Callable[[float], str] = lambda data_wait_share: "",
     stop: progress.StopRequest | None = None,
 ) -> trainer.Trainer:
-    """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
+    """Build a trainer; call `refuse_impossible` first.
 
     `net` and `loss` are moved to the device and changed in place. The other arguments are those of `Trainer`.
     """
@@ -327,12 +327,12 @@ def build_trainer(
     net_state = None
     if hasattr(net.trunk, "tune"):
         net_state = net.trunk.tune(config.model.options, net)
-    # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
+    # Before optimizer and average are built, because they allocate tensors on the device of the weights.
     net.to(device)
     loss.to(device)
     ranks = None
     if distributed.is_distributed():
-        # Late: one process does not load what several exchange.
+        # Late: a single process does not need it.
         from speakernet.assembly.ranks import join_ranks
 
         ranks = join_ranks(config, net, loss, device)
@@ -355,7 +355,7 @@ def build_trainer(
         compiler=_build_compiler(config, net, device),
         profiler=profiler,
     )
-    # A reproducible run keeps its number of threads, since another gives other bits.
+    # Deterministic runs keep their number of threads, because it changes the bits of results.
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()
     first_stage = {} if stage.steps_before is None else {"first_stage_steps": stage.steps_before}
@@ -376,7 +376,7 @@ def build_trainer(
         ),
         threads=threads.ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
         model_contents=functools.partial(model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings),
-        # What a resumed run is compared with.
+        # A resumed run is compared with these.
         origin={
             "config": {**values, "components": {name: digest for name, (_, digest) in OUTSIDE.items()}},
             "versions": {"torch": str(torch.__version__)},
@@ -391,13 +391,13 @@ def build_trainer(
 
 
 def batch_factor(config: Config) -> Choice[float]:
-    """What all learning rates are multiplied by because the batch is not the one that they were chosen for, and why."""
+    """The factor of all learning rates for a batch other than the one they were chosen for, and why."""
     training = config.training
     batch = config.data.batch_size * config.data.utterances_per_speaker * training.accumulation_steps
     ratio = batch / (training.reference_batch or batch)
     factor = {"off": 1.0, "linear": ratio, "sqrt": ratio**0.5}[training.batch_scaling]
     return Choice(
         factor,
-        f"{batch} utterances a step, chosen for {training.reference_batch}; training.batch_scaling: "
+        f"{batch} utterances per step, chosen for {training.reference_batch}; training.batch_scaling: "
         f"{training.batch_scaling}",
     )

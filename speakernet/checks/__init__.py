@@ -1,4 +1,4 @@
-"""Checks before the work: lists, audio, machine. Training runs `lists.quick_check`, `speakernet doctor` everything."""
+"""Checks of lists, audio and machine before a run; training runs `lists.quick_check`, `speakernet doctor` all."""
 
 import textwrap
 from collections import Counter
@@ -17,18 +17,18 @@ TABLE_WIDTH = 118
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found."""
+    """One result of a check."""
 
     level: Level
-    """`ok`, `warning` (works, but look at it) or `error` (training fails, or its result means nothing)."""
+    """`ok`, `warning` (works, but look at it) or `error` (training fails, or its result is meaningless)."""
     check: str
-    """What was looked at, in two or three words."""
+    """What was checked, in two or three words."""
     message: str
     """What was found, with figures."""
     advice: str = ""
     """What to do; empty if all is well."""
     examples: tuple[str, ...] = ()
-    """The first few items concerned."""
+    """The first few items affected."""
 
     def __str__(self) -> str:
         examples = f" (first: {', '.join(self.examples)})" if self.examples else ""
@@ -38,13 +38,13 @@ class Finding:
 def some(
     level: Level, check: str, rows: np.ndarray | Sequence[int], names: Callable[[int], str], noun: str, advice: str
 ) -> list[Finding]:
-    """One finding about so many rows of `noun`, with the names of the first few; none if there are none."""
+    """A finding that counts `rows` as `noun` and names the first few; an empty list if there are no rows."""
     examples = tuple(names(int(row)) for row in rows[:MAX_NAMED])
     return [Finding(level, check, counted(len(rows), noun), advice, examples)] if len(rows) else []
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """The worst level among the findings; `ok` of none.
+    """The worst level among the findings; `ok` if there are none.
 
     >>> worst([Finding("ok", "a", "fine"), Finding("warning", "b", "odd")])
     'warning'
@@ -53,7 +53,7 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def closing_line(findings: Iterable[Finding]) -> str:
-    """The conclusion from the findings.
+    """The conclusion, in one line.
 
     >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
     '1 warning: you can train'
@@ -65,7 +65,7 @@ def closing_line(findings: Iterable[Finding]) -> str:
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """The findings as text: level, check, what was found; examples and advice on lines of their own."""
+    """The findings as text: level, check and message, with examples and advice on separate lines."""
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
     lines, indent = [f"{'level':<8} {'check':<{width}} found"], " " * (width + 10)

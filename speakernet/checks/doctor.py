@@ -1,4 +1,4 @@
-"""Everything that can be checked of lists, audio and machine before a run; `speakernet doctor` shows it."""
+"""All checks of lists, audio and machine before a run, for `speakernet doctor`."""
 
 import contextlib
 import functools
@@ -50,18 +50,18 @@ ListType = TypeVar("ListType", TrainingList, TrialList)
 
 LEAST_FREE_BYTES = 5 << 30
 LEAST_SHARED_BYTES = 1 << 30
-"""Docker's default is 64 MiB: eight batches of 64 crops of 2 s in float32."""
+"""Docker's default is 64 MiB, eight batches of 64 crops of 2 s in float32."""
 ADVICE_ON_SHARED_MEMORY = (
     "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
 )
 NUM_TIMED_FILES = 200
 SLOW_READS_PER_SECOND = 100
-"""Files a second below which the disk, not the network, limits training."""
+"""Below this rate, in files per second, the disk limits training."""
 SHORT_PASS_SECONDS = 60
-"""If all files are read in less, the speed of the disk does not matter."""
+"""If all files can be read within this time, the speed of the disk does not matter."""
 IMPORT_TIMEOUT_SECONDS = 120
 DURATION_EDGES = (0, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
-"""Of the bins in seconds; the last bin is open."""
+"""Edges of the histogram's bins in seconds; the last bin is open."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CheckRequest:
 
     train_list: Path | None = None
     train_root: str | Path | None = None
-    """Its folder or packed corpus; None leaves the files unchecked."""
+    """Folder or packed corpus of the list; None leaves the files unchecked."""
     trials: tuple[tuple[Path, str | Path | None], ...] = ()
     """(trial list, root) pairs."""
     save_path: Path = Path("exps")
@@ -82,14 +82,14 @@ class CheckRequest:
     """Read headers only."""
     num_jobs: int = 1
     corpora: Mapping[str, tuple[Path, str | Path]] = field(default_factory=dict)
-    """Several training lists and their folders, by name."""
+    """Name -> training list and its folder, if there are several."""
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
-    """Run every check that the request allows; defects of lists and files become findings, never an error.
+    """Run every check that the request allows; defects of lists and files become findings, never exceptions.
 
     Returns:
-        The findings, and the durations in seconds of every list whose audio was looked at.
+        The findings, and the durations in seconds of every list whose audio was checked.
     """
     findings: list[Finding] = []
     durations: dict[str, np.ndarray] = {}
@@ -123,7 +123,7 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     for names, (given, audio, check) in zip(tables, listed, strict=True):
         if audio is None:
             continue
-        # Headers wait for the disk: four reads a core keep it busy.
+        # Reading headers waits for the disk, which four readers per core keep busy.
         lookup = audio.lookup_table(names, num_threads=4 * request.num_jobs)
         rows = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
         if not len(rows):
@@ -146,7 +146,7 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
 def _read(
     path: Path | None, read: Callable[[Path, list[str]], ListType], check: str, findings: list[Finding]
 ) -> ListType | None:
-    """The list without its malformed rows, which are named all at once."""
+    """Read a list without its malformed rows, which make one finding."""
     malformed: list[str] = []
     found = None
     try:
@@ -163,13 +163,13 @@ def _open(root: str | Path | None, sample_rate: int, check: str, findings: list[
     try:
         return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:
-        advice = "give the folder (or packed corpus) that the list's paths start from"
+        advice = "give the folder (or packed corpus) that the list's paths are relative to"
         findings.append(Finding("error", check, str(error), advice))
         return None
 
 
 def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator[Finding]:
-    """Everything about the machine; `needs_ffmpeg` if the lists name files that nothing else can decode."""
+    """Check the machine; `needs_ffmpeg` if the lists name files that only ffmpeg can decode."""
     yield Finding("ok", "limits", describe_limits())
     bf16 = native_bf16()
     computes = f"computes bf16 natively ({bf16})" if bf16 else "no native bf16"
@@ -190,7 +190,7 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
         yield Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
     except FfmpegError as error:
         needed = Finding("warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode")
-        unneeded = "not found, and nothing here needs it (it decodes m4a, as of VoxCeleb2)"
+        unneeded = "not found, and not needed here (it decodes m4a, as in VoxCeleb2)"
         yield needed if needs_ffmpeg else Finding("ok", "ffmpeg", unneeded)
     yield _torch_pair()
     if facts := gpu_facts():
@@ -203,7 +203,7 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
 
 
 def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
-    """Time some whole-file reads by one reader, spread over the list so that few of them are in memory already."""
+    """Time whole-file reads by one reader, spread over the list so that few files are already in memory."""
     num_read, started = 0, time.perf_counter()
     for row in range(0, len(names), max(1, len(names) // NUM_TIMED_FILES)):
         with contextlib.suppress(AudioError):
@@ -212,7 +212,7 @@ def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding
     rate = num_read / max(time.perf_counter() - started, 1e-9)
     if not num_read:
         return Finding("warning", check, "no file could be read to time the disk")
-    message = f"{rate:,.0f} files a second by one reader (files that were read before come from memory)"
+    message = f"{rate:,.0f} files per second with one reader (files read before come from memory)"
     is_slow = rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS
     advice = "copy the data to a local SSD, or pack it: speakernet pack" if is_slow else ""
     return Finding("warning" if is_slow else "ok", check, message, advice)
@@ -222,30 +222,31 @@ def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding
 def _torch_pair() -> Finding:
     versions = {package: version_of(package) for package in ("torch", "torchaudio")}
     message = ", ".join(f"{package} {version or '(not installed)'}" for package, version in versions.items())
-    # In a process of its own: a pair that does not match may take the process down.
+    # In a separate process, because a mismatched pair may crash it.
     command = [sys.executable, "-c", "import torchaudio"]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False)
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
     last = (outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"])[-1]
-    return Finding("error", "torch", f"{message}: torchaudio does not load ({last})", f"install a pair: {TORCH_PAIR}")
+    advice = f"install a matching pair: {TORCH_PAIR}"
+    return Finding("error", "torch", f"{message}: torchaudio does not load ({last})", advice)
 
 
 def duration_histogram(seconds: np.ndarray) -> str:
-    """The durations as text, one bar a line."""
+    """A histogram of durations as text, one bar per line."""
     counts, _ = np.histogram(seconds, bins=[*DURATION_EDGES, np.inf])
     ends = [*(f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]), "s and more"]
     lines = [
         f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * int(np.ceil(50 * count / max(1, counts.max())))}"
         for first, end, count in zip(DURATION_EDGES, ends, counts, strict=True)
     ]
-    # Empty bars at the end say nothing.
+    # Drop empty bars at the end.
     return "\n".join(lines[: int(np.flatnonzero(counts).max(initial=0)) + 1])
 
 
 def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> None:
-    """One histogram a list (seconds), below each other, as PNG."""
-    # Late: matplotlib takes a second, and few ask for the picture.
+    """Write one duration histogram per list, below each other, as PNG."""
+    # Late: matplotlib takes a second to import, and the picture is rarely used.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3 * max(1, len(durations))), layout="constrained")
@@ -253,7 +254,7 @@ def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> No
         label = "duration in seconds (the longest 0.5 % in the last bar)"
         axes = figure.add_subplot(len(durations), 1, row, xlabel=label, ylabel="files")
         axes.set_title(f"{title}: {counted(len(seconds), 'file')}")
-        # One recording of an hour would press all others into the first bar.
+        # A single recording of an hour would squeeze all others into the first bar.
         axes.hist(np.minimum(seconds, np.quantile(seconds, 0.995)), bins=60)
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format="png", dpi=100)

@@ -1,7 +1,7 @@
-"""The quick checks that training runs before its first step: lists, files, headers, speakers. Reads no audio.
+"""The quick checks that training runs before its first step, on lists, files, headers and speakers, without audio.
 
-Everything that would stop or spoil a run hours later and that names and headers show: missing files, speakers in both
-training and trials, speakers with too few utterances, trial lists with one kind of trial.
+They find what names and headers reveal and would stop or spoil a run hours later: missing files, speakers in both
+training and trials, speakers with too few utterances, trial lists with only targets or only non-targets.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from speakernet.files import own_command
 from speakernet.terminal import MAX_NAMED, counted
 
 LOOKED_AT = 1000
-"""Rows from which the form of a list is recognised."""
+"""Number of rows from which the kind of a list is recognised."""
 
 
 def quick_check(
@@ -40,12 +40,12 @@ def quick_check(
     """Check lists against each other and against their files.
 
     Returns:
-        Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
+        All findings, including the good ones, in the order of the checks. The contents of a list raise no exception.
     """
     findings: list[Finding] = []
     lists = [] if train_list is None else [train_list]
     if train_list is not None and train_source is not None and hasattr(train_source, "apart"):
-        # Trial lists know no corpora.
+        # Trial paths do not name a corpus, so they are compared with each corpus separately.
         lists = train_source.apart(train_list)
     for listed in lists:
         rows = range(min(LOOKED_AT, len(listed)))
@@ -53,18 +53,18 @@ def quick_check(
         firsts = {listed.speakers[int(listed.labels[row])] for row in rows}
         are_labelled = firsts <= {"0", "1"} or {path[-1] for path in paths} <= {"target", "nontarget"}
         are_trials = are_labelled and all(len(path) == 2 for path in paths)
-        # A speaker may have any name, but hardly that of an audio file.
+        # Speakers may have any name, but are not likely to be named like audio files.
         if are_trials or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES:
-            # Neither its files nor its speakers are any: more findings would only hide this one.
-            advice = "a training list has `speaker path` lines; name a list of trials as --test_list"
-            found = f"{listed.source} has lines of another kind"
+            # Its files and speakers are meaningless, so more findings would only hide this one.
+            advice = "a training list has `speaker path` lines; give a trial list with --test_list"
+            found = f"{listed.source} is not a training list"
             return [Finding("error", "training list", found, advice)]
     if train_list is not None:
         findings += training_findings(train_list, min_utterances)
         findings += file_findings(train_list.paths, train_source, "training audio", max_bad_share, min_seconds)
     for one, source in trials:
         findings += trial_findings(one)
-        # One missing utterance changes every one of its trials, and so the error rate.
+        # No missing file is tolerated, because it affects all its trials and so the error rate.
         findings += file_findings(
             one.names, source, f"trial audio ({PurePosixPath(one.source).name})", 0.0, min_seconds
         )
@@ -74,29 +74,29 @@ def quick_check(
 
 
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
-    """Size and balance of a training list, and paths that occur twice in it."""
+    """Check size and balance of a training list, and look for repeated paths."""
     counts = np.bincount(training.labels, minlength=len(training.speakers))
     size = (
         f"{len(training):,} utterances of {counted(len(counts), 'speaker')}, {counts.min()} to {counts.max()} each "
         f"(median {np.median(counts):.0f}) in {training.source}"
     )
     if len(counts) < 2:
-        advice = "training needs at least two speakers; is the first word of each line the speaker?"
+        advice = "training needs at least two speakers; check that the first word of each line is the speaker"
         return [Finding("error", "speakers", size, advice)]
     findings = [Finding("ok", "speakers", size)]
     few = np.flatnonzero(counts < min_utterances)
     if len(few):
         message = f"{counted(len(few), 'speaker')} with fewer than {min_utterances} utterances"
-        advice = "their utterances are repeated within a batch or left out; add recordings or remove these speakers"
+        advice = "their utterances are repeated within a batch or left out; add recordings or remove the speakers"
         examples = tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:MAX_NAMED])
         findings.append(Finding("warning", "few utterances", message, advice, examples))
-    # Hardly one person: rather a folder of everybody who was not named.
+    # Probably not one person but a folder of unnamed people.
     if len(counts) > 2 and counts.max() > 100 * np.median(counts):
         message = (
             f"speaker {training.speakers[int(counts.argmax())]} has {counts.max():,} utterances, the median speaker "
             f"{np.median(counts):.0f}"
         )
-        advice = "is this one person? limit it with data.max_utterances_per_speaker"
+        advice = "check that it is one person, or limit it with data.max_utterances_per_speaker"
         findings.append(Finding("warning", "balance", message, advice))
     advice = "the same recording counts twice, perhaps under two speakers; remove the rows"
     repeated = np.flatnonzero(NameIndex(training.paths).find(training.paths) != np.arange(len(training)))
@@ -104,7 +104,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
 
 
 def trial_findings(trials: TrialList) -> list[Finding]:
-    """Size, kinds of trials and identity of a trial list."""
+    """Check size, labels and identity of a trial list."""
     size = f"{len(trials):,} trials over {counted(len(trials.names), 'utterance')} in {trials.source}"
     if trials.labels is None:
         return [Finding("ok", "trials", size + ", unlabelled: scores only, no error rates")]
@@ -122,15 +122,16 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     levels = ([one[position] for one in folders] for position in range(min(map(len, folders))))
     ids = (np.unique(level, return_inverse=True)[1] for level in levels)
     is_same = [one[trials.enrol] == one[trials.test] for one in ids]
-    # A folder of the names is equal in all non-targets and different in all targets, and none the other way round.
+    # Labels look swapped if some folder level is equal in all non-targets and different in all targets, and none is
+    # the other way round.
     agrees, differs = (any(np.array_equal(one, trials.labels == kind) for one in is_same) for kind in (1, 0))
     if differs and not agrees:
-        message = "every target pairs two folders, every non-target two files of one folder"
-        findings.append(Finding("warning", "labels", message, "1 means same speaker, 0 different: are they swapped?"))
+        message = "every target pairs files of two folders, every non-target files of one folder"
+        findings.append(Finding("warning", "labels", message, "1 means same speaker, 0 different; they may be swapped"))
     if identity := identify_trials(trials):
         findings.append(Finding("ok", "trial identity", identity))
     _, contradicting = repeated_trials(trials)
-    advice = "these pairs appear with both labels: correct or remove them"
+    advice = "these pairs have both labels: correct or remove them"
     findings += some("error", "labels", contradicting, pair, "contradictory trial", advice)
     same = np.flatnonzero(trials.enrol == trials.test)
     advice = "an utterance against itself is always accepted and makes the error rate optimistic; remove them"
@@ -140,15 +141,15 @@ def trial_findings(trials: TrialList) -> list[Finding]:
 def file_findings(
     names: StringTable, source: AudioSource | None, check: str, tolerated_share: float, min_seconds: float
 ) -> list[Finding]:
-    """Files that are missing or unreadable, and rates, channels and lengths of the others, from their headers."""
+    """Find missing and unreadable files, and check rates, channels and lengths of the others by their headers."""
     if source is None:
         return []
     missing = np.asarray(source.missing(names))
     if not len(missing):
         findings = [Finding("ok", f"{check}: files", f"all {len(names):,} exist")]
     else:
-        whole = "is the root right? the list's paths start there"
-        clean = f"restore them, or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
+        whole = "check the root, which the list's paths are relative to"
+        clean = f"restore them or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
         advice = whole if len(missing) == len(names) else clean
         level: Level = "warning" if len(missing) <= tolerated_share * len(names) else "error"
         findings = some(level, f"{check}: files", missing, names.__getitem__, "missing file", advice)
@@ -158,7 +159,7 @@ def file_findings(
     # A missing file has no header either.
     bad = sorted(set(lookup.problems) - set(missing.tolist()))
     level = "warning" if len(bad) <= tolerated_share * len(names) else "error"
-    advice = "replace them, or take them off the list; --data.on_bad_audio skip leaves a few out"
+    advice = "replace them or remove them from the list; --data.on_bad_audio skip leaves out a few"
     findings += some(level, f"{check}: headers", bad, lookup.problems.__getitem__, "unreadable file", advice)
     good = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
     if not len(good):
@@ -168,14 +169,14 @@ def file_findings(
     advice = ""
     if (rates != lookup.sample_rate).any():
         advice = "they are resampled on every read, which is slow: convert or pack them once (speakernet pack)"
-        # Telephone and studio differ above 4 kHz: a network takes the microphone for the voice.
-        lower = "; lower rates lack the upper band, and a network learns to tell speakers apart by that"
+        # Telephone and studio recordings differ above 4 kHz, so a network mistakes the microphone for the voice.
+        lower = "; lower rates lack the upper band, by which a network then learns to tell speakers apart"
         advice += lower if rates.min() < lookup.sample_rate else ""
     findings.append(Finding("warning" if advice else "ok", f"{check}: rate", shown, advice))
     if num_wide := int(np.count_nonzero(lookup.num_channels[good] > 1)):
         message = f"{counted(num_wide, 'file')} with up to {lookup.num_channels[good].max()} channels, mixed down"
-        # A conversation may have a speaker on each side, whose mixture is neither.
-        advice = "fine if the channels are copies; if each holds another speaker, split them first"
+        # A conversation may have one speaker per channel, whose mixture is neither.
+        advice = "fine if the channels are copies; if each has a different speaker, split them first"
         findings.append(Finding("warning", f"{check}: channels", message, advice))
     seconds = lookup.seconds[good]
     total = f"{seconds.sum() / 3600:,.2f} hours; {seconds.min():.2f} to {seconds.max():.1f} s"
@@ -183,17 +184,17 @@ def file_findings(
     short = np.flatnonzero(seconds < min_seconds)
     if len(short):
         message = f"{counted(len(short), 'file')} shorter than {min_seconds:g} s"
-        advice = "they are repeated to fill a crop and teach little; data.min_seconds leaves them out"
+        advice = "they are repeated to fill a crop and contribute little; data.min_seconds leaves them out"
         examples = tuple(f"{names[int(good[row])]} ({seconds[row]:.2f} s)" for row in short[:MAX_NAMED])
         findings.append(Finding("warning", f"{check}: short", message, advice, examples))
     return findings
 
 
 def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:
-    """Speakers and files that are in both the training and the trial list.
+    """Find speakers and files that are in both the training and the trial list.
 
-    A trial list names no speakers; they are taken from the folder that holds the speaker's name in the training paths,
-    counted from the front and from the end of the path.
+    A trial list does not name speakers; they are taken from the folder that has the speaker's name in the training
+    paths, counted from the start or the end of the path.
     """
     places = []
     for row in np.unique(np.linspace(0, len(training) - 1, min(LOOKED_AT, len(training))).astype(np.int64)).tolist():
@@ -209,7 +210,9 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         rows, noun = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0), "file"
         shared = [trials.names[int(row)] for row in rows]
     if shared:
-        advice = "the error rate is not that of unknown speakers; make disjoint lists: " + own_command("prepare folder")
+        advice = "the error rate does not hold for unseen speakers; make disjoint lists: " + own_command(
+            "prepare folder"
+        )
         message = f"{counted(len(shared), noun)} of {trials.source} also in the training list {training.source}"
         return [Finding("warning", "overlap", message, advice, tuple(shared[:MAX_NAMED]))]
     known_by = "" if depths else "; the paths do not name the speakers, so only files were compared"

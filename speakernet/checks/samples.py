@@ -1,4 +1,4 @@
-"""Read every file of a list once: damaged, silent, clipped, truncated and duplicate audio."""
+"""Read every file of a list once to find damaged, silent, clipped, truncated and duplicate audio."""
 
 import hashlib
 import itertools
@@ -16,18 +16,18 @@ from speakernet.terminal import MAX_NAMED, counted
 
 ROWS_PER_TASK = 32
 SAMPLES_AT_ONCE = 1 << 20
-"""A minute or so: recordings may have hours."""
+"""About a minute; recordings may last hours."""
 SILENT_RMS = 1e-3
-"""Root mean square below which there is only the recorder's own noise (-60 dB of full scale)."""
+"""Root mean square below which there is only recorder noise (-60 dB of full scale)."""
 FULL_SCALE = 0.999
 CLIPPED_SHARE = 0.001
-"""Share of samples at full scale from which clipping is audible."""
+"""Share of samples at full scale above which clipping is audible."""
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """What was read of each of `names`: root mean square, share of clipped samples (float32), hash of the samples
-    (uint64), and whether its header promises more than there is (bool).
+    """Facts about the audio of each of `names`: root mean square and share of clipped samples (float32), hash of the
+    samples (uint64), and whether the header promises more than the file contains (bool).
 
     `problems` are the rows that could not be decoded, with the reason; their facts are zero.
     """
@@ -41,7 +41,7 @@ class SampleFacts:
 
 
 def read_facts(source: AudioSource, names: StringTable, num_jobs: int, description: str = "") -> SampleFacts:
-    """Read every file, several at once, with a progress bar; memory holds 16 bytes a row and the files in flight."""
+    """Read every file, several at once, with a progress bar; memory holds 16 bytes per row and the files in flight."""
     rows = len(names)
     columns = {"rms": np.float32, "clipped": np.float32, "hashes": np.uint64, "cut_off": np.bool_}
     facts = SampleFacts(names, **{name: np.zeros(rows, kind) for name, kind in columns.items()}, problems={})
@@ -54,7 +54,7 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
                     power += float(np.square(block, dtype=np.float64).sum())
                     clipped += int((np.abs(block) >= FULL_SCALE).sum())
                     total += len(block)
-                    # Of the samples, not of the file: the same recording under another header is the same audio.
+                    # The hash covers the samples only: another header does not make another recording.
                     digest.update(to_int16(block).tobytes())
                 path = source.path_of(names[row])
                 facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
@@ -72,24 +72,24 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
 
 
 def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = None) -> list[Finding]:
-    """Findings about what was read; with the speaker of each row, the same audio under two speakers is an error."""
+    """Findings about the samples; given the speaker of each row, the same audio under two speakers is an error."""
     names = facts.names.__getitem__
-    advice = "make them again from their source, or take them off the list"
+    advice = "make them again from their source or remove them from the list"
     damaged = sorted(facts.problems)
     findings = some("error", f"{check}: damaged", damaged, facts.problems.__getitem__, "undecodable file", advice)
     is_read = ~np.isin(np.arange(len(facts.names)), damaged)
     for kind, is_bad, advice in (
-        ("silent", facts.rms < SILENT_RMS, "a silent file has no speaker; take them off the list"),
+        ("silent", facts.rms < SILENT_RMS, "a silent file has no speaker; remove them from the list"),
         ("clipped", facts.clipped > CLIPPED_SHARE, "recorded too loud; fine for training, but listen to a few"),
-        ("truncated", facts.cut_off, "copy or convert them again: their end is missing"),
+        ("truncated", facts.cut_off, "copy or convert them again; their end is missing"),
     ):
         findings += some("warning", f"{check}: {kind}", np.flatnonzero(is_read & is_bad), names, f"{kind} file", advice)
-    # Silence is the same as any other silence.
+    # Silent files all have equal samples.
     rows = np.flatnonzero(facts.rms >= SILENT_RMS)
     rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
     same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
     pairs = zip(rows[:-1][same].tolist(), rows[1:][same].tolist(), strict=True)
-    # A person in two folders is one line, not one for each recording.
+    # A person in two folders makes one line, not one per recording.
     groups: dict[tuple[int, ...], list[str]] = {}
     for pair in pairs:
         speakers = tuple(sorted({int(labels[row]) for row in pair})) if labels is not None else ()
@@ -98,18 +98,18 @@ def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = 
     if crossed:
         shown = (f"{one[0]}{f', and {len(one) - 1} more of these two' if one[1:] else ''}" for one in crossed)
         message = f"{counted(sum(map(len, crossed)), 'recording')} under two speakers"
-        advice = "one person in two folders, or a wrong label: put them together, or remove the rows"
+        advice = "one person in two folders, or a wrong label: merge the speakers or remove the rows"
         examples = tuple(itertools.islice(shown, MAX_NAMED))
         findings.append(Finding("error", f"{check}: two speakers", message, advice, examples))
     twice = [pair for speakers, one in groups.items() if len(speakers) < 2 for pair in one]
-    advice = "they count twice; target trials of such a pair are trivially right"
+    advice = "they count twice, and target trials of such a pair are trivial"
     findings += some("warning", f"{check}: duplicates", range(len(twice)), twice.__getitem__, "duplicate file", advice)
     whole = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
     return findings or [Finding("ok", f"{check}: samples", whole)]
 
 
 def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, check: str) -> list[Finding]:
-    """Trials of two speakers whose two sides are one recording; `rows` of the list's names were read."""
+    """Non-target trials with the same recording on both sides; `rows` of the list's names were read."""
     if trials.labels is None:
         return []
     hashes, has_sound = np.zeros(len(trials.names), np.uint64), np.zeros(len(trials.names), dtype=bool)
@@ -125,7 +125,7 @@ def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, chec
 
 
 def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, str], *, renamed: bool) -> list[Finding]:
-    """Recordings of one list that another has too; of two trial lists only those under another name."""
+    """Recordings that are in both lists; for two trial lists (`renamed`), only those with different names."""
     rows_of = {int(known.hashes[row]): int(row) for row in np.flatnonzero(known.rms >= SILENT_RMS)}
     shared = [
         f"{facts.names[row]} = {known.names[other]}"
@@ -136,5 +136,5 @@ def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, s
     if not shared:
         return []
     message = f"{counted(len(shared), 'recording')} also in {checks[0]}" + " under another name" * renamed
-    advice = "one person in two folders? the error rate is not that of unknown speakers"
+    advice = "the error rate does not hold for unseen speakers; perhaps one person is in two folders"
     return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

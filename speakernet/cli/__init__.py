@@ -1,10 +1,10 @@
 """The command line: one table of commands, one short file per command, imported only when it is called.
 
-A command's module has `ARGUMENTS` (names of an option -> how argparse takes it; or a function `add_arguments(parser)`)
-and `run(arguments)`, which returns the
-lines to print or an exit status. With `TAKES_CONFIG = True` it also accepts `--config FILE` and every option of the
-configuration; they arrive in `arguments.config_arguments`. With `main(arguments)` instead it parses its arguments
-itself. With `ERROR_STATUS` it ends with that status after every error, because its status 1 is an answer.
+A command's module has `ARGUMENTS` (option names -> keyword arguments of `add_argument`; or a function
+`add_arguments(parser)`) and `run(arguments)`, which returns the lines to print or an exit status. With
+`TAKES_CONFIG = True` it also accepts `--config FILE` and every configuration option; they arrive in
+`arguments.config_arguments`. A module with `main(arguments)` instead parses its own arguments. `ERROR_STATUS` is the
+exit status after an error, for commands whose status 1 is an answer.
 """
 
 import argparse
@@ -36,43 +36,43 @@ STORE_KEY_VARIABLE = "SPEAKERNET_STORE_KEY"
 
 COMMANDS = {
     "train": "train a model or, with --eval, score a trial list with one",
-    "evaluate": "compute error rates from scores, without a model",
+    "evaluate": "compute error rates from score files, or of a model like train --eval",
     "compare": "compare systems that scored the same trials, with intervals for the differences",
     "report": "rebuild the report of a run folder from the results in it",
     "prepare": "prepare a corpus: download, verify, unpack, write lists",
     "pack": "pack a corpus into one memory-mapped file, or into shards for streaming",
     "doctor": "check lists, audio and machine before a run",
-    "list": "list what a configuration can name: models, losses, recipes, …",
+    "list": "list available components and recipes: models, losses, …",
     "show-config": "print the fully resolved configuration, with every default",
     "find-batch-size": "find the fastest batch size that fits into memory",
     "benchmark": "measure the loader and the training step of a configuration",
     "import-weights": "convert another toolkit's checkpoint into a model file",
-    "import-config": "convert a configuration of wespeaker into one of ours",
+    "import-config": "convert a wespeaker configuration",
     "models": "list published models that can be used by name",
-    "fetch": "fetch a published model and make it a model file",
-    "push": "put a model file and a card about it on the Hugging Face hub",
-    "export": "export a model for other programs: ONNX, TorchScript, …",
+    "fetch": "fetch a published model and convert it to a model file",
+    "push": "upload a model file and a model card to the Hugging Face hub",
+    "export": "export a model for other programs: ONNX, torch.export, safetensors",
     "serve": "serve a model and a store of people over HTTP",
-    "info": "show what a model file holds",
+    "info": "show the contents of a model file",
     "adapt": "adapt a model file to recordings of another domain",
     "calibrate": "fit calibration and thresholds and write them into a model file",
     "verify": "decide whether two recordings are of the same speaker",
     "embed": "embed recordings into one file",
     "enroll": "add recordings of a person to a store of people",
-    "identify": "say which person in a store is speaking, or none of them",
-    "who": "say who speaks when in a recording, with the names of people in a store",
+    "identify": "identify which person in a store is speaking, if any",
+    "who": "find who speaks when in a recording, naming the people in a store",
     "der": "compute diarization error rates from RTTM",
     "people": "list, remove, purge, re-embed and export the people of a store",
 }
-"""Command -> what it does; its module has the same name with underscores (`list` is `list_components`)."""
+"""Command -> description; its module has the same name with underscores (`list` is `list_components`)."""
 
 COMPONENTS = "speakernet.components"
-"""Group of entry points by which installed packages bring components."""
+"""Entry-point group in which installed packages declare components."""
 PLUGIN: dict[str, Any] = {
     "action": "append",
     "default": [],
     "metavar": "FILE",
-    "help": "Python file with components of your own (docs/components.md)",
+    "help": "Python file with your own components (docs/components.md)",
 }
 
 INTERRUPTED = 130
@@ -84,18 +84,18 @@ EXIT_STATUSES = {
     75: "a loader worker or another rank was lost; last.pt was written, and the same command resumes the run",
     129: "ended by SIGHUP (the terminal was closed); training wrote last.pt, and the same command resumes the run",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training wrote last.pt, and the same command resumes the run",
-    BROKEN_PIPE: "the reader of the output closed it (`speakernet list | head`)",
-    138: "ended by SIGUSR1 (the cluster is reclaiming the machine); otherwise the same as SIGTERM",
+    BROKEN_PIPE: "the reader closed the output (`speakernet list | head`)",
+    138: "ended by SIGUSR1 (the cluster is reclaiming the machine); otherwise like SIGTERM",
     143: "ended by SIGTERM; training wrote last.pt, and the same command resumes the run",
 }
 
 SYSTEM_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space, then run the same command again",
     errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
-    errno.EROFS: "the disk is read-only: choose another place (--save_path for a run)",
-    errno.EACCES: "you have no permission: choose another place (--save_path for a run), or change the permissions",
-    errno.ENOTDIR: "part of that path is a file: choose another place (--save_path for a run)",
-    errno.EIO: "the disk or the network has errors: look at the system's log",
+    errno.EROFS: "the disk is read-only: choose another folder (--save_path for a run)",
+    errno.EACCES: "permission denied: choose another folder (--save_path for a run), or change the permissions",
+    errno.ENOTDIR: "part of the path is a file: choose another folder (--save_path for a run)",
+    errno.EIO: "the disk or the network failed: check the system log",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
 }
 
@@ -107,7 +107,7 @@ EXTRAS = {
     "shtab": "shell",
     "pyannote": "who",
 }
-"""Library -> the extra that installs it, if it is another than `export`."""
+"""Library -> the extra that installs it; for all other libraries it is `export`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,19 +123,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def module_of(command: str) -> str:
-    """The module of a command; one called `list` would hide the builtin in this package."""
+    """The module of a command; one named `list` would shadow the builtin in this package."""
     return f"speakernet.cli.{'list_components' if command == 'list' else command.replace('-', '_')}"
 
 
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
-    """Run the command that a module holds, as `main` does; scripts of the checkout beside the package use it.
+    """Run a command module as `main` does; scripts of the checkout that are not in the package use it too.
 
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
     _prepare_streams(module_name.partition(".")[0], is_quiet="--quiet" in arguments)
     if "torch" not in sys.modules:
-        # torch reads both when it is imported; its profiler reports a machine without a GPU as an error.
+        # torch reads both on import; without the second, its profiler reports a missing GPU as an error.
         os.environ.setdefault(HUGE_PAGES, "1")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     module = importlib.import_module(module_name)
@@ -151,7 +151,7 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
             sys.stderr.write("\ninterrupted\n")
         return getattr(interrupt, "exit_status", INTERRUPTED)
     except Exception as error:
-        # A worker's or a converter's pipe is an error like others.
+        # A broken pipe to a worker or a converter is an ordinary error.
         is_pipe = isinstance(error, BrokenPipeError) and _has_no_reader()
         _discard_output()
         if is_pipe:
@@ -161,37 +161,37 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
             if failed is None:
                 raise
             traceback.print_exc()
-        # If several ranks fail for the same reason, one reports it; before they have met, the first of each machine.
-        elif not getattr(error, "is_said", not is_first_here(os.environ)):
+        # If several ranks fail alike, one reports it; before they are connected, the first rank of each machine.
+        elif not getattr(error, "is_reported", not is_first_here(os.environ)):
             sys.stderr.write(f"\n{program}: {message}\n")
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
 def _prepare_streams(package: str, *, is_quiet: bool) -> None:
-    """Closed standard streams read and write nothing; what a terminal cannot show is escaped; logs go to stderr."""
+    """Replace closed standard streams, escape what the terminal cannot show, and send logs to stderr."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Files that are opened later must not get its number.
+            # Otherwise the next file opened would get its descriptor.
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # stays open
         elif mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="backslashreplace")
     # A notebook shows stderr in red.
     handler = TerminalHandler(sys.stdout if "ipykernel" in sys.modules else None)
-    # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
+    # DEBUG is for diagnosis and goes to the run's log.txt only.
     handler.setLevel((logging.WARNING if is_quiet else logging.INFO) if is_first(os.environ) else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
     if not logging.getLogger().handlers:
-        # Python's warnings come as log lines: printed by themselves they would be glued onto a bar.
+        # Printed directly, Python's warnings would land on the line of a progress bar.
         logging.captureWarnings(True)
-    # Does nothing where a host program (a notebook, pytest) has set up logging already.
+    # Does nothing if a host program (a notebook, pytest) has already set up logging.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in {"speakernet", package}:
         logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def _has_no_reader() -> bool:
-    """Whether the output goes into a pipe that was closed at its other end."""
-    # There is no poll on Windows, and a stream of a host program has no number.
+    """Whether standard output is a pipe whose reader has closed it."""
+    # Windows has no poll, and a host program's stream may have no descriptor.
     with contextlib.suppress(AttributeError, io.UnsupportedOperation):
         watch = select.poll()
         watch.register(sys.stdout.fileno(), 0)
@@ -200,7 +200,7 @@ def _has_no_reader() -> bool:
 
 
 def _discard_output() -> None:
-    """Send what cannot be written nowhere: the interpreter flushes once more at its end, and would complain."""
+    """Send unwritable output to the null device, because the interpreter flushes again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -208,7 +208,7 @@ def _discard_output() -> None:
 
 
 def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
-    """The parser of a command's own options; those of the configuration are what it leaves over."""
+    """The parser of a command's own options; configuration options are left for the caller."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=module.__doc__,
@@ -216,7 +216,7 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--quiet", action="store_true", help="log warnings and errors alone; results are printed")
+    parser.add_argument("--quiet", action="store_true", help="log only warnings and errors; results are still printed")
     parser.add_argument("--plugin", **PLUGIN)
     if getattr(module, "TAKES_CONFIG", False):
         parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
@@ -233,7 +233,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     _add_components(rest)
     asked = next((number for number, one in enumerate(rest) if one in ("-h", "--help")), None)
     if takes_config and asked is not None:
-        # Late: only a page of help needs the options of every part.
+        # Late: only --help needs the options of every component.
         from speakernet.config.reference import help_text
 
         topic = "".join(one for one in rest[asked + 1 : asked + 2] if not one.startswith("-"))
@@ -254,7 +254,7 @@ def _add_components(rest: Sequence[str]) -> None:
     parser.add_argument("--plugin", **PLUGIN)
     plugins, installed = parser.parse_known_args(rest)[0].plugin, importlib.metadata.entry_points(group=COMPONENTS)
     if plugins or installed:
-        # Late: without components from outside a command reads the options of those alone that it uses.
+        # Late: without external components, a command reads only the options of the components it uses.
         from speakernet.config import components
 
         with wrong_usage():
@@ -265,7 +265,7 @@ def _add_components(rest: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def wrong_usage() -> Iterator[None]:
-    """Bad input found in the block ends the command with status 2."""
+    """A `ValueError` in the block ends the command with status 2."""
     try:
         yield
     except ValueError as error:
@@ -274,13 +274,13 @@ def wrong_usage() -> Iterator[None]:
 
 
 def _message(error: Exception) -> str | None:
-    """Our own sentence, or the system's: which file, what it says of it, what to do; None if the error is a defect."""
+    """What to tell the user (for a system error with file and advice), or None if the error is a bug."""
     if is_out_of_memory(error):
         # torch adds lines of statistics.
         found = str(error).partition("\n")[0]
         return (
-            f"out of memory ({found}); take a smaller batch (`speakernet find-batch-size` tries which fits, "
-            "training.accumulation_steps keeps the recipe's), fewer workers or a machine with more"
+            f"out of memory ({found}); use a smaller batch (`speakernet find-batch-size` finds one that fits, "
+            "training.accumulation_steps keeps the recipe's size), fewer workers or a machine with more memory"
         )
     library = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and library != "speakernet":
@@ -290,17 +290,14 @@ def _message(error: Exception) -> str | None:
         return None
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
-    # The second name is that of a rename's target.
+    # filename2 is the target of a rename.
     where = error.filename2 or error.filename
     advice = SYSTEM_ADVICE.get(error.errno or 0, "fix that, then run the same command again")
     return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
 
 
-# What several commands have in common.
-
-
 def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
-    """The configuration that files and command line mean; model files that they name say what they are."""
+    """The configuration from files and command line; a model file that it names sets the network's options."""
     # Late: a command that takes no configuration does not read the options of every component.
     from speakernet.config import load_config
 
@@ -311,7 +308,7 @@ def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
 
 
 def _is_classic_checkpoint(path: Path) -> bool:
-    """Whether a file is a checkpoint of voxceleb_trainer; reading it runs no code from it."""
+    """Whether a file is a voxceleb_trainer checkpoint; reading it runs none of its code."""
     if not path.is_file():
         return False
     # Late: only a command that scores a model without a configuration needs torch before its options are read.
@@ -322,7 +319,7 @@ def _is_classic_checkpoint(path: Path) -> bool:
 
 
 def _settings_of_model(path: Path) -> Mapping[str, Any]:
-    """The network that a model file describes, as dotted keys of the configuration and values."""
+    """The network described by a model file, as dotted configuration keys and their values."""
     path = Path(model_path(path.as_posix()))
     if not path.is_file():
         return {}
@@ -340,10 +337,10 @@ def _threshold(text: str) -> float | str:
 
 
 def model_path(name: str) -> str:
-    """The file of a model that is given by its path, or by the name of a published one, which is fetched."""
+    """The path of a model file, given as a path or as the name of a published model, which is fetched."""
     if Path(name).exists():
         return name
-    # Late: only names need the table of published models, and what fetches and imports them.
+    # Late: only names need the table of published models and the code that fetches and imports them.
     from speakernet.assembly.published import path_of
 
     with wrong_usage():
@@ -351,25 +348,25 @@ def model_path(name: str) -> str:
 
 
 class ModelFile(argparse.Action):
-    """An argument that is a model file, or the name of a published model."""
+    """An argument that is a model file or the name of a published model."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None) -> None:
-        """Keep the file, which is fetched if it is not there."""
+        """Store the path of the file, fetching it if necessary."""
         setattr(namespace, self.dest, model_path(value))
 
 
 MODEL_ARGUMENT: dict[str, Any] = {
     "action": ModelFile,
-    "help": "a model file, such as exps/exp01/best.pt, or a name that `speakernet models` lists",
+    "help": "a model file, such as exps/exp01/best.pt, or a name from `speakernet models`",
 }
 MODEL = {
     "--model": {**MODEL_ARGUMENT, "required": True},
     "--device": {"default": "auto", "help": "cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one"},
 }
 FILE_TO_CHANGE = {"required": True, "help": "a model file; `speakernet fetch NAME --out FILE` writes a published one"}
-"""For commands that write into a model file or beside it: what is in the cache stays as it was fetched."""
+"""For commands that write to a model file or beside it: they must not change the cache of published models."""
 STORE = {
-    "--store": {"type": Path, "required": True, "help": "the file of people, such as people.db"},
+    "--store": {"type": Path, "required": True, "help": "the store of people, such as people.db"},
     "--key-file": {
         "type": Path,
         "help": f"file with the key that encrypts its embeddings (default: the variable {STORE_KEY_VARIABLE}, if set)",
@@ -379,7 +376,7 @@ DECISION = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "decide at the threshold that this share of different speakers passes (default 0.01, or EER)",
+        "help": "false-accept rate to set the threshold for (default 0.01, otherwise the EER threshold)",
     },
     "--threshold": {
         "type": _threshold,
@@ -390,14 +387,14 @@ DECISION = {
 
 
 def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `--far` and `--threshold` mean to a decision."""
+    """`--far` and `--threshold` as keyword arguments of a decision."""
     if arguments.far is not None and arguments.threshold is not None:
-        raise ValueError("--far and --threshold both say where to decide; give one of them")
+        raise ValueError("--far and --threshold both set the threshold; give only one of them")
     return {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
 
 
 def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) -> "SpeakerVerifier":
-    """The model that `--model` names; of several ranks on a machine each takes the GPU of its own number."""
+    """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with its local number."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.verifier import load
 
@@ -405,13 +402,13 @@ def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) 
 
 
 def store_key(arguments: argparse.Namespace) -> bytes | None:
-    """The key of `--key-file`, else of the environment; None for none."""
+    """The key from `--key-file` or the environment, or None."""
     return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
 
 
 @contextlib.contextmanager
 def answer_first(*, is_verbose: bool) -> Iterator[None]:
-    """Nothing is logged in the block unless asked for, so that the answer is the first line on the screen."""
+    """Log nothing in the block unless verbose, so that the answer is the first line on the screen."""
     before = logging.root.manager.disable
     logging.disable(before if is_verbose else logging.WARNING)
     try:

@@ -1,12 +1,12 @@
 """Adapt a model to recordings of your own telephones, microphones or rooms.
 
-    speakernet adapt --model best.pt --recordings calls/                      nobody's name is needed
-    speakernet adapt --model best.pt --recordings calls/ --labels folders     one folder a speaker, calls below it
+    speakernet adapt --model best.pt --recordings calls/                      no speaker labels needed
+    speakernet adapt --model best.pt --recordings calls/ --labels folders     one folder of calls per speaker
     speakernet adapt --model best.pt --recordings calls/ --labels who.csv --trials trials.txt
 
-A back end (mean, whitening, LDA, WCCN or PLDA) is fitted on them and written into another model file, which every
-command uses as the first; the model itself stays as it is. With labels the best one is chosen on speakers that are left
-out of its fit, and the file gets a calibration. People have to be enrolled again: their stores belong to one model.
+A back end (mean, whitening, LDA, WCCN or PLDA) is fitted to the recordings and written to a new model file, which every
+command accepts; the network itself does not change. With labels, the best back end is chosen on held-out speakers, and
+the new file is calibrated. People have to be enrolled again, because a store belongs to one model.
 """
 
 import argparse
@@ -25,25 +25,25 @@ ARGUMENTS = {
         "help": "recordings of the target domain: files, folders, lists, a packed corpus, or the .npz of `embed`",
     },
     "--labels": {
-        "help": "`folders` (one a speaker), a list with `speaker path` a line, or a CSV with path and speaker"
+        "help": "`folders` (one per speaker), a list with `speaker path` on each line, or a CSV with path and speaker"
     },
-    "--out": {"type": Path, "help": "the file to write (default: MODEL.adapted.pt)"},
-    "--method": {"choices": ADAPTATIONS, "default": "auto", "help": "what is fitted (default: the best, or whitening)"},
-    "--out-of-domain": {"metavar": "FOLDER", "help": "other recordings, a folder a speaker, for coral and plda"},
+    "--out": {"type": Path, "help": "output file (default: MODEL.adapted.pt)"},
+    "--method": {"choices": ADAPTATIONS, "default": "auto", "help": "what to fit (default: the best, or whitening)"},
+    "--out-of-domain": {"metavar": "FOLDER", "help": "other recordings, one folder per speaker, for coral and plda"},
     "--plda": {"metavar": "FILE", "help": "import the PLDA of Kaldi (binary or text) or wespeaker (HDF5)"},
     "--mean": {"metavar": "FILE", "help": "with --plda: Kaldi's mean vector (default: the recordings' own mean)"},
-    "--transform": {"metavar": "FILE", "help": "with --plda: Kaldi's matrix that is applied before it, such as an LDA"},
-    "--trials": {"type": Path, "help": "labelled trial list of other people, to compare both models on"},
-    "--audio": {"type": Path, "help": "folder or packed corpus of its audio; default: beside the list"},
+    "--transform": {"metavar": "FILE", "help": "with --plda: Kaldi's matrix to apply first, such as an LDA"},
+    "--trials": {"type": Path, "help": "labelled trial list of other people, on which both models are compared"},
+    "--audio": {"type": Path, "help": "folder or packed corpus with its audio (default: beside the list)"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Fit, choose, write; what was tried and chosen."""
+    """Fit, choose and write; return what was tried and chosen."""
     if arguments.plda is None and (arguments.mean or arguments.transform):
-        raise ValueError("--mean and --transform go with --plda FILE")
+        raise ValueError("--mean and --transform need --plda FILE")
     if arguments.plda is not None and (arguments.labels or arguments.method != "auto"):
-        raise ValueError("--plda imports what was fitted elsewhere; leave out --labels and --method")
+        raise ValueError("--plda imports a fitted back end; leave out --labels and --method")
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 
@@ -60,10 +60,10 @@ def run(arguments: argparse.Namespace) -> list[str]:
         audio=arguments.audio,
         device=arguments.device,
     )
-    tried = f"EER of speakers that were left out of the fit: {adapt.in_words(found.tried)}"
+    tried = f"EER on held-out speakers: {adapt.in_words(found.tried)}"
     people = f" of {counted(found.num_speakers, 'speaker')}" if found.num_speakers else ""
     fitted = f"{found.method}, fitted on {counted(found.num_recordings, 'recording')}{people}"
-    thresholds = [f"no calibration: speakernet calibrate --model {found.path} --trials LIST fits one"]
+    thresholds = [f"no calibration; fit one with: speakernet calibrate --model {found.path} --trials LIST"]
     if found.fit is not None:
         thresholds = [f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds]
     written = f"{found.path} was written; {arguments.model} is unchanged"

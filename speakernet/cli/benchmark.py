@@ -1,4 +1,4 @@
-"""Measure loader and training step of a configuration: how fast batches come, how long steps take, what waits for what.
+"""Measure the loader and the training step of a configuration: batch rate, step time, and what waits for what.
 
     speakernet benchmark --config exp01.yaml --num_batches 100 [--json figures.json]
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 ARGUMENTS = {
-    "--num_batches": {"type": int, "default": 100, "help": "batches (and steps) a measure (default %(default)s)"},
-    "--json": {"type": Path, "metavar": "FILE", "help": "write every figure to a file"},
+    "--num_batches": {"type": int, "default": 100, "help": "batches and steps to measure (default %(default)s)"},
+    "--json": {"type": Path, "metavar": "FILE", "help": "write all figures to a file"},
 }
 
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Measure, write, return the table."""
     refuse_below_one("num_batches", arguments.num_batches)
     config = load_configuration(arguments.config_arguments).config
-    # Late: options are read, and refused, without torch.
+    # Late: bad options are refused before torch is imported.
     from speakernet.assembly.benchmark import measure, table
 
     figures = measure(config, arguments.num_batches)
@@ -40,13 +40,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 
 def refuse_below_one(name: str, value: int) -> None:
-    """Refuse a count that measures nothing."""
+    """Refuse a count below one."""
     if value < 1:
         raise ValueError(f"--{name}: {value}; expected at least 1")
 
 
 def write_figures(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """Write figures with the facts of the machine that they hold for; without a path nothing."""
+    """Write the figures and a description of the machine; do nothing without a path."""
     if path is None:
         return
     with atomic_write(path) as file:

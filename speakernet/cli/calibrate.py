@@ -1,10 +1,10 @@
-"""Fit calibration and thresholds, and write them into a model file, so that `verify` decides by itself.
+"""Fit calibration and thresholds and write them into a model file, so that `verify` can decide.
 
     speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any speakers
     speakernet calibrate --model best.pt --store people.db --cohort others/   your own people against strangers
 
-They hold for whole utterances and cosine, as `verify` and `identify` score. The first time the old model file is kept
-beside the new one.
+Both apply to cosine scores of whole utterances, which `verify` and `identify` use. The first time, the old model file
+is kept next to the new one.
 """
 
 import argparse
@@ -19,37 +19,37 @@ from speakernet.options import default_of
 from speakernet.terminal import counted
 
 QUALITIES = ("duration", "magnitude", "snr")
-"""Measures of a recording that need nothing but itself."""
+"""Measures that a recording alone determines."""
 
 ARGUMENTS = {
     **MODEL,
     "--model": FILE_TO_CHANGE,
-    "--trials": {"type": Path, "help": "labelled trial list: `1 enrol test` or `0 enrol test` a line"},
-    "--audio": {"type": Path, "help": "folder or packed corpus of its audio; default: beside the list"},
+    "--trials": {"type": Path, "help": "labelled trial list with `1 enrol test` or `0 enrol test` on each line"},
+    "--audio": {"type": Path, "help": "folder or packed corpus with its audio (default: beside the list)"},
     **STORE,
-    "--store": {"type": Path, "help": "the file of people, such as people.db"},
-    "--cohort": {"nargs": "+", "help": "recordings of strangers for --store: files, folders, lists"},
+    "--store": {"type": Path, "help": "the store of people, such as people.db"},
+    "--cohort": {"nargs": "+", "help": "with --store: recordings of strangers (files, folders, lists)"},
     "--quality": {
         "nargs": "+",
         "choices": QUALITIES,
         "default": [],
-        "help": "of --trials: decide by these measures of both recordings too",
+        "help": "with --trials: also calibrate on these measures of both recordings",
     },
-    "--out": {"type": Path, "help": "write another model file instead of changing this one"},
+    "--out": {"type": Path, "help": "write a new model file instead of changing this one"},
     "--prior": {
         "type": float,
         "default": default_of(EvaluationOptions, "calibration_prior"),
-        "help": "target prior that it is tuned for (%(default)s)",
+        "help": "target prior to calibrate for (%(default)s)",
     },
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Embed, score, fit, write; the figures."""
+    """Embed, score, fit and write; return the figures."""
     if (arguments.trials is None) == (arguments.store is None):
-        raise ValueError("give --trials LIST, or --store people.db for your own people")
+        raise ValueError("give either --trials LIST or, for your own people, --store people.db")
     if (arguments.trials and arguments.cohort) or (arguments.store and (arguments.audio or arguments.quality)):
-        raise ValueError("--audio and --quality go with --trials, --cohort with --store")
+        raise ValueError("--audio and --quality need --trials; --cohort needs --store")
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
@@ -69,16 +69,14 @@ def run(arguments: argparse.Namespace) -> list[str]:
             fit, results, backup = bulk.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     notes = cautions(results)
     if arguments.cohort:
-        notes.append(
-            "each recording of the cohort counts as a speaker: if one person has several, the interval is too narrow"
-        )
+        notes.append("each cohort recording counts as one speaker; if a person has several, the interval is too narrow")
     num_targets = results.num_targets or 0
     if num_targets < FEW_TARGETS:
         notes.append(
-            f"{num_targets} pairs of one speaker are too few to rely on; expected {FEW_TARGETS} or more, of more people"
+            f"{num_targets} same-speaker pairs are too few to rely on; expected {FEW_TARGETS} or more, from more people"
         )
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in fit.thresholds]
     written = f"now has a calibration and {counted(len(thresholds), 'threshold')} for {WHOLE_COSINE}"
-    written += f" (the old file: {backup})" if backup else ""
+    written += f" (old file: {backup})" if backup else ""
     target = arguments.out or verifier.name
     return [headline_sentence(results), *notes, *thresholds, *fit.refused, f"{target} {written}"]

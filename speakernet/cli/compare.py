@@ -1,11 +1,11 @@
-"""Compare systems on one trial list: which is better, and whether the list is long enough to say so.
+"""Compare systems on a trial list: which is better, and whether the list is long enough to tell.
 
     speakernet compare exps/a exps/b exps/c
     speakernet compare a/scores.txt b/scores.txt --trials trials.txt
 
-Each is compared with the first under the same draws of speakers; a difference is significant if its 95 % interval does
-not include zero. Score files of other tools can be compared too: `enrol test score` a line, in any order. Without
---trials the labels are those that a folder keeps, or the fourth column of a score file (target or nontarget).
+Each system is compared with the first on the same bootstrap draws of speakers; a difference is significant if its 95 %
+interval excludes zero. Score files of other tools work too: `enrol test score` per line, in any order. Without
+--trials, labels come from a folder or the fourth column of a score file (target or nontarget).
 """
 
 import argparse
@@ -24,8 +24,8 @@ DIGITS = 3
 
 ARGUMENTS = {
     "scores": {"type": Path, "nargs": "+", "help": "score files, or folders of runs or evaluations"},
-    "--trials": {"type": Path, "help": "labelled trial list of all systems; default: the one they keep"},
-    "--speaker_table": {"type": Path, "help": "CSV with path and speaker, if names do not show speakers"},
+    "--trials": {"type": Path, "help": "labelled trial list of all systems (default: from their folders)"},
+    "--speaker_table": {"type": Path, "help": "CSV with path and speaker, if file names do not show the speaker"},
     "--priors": {
         "type": float,
         "nargs": "+",
@@ -35,16 +35,16 @@ ARGUMENTS = {
     "--draws": {
         "type": int,
         "default": default_of(EvaluationOptions, "bootstrap_samples"),
-        "help": "draws of speakers",
+        "help": "bootstrap draws of speakers",
     },
-    "--seed": {"type": int, "default": 0, "help": "of the draws"},
+    "--seed": {"type": int, "default": 0, "help": "seed of the draws"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Read and compare: a table, and a sentence for each figure."""
+    """Read and compare; return a table, and a sentence for each figure."""
     if len(arguments.scores) < 2:
-        raise ValueError(f"{arguments.scores[0]}: one system; expected two or more to compare")
+        raise ValueError(f"{arguments.scores[0]} is the only system; expected two or more to compare")
     if not all(0 < prior < 1 for prior in arguments.priors):
         raise ValueError(f"--priors {arguments.priors}: expected probabilities between 0 and 1")
     if arguments.draws < 1:

@@ -1,10 +1,10 @@
-"""Compute diarization error rates: who speaks when, against a reference.
+"""Compute diarization error rates against a reference of who speaks when.
 
     speakernet der reference/ hypothesis/ --collar 0.25
     speakernet der reference.rttm ours.rttm theirs.rttm --uem all.uem
 
-Files or folders of RTTM (or CTM with speakers). With several hypotheses each is compared with the first under the same
-draws of recordings; a difference is significant if its 95 % interval does not include zero.
+Files or folders of RTTM (or CTM with speakers). With several hypotheses, each is compared with the first on the same
+bootstrap draws of recordings; a difference is significant if its 95 % interval excludes zero.
 """
 
 import argparse
@@ -14,19 +14,19 @@ from pathlib import Path
 from speakernet.terminal import MAX_NAMED, counted
 
 ARGUMENTS = {
-    "reference": {"type": Path, "help": "RTTM, or a folder of such files"},
-    "hypothesis": {"type": Path, "nargs": "+", "help": "of one or more systems"},
-    "--uem": {"type": Path, "help": "regions that are scored: `file channel begin end` a line"},
+    "reference": {"type": Path, "help": "an RTTM file or a folder of them"},
+    "hypothesis": {"type": Path, "nargs": "+", "help": "the same, for one or more systems"},
+    "--uem": {"type": Path, "help": "regions to score, with `file channel begin end` on each line"},
     "--collar": {
         "type": float,
         "default": 0.0,
         "metavar": "SECONDS",
-        "help": "seconds before and after each boundary of the reference that are not scored (%(default)s)",
+        "help": "unscored seconds before and after each boundary of the reference (%(default)s)",
     },
     "--skip-overlap": {"action": "store_true", "help": "do not score regions in which two people speak"},
-    "--each": {"action": "store_true", "help": "a line for each recording too"},
-    "--draws": {"type": int, "default": 1000, "help": "draws of recordings, for intervals (%(default)s)"},
-    "--seed": {"type": int, "default": 0, "help": "of the draws"},
+    "--each": {"action": "store_true", "help": "also print a line for each recording"},
+    "--draws": {"type": int, "default": 1000, "help": "bootstrap draws of recordings (%(default)s)"},
+    "--seed": {"type": int, "default": 0, "help": "seed of the draws"},
 }
 HEAD = f"{'':<24}{'DER %':>8}{'missed':>9}{'false':>8}{'confused':>10}{'JER %':>8}"
 
@@ -34,28 +34,28 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Read and compare: a table, and a sentence for each difference."""
-    # Late: pyannote.metrics is an extra, and takes a second.
+    """Read and compare; return a table, and a sentence for each difference."""
+    # Late: --help and a mistyped option need no NumPy.
     import numpy as np
 
-    # Late: the same.
+    # Late: pyannote.metrics comes with an extra and takes a second to import.
     from speakernet.inference.who.errors import diarization_errors, read_turns, read_uem
 
     if arguments.draws < 1 or not arguments.collar >= 0:
         raise ValueError(
-            f"--draws {arguments.draws} --collar {arguments.collar}: expected at least 1 draw, and 0 s or more"
+            f"--draws {arguments.draws} --collar {arguments.collar}: expected at least 1 draw and a collar >= 0"
         )
     reference, scored = read_turns(arguments.reference), read_uem(arguments.uem) if arguments.uem else None
     given = [read_turns(path) for path in arguments.hypothesis]
     for path, turns in zip(arguments.hypothesis, given, strict=True):
         if not reference.keys() & turns.keys():
             raise ValueError(
-                f"{path} names no recording of {arguments.reference}, such as {next(iter(reference), '')!r}"
+                f"{path} has none of the recordings in {arguments.reference}, such as {next(iter(reference), '')!r}"
             )
         if unlike := sorted(reference.keys() ^ turns.keys()):
             shown = ", ".join(unlike[:MAX_NAMED])
             logger.warning(
-                "%s and the reference do not both have %s; a missing recording counts as silence", path, shown
+                "only one of %s and the reference has %s; a missing recording counts as silence", path, shown
             )
     how = {"collar": arguments.collar, "skips_overlap": arguments.skip_overlap}
     systems = [diarization_errors(reference, turns, scored, **how) for turns in given]
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             rows += [(f"  {name[-20:]}", one.rates(slice(row, row + 1))) for row, name in enumerate(one.names)]
         lines += [f"{name:<24}{r[0]:>8.2f}{r[1]:>9.2f}{r[2]:>8.2f}{r[3]:>10.2f}{r[4]:>8.2f}" for name, r in rows]
         low, high = np.percentile(draws, [2.5, 97.5])
-        right = f"the number of speakers is right in {one.num_right} of {counted(len(one.names), 'recording')}"
+        right = f"the number of speakers is correct in {one.num_right} of {counted(len(one.names), 'recording')}"
         lines.append(f"  DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings; {right}")
     for path, one, draws in list(zip(arguments.hypothesis, systems, drawn, strict=True))[1:]:
         low, high = np.percentile(draws - drawn[0], [2.5, 97.5])

@@ -1,11 +1,11 @@
-"""Check lists, audio and machine before a run; the exit status is 0 if training can start, 1 if not.
+"""Check lists, audio and machine before a run; the exit status is 0 if training can start and 1 if not.
 
     speakernet doctor --config my.yaml
     speakernet doctor --list train.txt --root wav --trials trials.txt
     speakernet doctor                                                   the machine only
-    speakernet doctor --json                                            the same for an issue or a program
+    speakernet doctor --json                                            the same as JSON, for an issue or a program
 
-Everything is read once; --fast reads headers only.
+Every file is read once; with --fast, only its header.
 """
 
 import argparse
@@ -27,18 +27,18 @@ TAKES_CONFIG = True
 
 ARGUMENTS = {
     "--list": {"type": Path, "help": "training list"},
-    "--root": {"type": Path, "help": "folder or packed corpus that the lists' paths start from"},
-    "--trials": {"type": Path, "action": "append", "default": [], "help": "trial list (may be given again)"},
+    "--root": {"type": Path, "help": "folder or packed corpus that the lists' paths are relative to"},
+    "--trials": {"type": Path, "action": "append", "default": [], "help": "trial list (repeatable)"},
     "--trial_root": {"type": Path, "help": "root of the trial lists, if it differs from --root"},
     "--fast": {"action": "store_true", "help": "read headers only, no samples"},
     "--min_seconds": {
         "type": float,
         "default": CheckRequest.min_seconds,
-        "help": "report files shorter than this (seconds)",
+        "help": "report files shorter than this many seconds",
     },
-    "--png": {"type": Path, "help": "also draw the histograms of durations into this file"},
-    "--json": {"action": "store_true", "help": "print one object: versions, machine and all findings"},
-    "--jobs": {"type": int, "default": usable_cores(), "help": "files read at once"},
+    "--png": {"type": Path, "help": "also draw the duration histograms into this file"},
+    "--json": {"action": "store_true", "help": "print a JSON object with versions, machine and all findings"},
+    "--jobs": {"type": int, "default": usable_cores(), "help": "number of files to read at once"},
 }
 
 
@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_configuration(arguments.config_arguments).config if arguments.config_arguments else None
     findings, durations = full_check(_request(arguments, config))
     if config is not None:
-        # Late: torch takes two seconds, and a mistyped option should not wait for it.
+        # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
 
-        findings += _corpus_to_come(config)
+        findings += _pending_corpus(config)
         findings += check_options(config)
     if has_picture := arguments.png is not None and bool(durations):
         write_duration_png(arguments.png, durations)
@@ -74,14 +74,14 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         return CheckRequest(train_list=arguments.list, train_root=arguments.root, trials=given, **thoroughness)
     data = config.data
     save_path = Path(config.training.save_path or "exps")
-    if _corpus_to_come(config):
+    if _pending_corpus(config):
         return CheckRequest(save_path=save_path, **thoroughness)
     lists = {
         (Path(path), _audio_of(root or audio_folder_of(path)))
         for path, root in ((data.validation_list, data.validation_path), (data.test_list, data.test_path))
         if path
     }
-    # Optional ones are looked at when training starts.
+    # Optional lists are checked when training starts.
     required = [one for one in data.test_lists.values() if not one.optional]
     lists |= {(Path(one.list), _audio_of(one.path or data.test_path or audio_folder_of(one.list))) for one in required}
     return CheckRequest(
@@ -94,7 +94,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         trials=tuple(sorted(lists, key=str)) + given,
         save_path=save_path,
         min_utterances=data.utterances_per_speaker,
-        # As training judges missing files.
+        # The same tolerance for missing files as in training.
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
         sample_rate=data.sample_rate,
         **thoroughness,
@@ -105,9 +105,9 @@ def _audio_of(root: str | Path) -> str | Path:
     return root if is_address(root) else Path(root)
 
 
-def _corpus_to_come(config: Config) -> list[Finding]:
-    """The finding that the corpus will be made on first use, if so."""
+def _pending_corpus(config: Config) -> list[Finding]:
+    """A finding if the synthetic corpus is still to be made, on first use."""
     folder = config.data.synthetic_corpus
     if not folder or (Path(folder) / "complete.json").exists():
         return []
-    return [Finding("ok", "lists", f"the synthetic corpus is made in {folder} on first use; nothing to check yet")]
+    return [Finding("ok", "lists", f"nothing to check yet: the synthetic corpus is made in {folder} on first use")]

@@ -1,11 +1,12 @@
-"""Embed recordings into one file: names, embeddings and the fingerprint of the model, as plain NumPy arrays.
+"""Embed recordings and write names, embeddings and the model's fingerprint to one file, as plain NumPy arrays.
 
     speakernet embed a.wav b.flac --model best.pt --out e.npz
     speakernet embed my_voices/ --model best.pt --out e.npz
     find . -name '*.wav' | speakernet embed - --model best.pt --out e.npz
 
-Folders are walked; lists have a file a line (or `speaker path`); a packed corpus is embedded as it is. After a kill the
-same command continues. Under torchrun or srun each process embeds a part. Exit status 1 if recordings were left out.
+Folders are searched recursively; lists have one file (or `speaker path`) per line; a packed corpus is read directly.
+The same command resumes after a kill. Under torchrun or srun, each process embeds a part. The exit status is 1 if
+recordings were left out.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from speakernet.parallel.distributed import find_place
 from speakernet.terminal import counted
 
 ARGUMENTS = {
-    "audio": {"nargs": "+", "help": "files, folders, lists (.txt), a packed corpus, - for names on stdin"},
+    "audio": {"nargs": "+", "help": "files, folders, lists (.txt), a packed corpus, or - for names on stdin"},
     **MODEL,
-    "--out": {"type": Path, "required": True, "help": "the file to write, such as e.npz"},
+    "--out": {"type": Path, "required": True, "help": "output file, such as e.npz"},
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; give every process the same recordings, model and --out; the last one writes the file",
+        "help": f"{PART_HELP}; give every process the same recordings, model and --out; the last to finish writes it",
     },
     "--skip-broken": {"action": "store_true", "help": "leave out recordings that cannot be embedded"},
 }
@@ -34,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed, write, say how many; status 1 if recordings were left out."""
+    """Embed, write and report the counts; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 
     place = find_place(os.environ, 0)
     if place and arguments.part:
-        raise ValueError(f"--part {arguments.part}: each of these {place.world_size} processes embeds its own part")
+        raise ValueError(f"leave out --part {arguments.part}: the {place.world_size} processes already share the work")
     part = parse_part(arguments.part) if arguments.part else WHOLE
     if place:
         part = WorkPart(place.rank + 1, place.world_size)
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"part {part} is done; missing: {list_parts(missing)}"
     if not missing:
         text = f"{counted(num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
-        text += f", {num_kept} of them by an earlier run" if num_kept else ""
+        text += f", {num_kept} of them from an earlier run" if num_kept else ""
         text += f"; {len(problems)} left out" if problems else ""
     sys.stdout.write(f"{arguments.out}: {text}\n")
     return int(bool(problems))

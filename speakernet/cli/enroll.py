@@ -1,12 +1,12 @@
-"""Enroll a person, or many: add recordings to a store of people, which is made if it is missing.
+"""Enroll one or more people: add recordings to a store of people, which is created if it does not exist.
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
-    speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder a person, by its name
+    speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder per person
 
-Kept are name, embedding and path of each recording, never audio. Little speech, clipping, noise, a narrow band and a
-voice unlike the person's other recordings cause warnings; --strict refuses them. With --folder a person whose
-recordings are refused is left out, the others are enrolled, and the exit status is 1; the same command again adds only
-what is missing.
+The store keeps the name, and the embedding and path of each recording, never audio. Too little speech, clipping, noise,
+a narrow band or a voice unlike the person's other recordings causes a warning, or with --strict an error. With
+--folder, people whose recordings are refused are left out, the others are enrolled, and the exit status is 1; running
+the same command again adds only what is missing.
 """
 
 import argparse
@@ -19,27 +19,27 @@ from speakernet.cli import MODEL, STORE, load_verifier, store_key
 from speakernet.terminal import counted
 
 ARGUMENTS = {
-    "name": {"nargs": "?", "help": "the person's name; new, or already in the store"},
-    "audio": {"nargs": "*", "help": "recordings, lists and folders, which are walked"},
-    "--folder": {"type": Path, "help": "a folder with one subfolder a person, in place of name and recordings"},
+    "name": {"nargs": "?", "help": "the person's name, new or already in the store"},
+    "audio": {"nargs": "*", "help": "recordings, lists, and folders to search recursively"},
+    "--folder": {"type": Path, "help": "a folder with one subfolder per person, instead of a name and recordings"},
     **MODEL,
     **STORE,
-    "--strict": {"action": "store_true", "help": "refuse what causes a warning"},
+    "--strict": {"action": "store_true", "help": "refuse recordings that cause a warning"},
 }
 
 logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Inspect the recordings, embed them, keep the embeddings; status 1 if people were left out."""
+    """Check the recordings, embed them and store the embeddings; the exit status is 1 if people were left out."""
     folder, store = arguments.folder, arguments.store
     if bool(folder) == bool(arguments.audio) or (folder and arguments.name):
-        raise ValueError("give a person's name and recordings, or --folder with one subfolder a person")
+        raise ValueError("give a person's name and recordings, or --folder with one subfolder per person")
     people = [(arguments.name, arguments.audio)]
     if folder:
         people = [(one.name, [str(one)]) for one in sorted(folder.iterdir()) if one.is_dir() and one.name[0] != "."]
         if not people:
-            raise ValueError(f"{folder} has no subfolder; expected one for each person, with recordings in it")
+            raise ValueError(f"{folder} has no subfolders; expected one per person, containing recordings")
     # Late: --help and a mistyped option need no torch.
     from speakernet.data.audio import AudioError
     from speakernet.inference.people import checked_name
@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
-    # A mistyped path makes a second store without the people of the first.
+    # Saying "new" exposes a mistyped path, which would create a second store.
     new, left_out = "" if store.exists() else "the new store ", 0
     opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
-    # Everybody's, before anybody is enrolled.
+    # All names and paths are checked before anybody is enrolled.
     listed = [
         (checked_name(name), list(audio_inputs(given, verifier.sample_rate, sys.stdin)[1])) for name, given in people
     ]

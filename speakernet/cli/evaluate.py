@@ -1,10 +1,10 @@
-"""Measure scores: of a trial list with a trained model, or of a score file that any tool wrote.
+"""Compute error rates of a trained model on a trial list, or of score files from any tool.
 
     speakernet evaluate --scores scores.txt --trials trials.txt --save_path results/
     speakernet evaluate --config exp01.yaml --initial_model exps/exp01/best.pt
 
-The first needs no model and no audio; the second is `speakernet train --eval`. Several score files are fused: weights
-are fitted on `--fusion_scores` (the same systems, in the same order) with `--fusion_trials`.
+The first form needs no model and no audio; the second is `speakernet train --eval`. Several score files are fused with
+weights fitted on `--fusion_scores` (the same systems, in the same order) and `--fusion_trials`.
 """
 
 import argparse
@@ -33,21 +33,21 @@ from speakernet.terminal import counted
 logger = logging.getLogger(__name__)
 
 DIGITS = 3
-"""Of an EER in percent: score files are compared more closely than runs."""
+"""Decimals of an EER in percent; score files are compared more closely than runs."""
 
 TAKES_CONFIG = True
 
 
 ARGUMENTS = {
     **train.ARGUMENTS,
-    "--scores": {"type": Path, "nargs": "+", "help": "score files: `enrol test score` a line, in any order"},
+    "--scores": {"type": Path, "nargs": "+", "help": "score files: `enrol test score` per line, in any order"},
     "--trials": {"type": Path, "help": "trial list of the scores"},
-    "--fusion_scores": {"type": Path, "nargs": "+", "help": "the same systems on the list to fit on"},
-    "--fusion_trials": {"type": Path, "help": "labelled list of --fusion_scores"},
+    "--fusion_scores": {"type": Path, "nargs": "+", "help": "scores of the same systems on --fusion_trials"},
+    "--fusion_trials": {"type": Path, "help": "labelled trial list on which fusion weights are fitted"},
     "--prior": {
         "type": float,
         "default": default_of(EvaluationOptions, "calibration_prior"),
-        "help": "target prior that calibration and fusion are for",
+        "help": "target prior for calibration and fusion",
     },
     "--scores_are_llrs": {"action": "store_true", "help": "scores are log-likelihood ratios (natural log)"},
     "--priors": {
@@ -59,35 +59,35 @@ ARGUMENTS = {
     "--draws": {
         "type": int,
         "default": default_of(EvaluationOptions, "bootstrap_samples"),
-        "help": "draws of speakers for the intervals; 0 gives none",
+        "help": "bootstrap draws of speakers for the intervals; 0 gives no intervals",
     },
-    "--csv": {"type": Path, "help": "CSV with path and speaker, for names that do not tell the speaker"},
+    "--csv": {"type": Path, "help": "CSV with path and speaker, if file names do not show the speaker"},
     "--out --save_path": {"dest": "save_path", "type": Path, "help": "folder for the results"},
 }
-"""Options for score files; everything else is an option of the configuration."""
+"""Options for score files; all others are configuration options."""
 
 
 def run(arguments: argparse.Namespace) -> list[str] | int:
-    """Measure the score files, or score the test list of the configuration."""
+    """Evaluate the score files, or score the test list of the configuration."""
     if not arguments.scores:
         if arguments.save_path:
             arguments.config_arguments += ["--save_path", str(arguments.save_path)]
         arguments.config_arguments = [*arguments.config_arguments, "--eval"]
         return train.run(arguments)
     if arguments.config_arguments:
-        raise ValueError(f"{arguments.config_arguments[0]} cannot be used with --scores: nothing is embedded or scored")
+        raise ValueError(f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model")
     if not arguments.trials:
-        raise ValueError("--scores needs --trials, the list that the scores are of")
+        raise ValueError("--scores needs --trials, the trial list of the scores")
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     if arguments.save_path and any((arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)):
-        raise ValueError(f"{arguments.save_path} is the folder of a training run; name another one with --out")
+        raise ValueError(f"{arguments.save_path} is the folder of a training run; give another one with --out")
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.json:
         lines = [json.dumps(evaluation.results.to_dict(), indent=2)]
     if arguments.save_path:
-        # Late: drawing takes a second to import.
+        # Late: matplotlib takes a second to import.
         from speakernet.evaluation.report import write_evaluation
 
         written = write_evaluation(arguments.save_path, evaluation)
@@ -97,18 +97,18 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
 
 
 def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
-    """Figures of one score file, or of several fused."""
+    """Evaluate one score file, or several fused ones."""
     options = EvaluationOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     if arguments.save_path and len(files) > 1:
-        # Fused scores are others; those of one system are written again as they were.
+        # The scores of one system are written back unchanged; fused scores would replace one of their inputs.
         refuse_overwriting([arguments.save_path / name for name in EVALUATION_FILES], files)
     fit = _fit(arguments, len(columns))
     scores, llrs = columns[0], None
     if fit is not None:
         llrs = fit.apply(np.stack(columns, axis=1))
-        # One calibrated system keeps its own scores; several fused ones have no other.
+        # A single system keeps its own scores; fused systems have only the ratios.
         scores = llrs if len(columns) > 1 else scores
     elif arguments.scores_are_llrs:
         llrs = scores
@@ -122,24 +122,24 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         lists=[{"role": role, "name": path.name, "sha256": sha256_of(path)} for role, path in read],
         calibration=None if fit is None else fit.to_dict(),
         command=" ".join(sys.argv),
-        warnings=_warnings(results, files, is_fitted_here=fit is not None and _is_same(arguments)),
+        warnings=_warnings(results, files, is_fitted_here=fit is not None and _is_fitted_on_reported(arguments)),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)
 
 
-def _is_same(arguments: argparse.Namespace) -> bool:
+def _is_fitted_on_reported(arguments: argparse.Namespace) -> bool:
     return sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials)
 
 
 def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) -> list[str]:
-    """What is odd about the figures, for the report; what the figures do not show by themselves is logged too."""
+    """The caveats of the figures, for the report; those not printed beside the figures are also logged."""
     found = cautions(results)
     found += [f"{file}: {one}" for file in files if (one := chosen_on_reported(file))]
     if is_fitted_here:
-        found.append("weights were fitted on the list that is reported: error rates and costs are optimistic")
+        found.append("weights were fitted on the reported list: error rates and costs are optimistic")
     for odd in found:
         if odd != results.interval_note:
-            # That one is printed beside the figures.
+            # The interval note is printed beside the figures.
             logger.warning("%s", odd)
     return found
 
@@ -148,25 +148,25 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
     if not arguments.fusion_scores:
         if num_systems > 1:
             raise ValueError(
-                f"{num_systems} score files are fused with weights that are fitted on another list: "
-                "name it with --fusion_trials and its scores with --fusion_scores"
+                f"{num_systems} score files need fusion weights fitted on another list; "
+                "name the list with --fusion_trials and its scores with --fusion_scores"
             )
         return None
     if not arguments.fusion_trials or len(arguments.fusion_scores) != num_systems:
         raise ValueError(
-            f"--fusion_scores has {len(arguments.fusion_scores)} files for {num_systems} in --scores; "
+            f"--fusion_scores has {counted(len(arguments.fusion_scores), 'file')} for {num_systems} in --scores; "
             "give the same systems in the same order, and their list with --fusion_trials"
         )
     trials = read_trials(arguments.fusion_trials)
     if trials.labels is None:
-        raise ValueError(f"{arguments.fusion_trials} is unlabelled; a fit needs labels")
+        raise ValueError(f"{arguments.fusion_trials} has no labels; fusion weights are fitted on a labelled list")
     columns = [find_scores(path, trials)[1] for path in arguments.fusion_scores]
     names = [path.stem if path.stem != "scores" else path.parent.name for path in arguments.scores]
     return fit_calibration(np.stack(columns, axis=1), trials.labels, arguments.prior, names)
 
 
 def _details(results: Results) -> list[str]:
-    """What the headline leaves out, a sentence a line."""
+    """The figures that the headline leaves out, one sentence per line."""
     if results.eer_percent is None:
         return []
     lines = [

@@ -1,9 +1,9 @@
-"""Write a model file in another format: ONNX, an archive of torch.export, or safetensors.
+"""Export a model file to ONNX, a torch.export archive, or safetensors.
 
-The ending of --out says which. ONNX and the archive hold front end and network as one graph: waveforms (batch, samples)
-at the model's rate in, two outputs (batch, dim): `embedding`, as `embed` gives it, and `direction`, that without the
-model's mean embedding and of length 1, whose dot products are the scores. The file is written only if its embeddings
-are those of the model.
+The extension of --out chooses the format. ONNX and the archive hold front end and network as one graph, with waveforms
+(batch, samples) at the model's rate as input and two outputs (batch, dim): `embedding`, as from `embed`, and
+`direction`, the embedding minus the model's mean, scaled to length 1, whose dot products are the scores. The file is
+written only if it reproduces the model's embeddings.
 """
 
 import argparse
@@ -13,28 +13,28 @@ from speakernet.cli import MODEL_ARGUMENT
 
 ARGUMENTS = {
     "model": MODEL_ARGUMENT,
-    "--out": {"required": True, "metavar": "FILE", "help": "ends in .onnx, .pt2 or .safetensors"},
+    "--out": {"required": True, "metavar": "FILE", "help": "output file, ending in .onnx, .pt2 or .safetensors"},
     "--speech": {
         "type": Path,
         "nargs": "+",
         "default": [],
         "metavar": "FILE",
-        "help": "recordings to compare the embeddings on (default: some of --trials, else synthetic voices)",
+        "help": "recordings to compare embeddings on (default: some of --trials, otherwise synthetic voices)",
     },
     "--for": {
         "dest": "runtime",
         "default": "",
         "metavar": "PROGRAM",
-        "help": ".onnx: sherpa-onnx (a graph of features, with the metadata that it reads) or onnxruntime-web",
+        "help": ".onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web",
     },
-    "--int8": {"action": "store_true", "help": ".onnx: weights and activations in eight bits"},
-    "--trials": {"type": Path, "metavar": "LIST", "help": "a labelled trial list: to measure the EER of int8"},
-    "--audio": {"type": Path, "metavar": "FOLDER", "help": "the folder that its paths are relative to"},
+    "--int8": {"action": "store_true", "help": ".onnx: 8-bit weights and activations"},
+    "--trials": {"type": Path, "metavar": "LIST", "help": "labelled trial list to measure the EER of int8 on"},
+    "--audio": {"type": Path, "metavar": "FOLDER", "help": "the folder that the paths of --trials are relative to"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Write and compare; how close it is."""
+    """Export and compare; return how close the embeddings are."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.exchange import export
 

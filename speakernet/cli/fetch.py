@@ -1,11 +1,11 @@
-"""Fetch a published model and make it a model file, which stays in the cache.
+"""Fetch a published model and convert it to a model file in the cache.
 
-    speakernet fetch wespeaker/resnet34-LM                  the path of the model file
-    speakernet fetch wespeaker/resnet34-LM --out model.pt   and a copy of it, to calibrate or adapt
-    speakernet fetch owner/name@revision                    a repository of the hub that `speakernet push` wrote
+    speakernet fetch wespeaker/resnet34-LM                  prints the path of the model file
+    speakernet fetch wespeaker/resnet34-LM --out model.pt   also writes a copy, to calibrate or adapt
+    speakernet fetch owner/name@revision                    a hub repository written by `speakernet push`
 
-`speakernet models` lists the names. Its SHA-256 is checked, and no code from it is run. HF_HUB_OFFLINE, HF_TOKEN and
-HF_HOME mean what they mean to huggingface_hub; SPEAKERNET_CACHE names another cache for model files.
+`speakernet models` lists the names. The download's SHA-256 is checked, and none of its code is run. HF_HUB_OFFLINE,
+HF_TOKEN and HF_HOME work as in huggingface_hub; SPEAKERNET_CACHE sets another cache folder for model files.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from speakernet.files import human_bytes, place
 
 ERROR_STATUS = 2
 ARGUMENTS = {
-    "name": {"help": "a name that `speakernet models` lists, or a repository of the hub"},
+    "name": {"help": "a name from `speakernet models`, or a hub repository"},
     "--out": {"type": Path, "metavar": "FILE", "help": "also write the model file here"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Fetch, check, import; where it is."""
+    """Fetch, check and import; return the path."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.published import fetch
 

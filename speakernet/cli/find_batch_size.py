@@ -1,7 +1,7 @@
 """Find the batch size that runs fastest within the available memory.
 
-Runs real steps on random waveforms of the configured length, without compiling (every size would take minutes), a
-micro-batch at a time if steps are accumulated; reads the training list, no audio, and writes nothing.
+Runs real steps on random waveforms of the configured length, uncompiled (compiling each size would take minutes), one
+micro-batch at a time if steps are accumulated. It reads the training list but no audio, and writes nothing.
 """
 
 import argparse
@@ -18,17 +18,17 @@ ARGUMENTS = {
     "--memory_limit_gib": {
         "type": float,
         "default": 0.0,
-        "help": "memory that a step may add on a CPU (default: 80 %% of what is free)",
+        "help": "memory that a step may use on a CPU (default: 80 %% of free memory)",
     },
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Every size that was tried, the best one and a recommendation."""
+    """Return every size tried, the fastest, and a recommendation."""
     config = load_configuration(arguments.config_arguments).config
     if not 0 <= arguments.memory_limit_gib < math.inf:
-        raise ValueError(f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected a number of GiB above 0")
-    # Late: torch takes two seconds, and a mistyped option should not wait for it.
+        raise ValueError(f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected 0 (the default) or more GiB")
+    # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
     from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
 
     limit = int(arguments.memory_limit_gib * 2**30)
@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> list[str]:
         figures = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB"
         lines.append(f"{size:6d}  {figures if one.fits else 'does not fit'}")
     advice = recommendation(config, finder.tried[configured_batch_size(config)], finder.tried[best])
-    largest = f"the largest tried that fits: {finder.largest}"
-    return [*lines, f"fastest: {best} utterances in a batch; {largest}", f"recommendation: {advice}"]
+    largest = f"largest that fits: {finder.largest}"
+    return [*lines, f"fastest: {best} utterances per batch; {largest}", f"recommendation: {advice}"]

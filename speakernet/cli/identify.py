@@ -1,10 +1,10 @@
-"""Identify which person of a store a recording is of, or that it is a stranger.
+"""Identify which person in a store is speaking in a recording, or that it is a stranger.
 
     speakernet identify x.wav --model best.pt --store people.db
 
-The first line is the answer: `NAME score …` or `unknown score …`, with threshold and odds; the nearest people follow.
-With N people a stranger is compared N times: --far is the share of strangers that may be taken for any of them. A
-replayed or synthetic voice is not detected.
+The first line is the answer, `NAME score …` or `unknown score …`, with threshold and odds; the nearest people follow.
+A stranger is compared with everybody in the store, so --far is the share of strangers that may be taken for any of
+them. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -31,17 +31,17 @@ ARGUMENTS = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "share of strangers that may be taken for somebody, over all people together (0.01)",
+        "help": "share of strangers that may be taken for anybody in the store (default 0.01)",
     },
-    "--json": {"action": "store_true", "help": "print one object instead of lines"},
-    "--verbose": {"action": "store_true", "help": "log before the answer too"},
+    "--json": {"action": "store_true", "help": "print a JSON object instead of text"},
+    "--verbose": {"action": "store_true", "help": "also log before the answer"},
 }
 
 logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed, compare with everybody, answer."""
+    """Embed the recording, compare it with everybody, and answer."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.recordings import inspect_recording
     from speakernet.inference.verifier import identify
@@ -75,8 +75,8 @@ def answer_lines(found: "Identification") -> list[str]:
         lines.append("the score reaches the threshold, but two speakers are more likely than one")
     if found.stranger_rate is not None and decision.false_accept_rate is not None:
         lines.append(
-            f"on the list that the threshold was fitted on, {100 * decision.false_accept_rate:.3g} % of comparisons of "
-            f"different speakers pass: up to {100 * found.stranger_rate:.3g} % of strangers are taken for one of the "
-            f"{found.num_people} people"
+            f"on the list that the threshold was fitted on, {100 * decision.false_accept_rate:.3g} % of "
+            f"different-speaker trials pass: up to {100 * found.stranger_rate:.3g} % of strangers are taken for one of "
+            f"the {found.num_people} people"
         )
     return lines

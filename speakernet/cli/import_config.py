@@ -1,10 +1,10 @@
-"""Convert a configuration of wespeaker into one of ours.
+"""Convert a wespeaker configuration.
 
     speakernet import-config conf/resnet.yaml --large-margin conf/resnet_lm.yaml --out my_resnet.yaml
 
-Network, features, augmentation, loss, schedules, batch and epochs are taken over; learning rates are those of all its
-GPUs together. What has no counterpart is printed, and a network or front end that does not exist here is refused. The
-lists are yours to add: --train_list, --test_list, --noise_path, --rir_path, or a second --config.
+Network, features, augmentation, loss, schedules, batch and epochs are converted; learning rates are those of all its
+GPUs together. Settings without a counterpart are printed; an unsupported network or front end is an error. Add the
+lists yourself with --train_list, --test_list, --noise_path and --rir_path, or a second --config.
 """
 
 import argparse
@@ -20,26 +20,26 @@ from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read
 ERROR_STATUS = 2
 EXPECTED = "a configuration of wespeaker, with dataset_args, model, optimizer and scheduler_args"
 ARGUMENTS = {
-    "file": {"type": Path, "help": "its configuration"},
-    "--large-margin": {"type": Path, "metavar": "FILE", "help": "that of its large-margin stage"},
+    "file": {"type": Path, "help": "wespeaker's configuration"},
+    "--large-margin": {"type": Path, "metavar": "FILE", "help": "configuration of its large-margin stage"},
     "--out": {"type": Path, "required": True, "help": "the configuration to write"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Read, convert, check, write; what was not taken over."""
+    """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
     try:
         sections, notes = converted(*map(_read, files))
         config_from_dict(sections)
     except (LookupError, TypeError, AttributeError) as error:
-        raise FileError(f"{arguments.file}: {error} is missing or not as expected; expected {EXPECTED}") from error
+        raise FileError(f"{arguments.file}: {error} is missing or malformed; expected {EXPECTED}") from error
     with atomic_write(arguments.out) as file:
-        file.write(f"# From {arguments.file.name} of wespeaker; give lists and audio beside it\n")
+        file.write(f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n")
         yaml.safe_dump(sections, file, sort_keys=False)
     lines = [f"not converted: {note}" for note in notes]
-    return [f"{arguments.out}: {sections['model']['name']} of {arguments.file}", *lines]
+    return [f"{arguments.out}: {sections['model']['name']} from {arguments.file}", *lines]
 
 
 def _read(path: Path) -> dict[str, Any]:

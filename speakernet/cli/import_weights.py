@@ -1,9 +1,8 @@
 """Convert another toolkit's checkpoint to a speakernet model file.
 
-For wespeaker, 3D-Speaker, SpeechBrain, ReDimNet and BUT (its MHFA recipes) the toolkit and the model's name are
-enough. A checkpoint of voxceleb_trainer shows its embedding size, mel bands and pooling; options give the rest: whether
-mel energies went through the logarithm, the sinc stride of RawNet3, the pooling of a VGGVox without attention, and the
-loss.
+For wespeaker, 3D-Speaker, SpeechBrain, ReDimNet and BUT (its MHFA recipes), the toolkit and the model's name are
+enough. A voxceleb_trainer checkpoint reveals embedding size, mel bands and pooling; options give the rest: whether the
+features are log mel energies, the sinc stride of RawNet3, the pooling of a VGGVox without attention, and the loss.
 """
 
 import argparse
@@ -17,35 +16,35 @@ ARGUMENTS = {
     },
     "--model": {
         "required": True,
-        "help": "its architecture by the toolkit's name or ours, such as CAMPPlus; checked against the file",
+        "help": "its architecture, by the toolkit's name or ours, such as CAMPPlus; checked against the file",
     },
-    "--licence": {"default": "", "help": "the licence of the weights, kept in the model file"},
-    "--trained-on": {"default": "", "help": "what they were trained on, kept in the model file"},
+    "--licence": {"default": "", "help": "licence of the weights, kept in the model file"},
+    "--trained-on": {"default": "", "help": "training data of the weights, kept in the model file"},
     "--out": {"required": True, "help": "the model file to write"},
-    # What checkpoints of voxceleb_trainer do not show.
+    # Checkpoints of voxceleb_trainer do not contain these.
     "--no-log-input --no_log_input": {
         "action": "store_true",
-        "help": "voxceleb_trainer: it was trained on mel energies without logarithm (no log_input)",
+        "help": "voxceleb_trainer: trained on mel energies without logarithm (no log_input)",
     },
     "--pooling --encoder_type": {
         "default": "",
-        "help": "voxceleb_trainer: its encoder_type, if its weights do not show it",
+        "help": "voxceleb_trainer: encoder_type, if the weights do not show it",
     },
     "--num-mels --n_mels": {
         "type": int,
         "default": 0,
-        "help": "voxceleb_trainer: its n_mels, if its filterbank was not saved",
+        "help": "voxceleb_trainer: n_mels, if the filterbank was not saved",
     },
     "--sinc-stride --sinc_stride": {"type": int, "default": 10, "help": "voxceleb_trainer: sinc_stride of RawNet3"},
     "--loss --trainfunc": {
         "default": "",
-        "help": "voxceleb_trainer: its trainfunc; proto is scored without normalisation",
+        "help": "voxceleb_trainer: trainfunc; proto is scored without normalisation",
     },
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Read, recognise, translate, check, write."""
+    """Read, identify, convert, check and write."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.exchange import import_weights
 

@@ -1,4 +1,4 @@
-"""Show what a model file holds: network, front end, sizes, how it was trained, calibration and thresholds."""
+"""Show the contents of a model file: network, front end, sizes, training, calibration and thresholds."""
 
 import argparse
 import math
@@ -13,7 +13,7 @@ ARGUMENTS = {"model": MODEL_ARGUMENT}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """A table of facts."""
+    """Return a table of facts."""
     # Late: --help needs no torch.
     from speakernet.inference import decision, verifier
 
@@ -22,13 +22,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
     net, contents = model.net, model.contents
     summary = contents.get("training_summary") or {}
     options = dict(contents["model"]["options"])
-    # Of a pretrained backbone: its configuration is as long as the rest.
+    # The configuration of a pretrained backbone is as long as the rest of the table.
     config, source = options.pop("config", {}), options.pop("source", {})
     source |= {"architecture": config["model_type"]} if config else {}
     rows = [
         ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
         ("SHA-256", sha256_of(path)),
-        ("fingerprint", f"{model.fingerprint} (of weights and front end; a store of people has it)"),
+        ("fingerprint", f"{model.fingerprint} (of weights and front end; ties a store of people to this model)"),
         ("model", f"{contents['model']['name']} {_options(options)}"),
         *(("backbone" if key == "name" else f"backbone {key}", _value(one)) for key, one in source.items()),
         ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
-        ("licence", str(summary.get("licence") or "not given: ask whoever trained it")),
+        ("licence", str(summary.get("licence") or "not stated; ask whoever trained it")),
         (
             "calibrated",
             f"yes; {model.rule.caution}".removesuffix("; ") if model.is_calibrated else f"no: {model.rule.advice}",
@@ -60,11 +60,11 @@ def _options(options: Mapping[str, Any]) -> str:
 
 
 def _fit(fit: Mapping[str, Any]) -> str:
-    """A calibration: its formula, its list, and its way of scoring."""
+    """A calibration: its formula, the list it was fitted on, and the scoring method."""
     terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True))
     fitted_on = f", fitted on {fit['list']}" if fit.get("list") else ""
     if "num_targets" in fit:
-        fitted_on += f" ({fit['num_targets']:,} pairs of one speaker, {fit['num_nontargets']:,} of two)"
+        fitted_on += f" ({fit['num_targets']:,} target and {fit['num_nontargets']:,} non-target trials)"
     return f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; {_options(fit['backend'])}"
 
 
@@ -73,4 +73,4 @@ def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:
         return "none"
     way = f" ({_options(measured_on)})" if measured_on else ""
     length = math.sqrt(float(mean.square().sum()))
-    return f"of length {length:.3f}{way}, subtracted before scoring if the scoring method asks for it"
+    return f"length {length:.3f}{way}, subtracted before scoring if the scoring method asks for it"

@@ -1,7 +1,7 @@
-"""List what a configuration can name: models, poolings, features, losses, optimizers, schedules, recipes.
+"""List the available models, poolings, features, losses, optimizers, schedules and recipes.
 
-With a kind, the options of each component are listed too, and what models cost; the sizes of a family share theirs.
-Nothing is built, so the answer takes less than a second.
+With a kind, also lists the options of its components, which all sizes of a model family share, and what models cost.
+Nothing is built, so this takes less than a second.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HOLDERS = {
     "optimizers": "optimizer",
     "schedules": "schedule",
 }
-"""Kind -> where its components are chosen."""
+"""Kind -> the part of the configuration that chooses its components."""
 KINDS = (*HOLDERS, "recipes")
 MODEL_ROW = "  {:<22}{:>12}{:>10}{:>11}{:>7}  {}"
 
@@ -31,7 +31,7 @@ ARGUMENTS = {"kind": {"nargs": "?", "choices": KINDS, "help": "what to list (def
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """One line a component and, with a kind, the options that not all of the kind have."""
+    """One line per component and, with a kind, the options that not all of its components share."""
     lines = []
     for kind in [arguments.kind] if arguments.kind else KINDS:
         lines.append(kind)
@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 
 def _models() -> Iterator[str]:
-    """Every size of every family with what it costs."""
-    yield "  as published; MACs are those of 2 seconds, from features to embedding"
+    """Every size of every family and its cost."""
+    yield "  as published; MACs for 2 seconds of audio, from features to embedding"
     yield MODEL_ROW.format("name", "parameters", "MACs", "embedding", "mels", "paper")
     for sizes in FAMILIES.values():
         yield summary(next(iter(sizes.values())).options)

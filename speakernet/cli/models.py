@@ -1,7 +1,7 @@
 """List published models that `--model`, `--initial_model`, `fetch` and `speakernet.load` take by name.
 
-Error rates (percent) and sizes are those of the publishers; none was measured by this project. Every weight has a
-licence of its own.
+Error rates (percent) and sizes are the publishers' figures; this project measured none of them. Each model's weights
+have their own licence.
 """
 
 import argparse
@@ -13,7 +13,7 @@ ARGUMENTS: dict[str, Any] = {}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """One line a model."""
+    """One line per model."""
     # Late: --help needs no torch.
     from speakernet.assembly.published import cached, catalogue
 

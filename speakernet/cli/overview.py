@@ -1,4 +1,4 @@
-"""What `speakernet` prints without a command: the list of commands, its version, or the name that was meant."""
+"""`speakernet` without a valid command: the list of commands, the version, or a suggestion for a mistyped name."""
 
 import argparse
 import importlib
@@ -11,7 +11,7 @@ from speakernet.options import suggestion
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print it; status 2 if no command was asked for, or one that does not exist."""
+    """Print the overview; the exit status is 2 if the command is missing or unknown."""
     name = arguments[0] if arguments else ""
     if name == "--version":
         sys.stdout.write(f"speakernet {speakernet.__version__}\n")
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         title = "speakernet: train, score and use speaker-verification models"
         sys.stdout.write(
             f"{title}\n\ncommands:\n{commands}\nSee `speakernet COMMAND --help`.\n"
-            'Completion in the shell: `eval "$(speakernet --completion bash)"` (or zsh, fish)\n'
+            'Shell completion: `eval "$(speakernet --completion bash)"` (or zsh, fish)\n'
         )
     else:
         sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
@@ -30,15 +30,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def completion(shell: str) -> str:
-    """A script with which a shell completes commands and options.
+    """The script that completes commands and options in a shell.
 
     Raises:
-        ValueError: another shell than shtab knows.
+        ValueError: shtab does not support the shell.
     """
-    # Late: a shell asks once when it starts, and nothing else needs every command.
+    # Late: only completion needs it.
     import shtab
 
-    # Late, as they read the options of every component.
+    # Late: these read the options of every component.
     from speakernet.config.reference import rows
     from speakernet.config.schema import SECTIONS
 

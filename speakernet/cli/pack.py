@@ -1,15 +1,15 @@
-"""Pack a corpus into one memory-mapped array, so that a crop is one copy and opens no file.
+"""Pack a corpus into one memory-mapped array, so that reading a crop is one copy and opens no file.
 
-    speakernet pack CORPUS --source FOLDER                        every audio file of a folder
-    speakernet pack CORPUS --source FOLDER --list train_list.txt  what a list names
-    speakernet pack CORPUS --source part_aa part_ab --list LIST   straight from zip and tar archives, not unpacked
-    speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's list, its shard.list, a Kaldi folder
-    speakernet pack CORPUS --source … --part 2/4                  one of four parts; the last to be done joins them
+    speakernet pack CORPUS --source FOLDER                        every audio file in a folder
+    speakernet pack CORPUS --source FOLDER --list train_list.txt  the files named in a list
+    speakernet pack CORPUS --source part_aa part_ab --list LIST   directly from zip and tar archives
+    speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's raw.list or shard.list, a Kaldi folder
+    speakernet pack CORPUS --source … --part 2/4                  one of four parts; the last to finish joins them
     speakernet pack s3://bucket/CORPUS --source …                 in shards to object storage (also gs://, file:// …)
-    speakernet pack CORPUS --verify                               read it all and compare every checksum
+    speakernet pack CORPUS --verify                               read everything and compare every checksum
 
-Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). The same command again resumes. To an
-address, `--part 2/4` is one of four writers, each of which writes a quarter of the shards.
+Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command again resumes. At an
+address, `--part 2/4` is one of four writers, each writing a quarter of the shards.
 """
 
 import argparse
@@ -34,37 +34,37 @@ from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-# A failing disk damages thousands; the first few show where.
+# A failing disk can damage thousands of utterances; the first few show where.
 PROBLEMS_SHOWN = 10
 
 
 ARGUMENTS = {
-    "corpus": {"help": "the packed corpus: a folder or an address (s3://…) to be made, or to be verified"},
+    "corpus": {"help": "the packed corpus to make or verify: a folder or an address (s3://…)"},
     "--source": {
         "nargs": "+",
         "metavar": "PATH",
         "help": "a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar archives (all parts)",
     },
-    "--list": {"action": "append", "default": [], "help": "training list: pack what it names (repeatable)"},
-    "--trials": {"action": "append", "default": [], "help": "trial list: pack what it names (repeatable)"},
+    "--list": {"action": "append", "default": [], "help": "training list: pack only the files it names (repeatable)"},
+    "--trials": {"action": "append", "default": [], "help": "trial list: pack only the files it names (repeatable)"},
     "--strip": {
         "type": int,
-        "help": "leading folders of the names in archives to drop; found from the list if there is one",
+        "help": "number of leading folders to drop from names in archives (default: found from the list, if any)",
     },
     "--write-list": {"help": "write a training list of what was packed (raw.list, shards, Kaldi folders with utt2spk)"},
-    "--sample-rate": {"type": int, "default": 16000, "help": "Hz of the corpus (default %(default)s)"},
+    "--sample-rate": {"type": int, "default": 16000, "help": "sample rate of the corpus in Hz (default %(default)s)"},
     "--num-threads": {
         "type": int,
         "default": usable_cores(),
-        "help": "files decoded at a time (default: one for each core)",
+        "help": "number of files to decode at once (default: one per core)",
     },
     "--skip-bad": {"action": "store_true", "help": "leave out files that cannot be read, and report them"},
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; give every process the same sources and lists; the last part joins them all",
+        "help": f"{PART_HELP}; give every process the same sources and lists; the last to finish joins the parts",
     },
-    "--shards": {"type": int, "default": 0, "help": "at an address, how many (default: one for each 4,096 utterances)"},
-    "--merge": {"action": "store_true", "help": "join the parts in CORPUS that other machines made"},
+    "--shards": {"type": int, "default": 0, "help": "shards at an address (default: one per 4,096 utterances)"},
+    "--merge": {"action": "store_true", "help": "join parts in CORPUS that other machines made"},
     "--verify": {"action": "store_true", "help": "compare every utterance with its checksum"},
 }
 
@@ -74,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.source and not arguments.verify and not arguments.merge:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
-        raise ValueError("--part goes with --source; --merge joins existing parts and takes neither")
+        raise ValueError("--part needs --source; --merge joins existing parts and takes neither")
     if arguments.num_threads < 1 or arguments.sample_rate < 1 or min(arguments.strip or 0, arguments.shards) < 0:
-        raise ValueError("--num-threads and --sample-rate are at least 1, --strip and --shards are at least 0")
+        raise ValueError("--num-threads and --sample-rate must be at least 1, --strip and --shards at least 0")
     if is_address(arguments.corpus) and arguments.merge:
-        raise ValueError("--merge joins parts in a folder; at an address the last writer joins them")
+        raise ValueError("--merge joins parts in a folder; at an address, the last writer joins them")
     if arguments.shards and not is_address(arguments.corpus):
-        raise ValueError("--shards is for a corpus at an address (s3://…); on a disk, --part makes shards")
+        raise ValueError("--shards applies to a corpus at an address (s3://…); use --part for a corpus on disk")
     if arguments.write_list:
         refuse_overwriting([arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())])
     if arguments.source:
@@ -94,8 +94,8 @@ def _pack(arguments: argparse.Namespace) -> None:
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
     if arguments.write_list and source.speakers is None:
         raise ValueError(
-            f"--write-list: {source.description} does not say who speaks; it is for raw.list, shards and Kaldi folders "
-            "with utt2spk. For plain folders, use `speakernet prepare folder` to make lists"
+            f"--write-list: {source.description} has no speaker labels; expected raw.list, shards or a Kaldi folder "
+            "with utt2spk. For a plain folder, make lists with `speakernet prepare folder`"
         )
     part = parse_part(arguments.part) if arguments.part else None
     options = {
@@ -107,7 +107,7 @@ def _pack(arguments: argparse.Namespace) -> None:
     missing: list[WorkPart] = []
     num_missing = 0
     if is_address(arguments.corpus):
-        # Late, like all that a command runs: it loads fsspec.
+        # Late: it imports fsspec.
         from speakernet.data.stores import pack_to_address
 
         summary, num_missing = pack_to_address(source, arguments.corpus, part or WHOLE, arguments.shards, **options)
@@ -130,9 +130,9 @@ def _pack(arguments: argparse.Namespace) -> None:
         unreadable = counted(summary.num_skipped, "file")
         logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)
     if num_missing:
-        logger.info("%s: %s of other writers still missing", arguments.corpus, counted(num_missing, "shard"))
+        logger.info("%s: %s from other writers still missing", arguments.corpus, counted(num_missing, "shard"))
     elif missing:
-        logger.info("%s: the parts %s are still missing", arguments.corpus, list_parts(missing))
+        logger.info("%s: still missing parts %s", arguments.corpus, list_parts(missing))
     elif arguments.write_list and source.speakers is not None:
         _write_list(
             arguments.write_list, source.names, source.speakers, _names_of(arguments.corpus, arguments.sample_rate)
@@ -140,7 +140,7 @@ def _pack(arguments: argparse.Namespace) -> None:
 
 
 def _write_list(path: str, names: StringTable, speakers: StringTable, packed: StringTable) -> None:
-    """A training list of the utterances that the corpus holds and whose speaker is known."""
+    """Write a training list of the packed utterances with a known speaker."""
     is_packed = (NameIndex(packed).find(names) >= 0).tolist()
     rows = [row for row, speaker in enumerate(speakers) if speaker and is_packed[row]]
     write_training_list(path, ((speakers[row], names[row]) for row in rows))
@@ -152,33 +152,33 @@ def _write_list(path: str, names: StringTable, speakers: StringTable, packed: St
 def _names_of(corpus: str, sample_rate: int) -> StringTable:
     if not is_address(corpus):
         return read_index(corpus).names
-    # Late, like all that a command runs: it loads fsspec.
+    # Late: it imports fsspec.
     from speakernet.data.shards import RemoteSource
 
     return RemoteSource(corpus, sample_rate).index.names
 
 
 def _wanted(arguments: argparse.Namespace) -> StringTable | None:
-    """The names that the lists mention, each once; None without a list."""
+    """The unique names in the lists; None without a list."""
     tables = [read_training_list(path).paths for path in arguments.list]
     tables += [read_trials(path).names for path in arguments.trials]
     if not tables:
         return None
-    # Each name once, in the order of the lists: a list that is read from end to end then reads the corpus so.
+    # In list order, so that reading a list from end to end also reads the corpus sequentially.
     return StringTable.from_strings(dict.fromkeys(name for table in tables for name in table))
 
 
 def _verify(corpus: str, num_threads: int, sample_rate: int) -> int:
     if is_address(corpus):
-        # Late, like all that a command runs: it loads fsspec.
+        # Late: it imports fsspec.
         from speakernet.data.shards import RemoteSource
 
         cache = RemoteSource(corpus, sample_rate).shards
         for shard in range(len(cache.names)):
-            # What is fetched is compared with its checksums.
+            # Fetching a shard again checks it.
             cache.path(shard).unlink(missing_ok=True)
             cache.hold(shard)
-        logger.info("%s: every checksum is right", corpus)
+        logger.info("%s: every checksum matches", corpus)
         return 0
     problems = verify(corpus, num_threads, show_progress=True)
     for problem in problems[:PROBLEMS_SHOWN]:
@@ -186,5 +186,5 @@ def _verify(corpus: str, num_threads: int, sample_rate: int) -> int:
     if problems:
         logger.error("%s: %s damaged; copy or pack the corpus again", corpus, counted(len(problems), "utterance"))
         return 1
-    logger.info("%s: every checksum is right", corpus)
+    logger.info("%s: every checksum matches", corpus)
     return 0

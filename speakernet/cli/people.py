@@ -1,10 +1,10 @@
 """Manage a store of people: list, remove, purge, reembed, export.
 
 speakernet people list --store people.db             names, recordings, seconds of speech, dates
-speakernet people remove Ada --store people.db       backups keep her
-speakernet people purge Ada --store people.db        nothing of her stays readable, backups included
-speakernet people reembed --model new.pt --store people.db     recordings are read again from their paths
-speakernet people export --store people.db --out people.json [--name Ada]     embeddings included
+speakernet people remove Ada --store people.db       leaves her data in backups
+speakernet people purge Ada --store people.db        erases her data, from backups too
+speakernet people reembed --model new.pt --store people.db     reads recordings again from their paths
+speakernet people export --store people.db --out people.json [--name Ada]     includes embeddings
 """
 
 import argparse
@@ -26,7 +26,7 @@ ARGUMENTS = {
     **MODEL,
     "--model": {**MODEL_ARGUMENT, "help": "reembed: the model file to change to"},
     "--drop-missing": {"action": "store_true", "help": "reembed: leave out recordings whose files are gone"},
-    "--out": {"type": Path, "help": "export: the file to write: .json or .npz"},
+    "--out": {"type": Path, "help": "export: output file, .json or .npz"},
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do one of these; status 1 if recordings were left out."""
+    """Perform the action; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import PeopleStore
 
@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
             text = _listed(store)
         elif action == "remove":
             count = counted(store.remove(name), "recording")
-            text = f"{name} removed ({count}); backups may keep them: `speakernet people purge`"
+            text = f"{name} removed ({count}); backups may still hold the data, `speakernet people purge` erases it"
         elif action == "purge":
             text = f"{name} purged from {', '.join(map(str, store.purge(name)))}"
         elif action == "export":
             count = counted(store.export(arguments.out, arguments.person), "recording")
-            text = f"{arguments.out}: {count}, embeddings readable"
+            text = f"{arguments.out}: {count}, with unencrypted embeddings"
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(

@@ -1,10 +1,10 @@
-"""Prepare a corpus: download, convert, split, lists, trials; in a checkout data_prep/NAME.py does the same.
+"""Prepare a corpus: download, convert, split, write lists and trials; data_prep/NAME.py in a checkout does the same.
 
     speakernet prepare folder my_voices                 your own recordings
     speakernet prepare voxceleb --save_path data --all
     speakernet prepare musan --save_path data
 
-Everything can be killed and run again: it resumes.
+Every preparation can be interrupted; the same command resumes it.
 """
 
 import argparse
@@ -21,22 +21,22 @@ logger = logging.getLogger(__name__)
 
 CORPORA = {
     "folder": "your own recordings: lists, split, trials, a configuration and the next command",
-    "voxceleb": "VoxCeleb1 and VoxCeleb2, from nothing or from archives already on disk",
+    "voxceleb": "VoxCeleb1 and VoxCeleb2, downloaded or from archives on disk",
     "musan": "MUSAN: music, speech and noise for augmentation",
     "rirs": "RIRS_NOISES: simulated and measured room impulse responses",
-    "librispeech": "LibriSpeech, with lists by its own parts",
+    "librispeech": "LibriSpeech, with lists for its own splits",
     "cnceleb": "CN-Celeb 1 and 2, with the published trials",
     "vctk": "VCTK 0.92, with a speaker-disjoint split",
     "common_voice": "Common Voice, one language",
-    "trials": "trial lists: make them from any list, clean them against the files that exist",
-    "synthetic": "synthetic speakers with lists, trials, noises and room responses",
+    "trials": "trial lists: make them from any list, drop trials whose files are missing",
+    "synthetic": "synthetic speakers with lists, trials, noise and RIRs",
 }
-"""Name -> what it is; its module in `speakernet.corpora` has `ARGUMENTS`, perhaps `ACTIONS`, and `run(arguments)`."""
+"""Name -> description; its module in `speakernet.corpora` has `run(arguments)`, `ARGUMENTS` and perhaps `ACTIONS`."""
 MODULES = {"folder": "own_folder", "trials": "trial_lists"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare what the first argument names; its exit status."""
+    """Prepare the corpus named by the first argument; return the exit status."""
     name = arguments[0] if arguments else ""
     if name and name not in (*CORPORA, "-h", "--help"):
         sys.stderr.write(f"speakernet prepare: unknown corpus {name!r}; {suggestion(name, CORPORA)}\n")
@@ -49,13 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return int(_module(name).run(build_parser(name).parse_args(arguments[1:])))
     except KeyboardInterrupt:
-        logger.warning("interrupted; run it again to resume")
+        logger.warning("interrupted; the same command resumes")
         raise
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:
-    """All options of a corpus; its help names commands that this user has."""
-    from speakernet.corpora.listing import HelpFormatter  # late: the overview needs none of it
+    """The parser of a corpus; its help names the command as this user started it."""
+    from speakernet.corpora.listing import HelpFormatter  # late: the overview does not need it
 
     command = own_command(f"prepare {name}")
     description = (_module(name).__doc__ or "").replace(f"speakernet prepare {name}", command)

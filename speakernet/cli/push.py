@@ -1,10 +1,10 @@
-"""Put a model file and a card about it on the Hugging Face hub, so that others can load it by name.
+"""Upload a model file and a model card to the Hugging Face hub, so that others can load it by name.
 
     speakernet push ada/voices --model best.pt --licence cc-by-4.0
     speakernet push ada/voices --model best.pt --private
 
-The repository is made if it is missing; log in with `hf auth login`, or set HF_TOKEN. What the model file says of
-itself goes into the card: `speakernet info` shows it before.
+The repository is created if it does not exist. Log in first with `hf auth login`, or set HF_TOKEN. The card is written
+from facts in the model file, which `speakernet info` shows.
 """
 
 import argparse
@@ -13,13 +13,13 @@ ERROR_STATUS = 2
 ARGUMENTS = {
     "name": {"help": "the repository: owner/name"},
     "--model": {"required": True, "help": "a model file, such as exps/exp01/best.pt"},
-    "--licence": {"default": "", "help": "of the weights, in the hub's spelling (default: the file's)"},
-    "--private": {"action": "store_true", "help": "gated: people have to ask you for access; for a new repository"},
+    "--licence": {"default": "", "help": "licence of the weights, in the hub's spelling (default: as in the file)"},
+    "--private": {"action": "store_true", "help": "make a new repository gated: people have to ask you for access"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Check the file, upload it with its card; where it is."""
+    """Check the file and upload it with its card; return the address."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.published import push
 

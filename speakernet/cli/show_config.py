@@ -1,6 +1,6 @@
-"""Print the configuration that a command line means, with every default filled in.
+"""Print the configuration that a command line results in, with every default filled in.
 
-The YAML goes to standard output, so that it can be saved and edited; where each file was found goes to the log.
+The YAML goes to standard output, so that it can be saved and edited; the paths of its files go to the log.
 """
 
 import argparse
@@ -19,19 +19,19 @@ logger = logging.getLogger(__name__)
 
 
 ARGUMENTS = {
-    "--given": {"action": "store_true", "help": "show only what files and options set, without defaults"},
+    "--given": {"action": "store_true", "help": "show only the options set in files or on the command line"},
     "--schedule": {
         "action": "store_true",
         "help": "show learning rate and margin of the first, ramp and last epochs",
     },
-    "--diff": {"nargs": 2, "metavar": "FILE", "help": "show the options in which two configurations differ"},
-    "--schema": {"action": "store_true", "help": "show the JSON schema by which editors check and complete"},
-    "--reference": {"action": "store_true", "help": "show every option as a page: docs/configuration.md"},
+    "--diff": {"nargs": 2, "metavar": "FILE", "help": "show the options that differ between two configurations"},
+    "--schema": {"action": "store_true", "help": "show the JSON schema with which editors check and complete"},
+    "--reference": {"action": "store_true", "help": "show a page of all options: docs/configuration.md"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """The resolved configuration as YAML, or its schedule as a table; or the page of all options."""
+    """Return the resolved configuration as YAML, or what an option asks for."""
     if arguments.reference:
         return [reference().rstrip("\n")]
     if arguments.schema:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("defaults: %s", loaded.defaults)
     if arguments.schedule:
-        # Late: the schedules of a run need its loss, and so torch; printing a configuration does not.
+        # Late: the schedules of a run need its loss and therefore torch; printing a configuration does not.
         from speakernet.assembly.fine_tuning import schedule_table
 
         return [schedule_table(loaded.config)]
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 
 def _differences(names: Sequence[str], common: Sequence[str]) -> list[str]:
-    """The options in which two configurations differ, a line each; the rest of the command line holds for both."""
+    """The options that differ between two configurations, one per line; `common` applies to both."""
     before, after = (load_configuration(["--config", name, *common]).config.model_dump() for name in names)
     lines = []
     for section in before:

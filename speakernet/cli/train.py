@@ -1,6 +1,6 @@
 """Train a model or, with --eval, score a trial list with one.
 
-The same command again resumes a run that was stopped.
+The same command resumes a run that was stopped.
 """
 
 import argparse
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from speakernet.assembly.runs import TrainingOutcome
 
 TAKES_CONFIG = True
-ARGUMENTS = {"--json": {"action": "store_true", "help": "print the results as one object (those of results.json)"}}
+ARGUMENTS = {"--json": {"action": "store_true", "help": "print the results as a JSON object, as in results.json"}}
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int | list[str]:
-    """Train or score; returns the results and the next commands."""
+    """Train or score; return the results and the next commands."""
     loaded = load_configuration(arguments.config_arguments)
     config = loaded.config
     plugins = [word for one in arguments.plugin for word in ("--plugin", one)]
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
         return group.launch(count, config.runtime.port, ["train", *plugins, *arguments.config_arguments])
     with group.joined(config.runtime):
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
-        # Late: on every rank, once they have met.
+        # Late: every rank imports it after the process group exists.
         from speakernet.assembly.runs import score_experiment, train_experiment
 
         with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                 outcome = train_experiment(loaded)
                 lines = _training_lines(outcome, plugins, has_stages=bool(config.training.stages))
                 results = outcome.run_folder / RESULTS
-            # Standard output gets them; log.txt does, too.
+            # The results go to standard output and to log.txt.
             logger.debug("%s", "\n".join(lines))
             if arguments.json:
                 lines = [results.read_text(encoding="utf-8")]
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
 
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Write everything that is logged, details too, to the run folder once it exists."""
+    """Write all log records, including DEBUG, to the run folder once it exists."""
     handler = LogFile(path) if distributed.is_main() else logging.NullHandler()
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
@@ -81,7 +81,7 @@ def written_line(files: Sequence[Path]) -> str:
 def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_stages: bool) -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
-    # The run's own copy also holds the options of the command line.
+    # The run's copy of the configuration also has the options of the command line.
     command = " ".join(
         [own_command("train"), *map(shlex.quote, plugins), "--config", shlex.quote(str(folder / CONFIG))]
     )
@@ -92,7 +92,7 @@ def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_s
         return [
             f"this run is finished: {counted(epochs, 'epoch')}, best held-out EER {summary['best_eer_percent']:.2f} %",
             best,
-            "to start another run: --save_path with another folder",
+            "to start another run, give another folder with --save_path",
         ]
     with open_text(folder / LOG) as log:
         warnings = sum(" WARNING " in line for line in log)
@@ -106,7 +106,7 @@ def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_s
         *([f"warnings: {warnings}, in {folder / LOG}"] if warnings else []),
         "next:",
         f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
-        f"  tensorboard --logdir {quoted}    look at the curves"
+        f"  tensorboard --logdir {quoted}    show the curves"
         if has_stages
         else f"  {command} --max_epoch {2 * summary['epochs']}    continue training",
     ]

@@ -1,12 +1,12 @@
-"""Verify whether two recordings are of one speaker, and how sure that is.
+"""Decide whether two recordings are of the same speaker, and how certain that is.
 
     speakernet verify a.wav b.wav --model best.pt
     speakernet verify a.wav b.wav --model best.pt --far 0.001 --json
     arecord -f S16_LE -r 16000 -t wav | speakernet verify - enrolled.wav --model best.pt
 
-With `-` the first recording is read as it comes, with an answer on standard error after each second.
-Exit status: 0 same speaker, 1 different speakers, 2 every error. The model file needs a calibration (`speakernet
-calibrate`), unless --threshold is given. A replayed or synthetic voice is not detected.
+With `-` the first recording is read as it arrives, and an interim answer goes to standard error after each second.
+Exit status: 0 same speaker, 1 different speakers, 2 any error. The model file needs a calibration (`speakernet
+calibrate`) unless --threshold is given. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -22,26 +22,26 @@ SAME, DIFFERENT, ERROR_STATUS = 0, 1, 2
 MIN_SPEECH_SECONDS = 1.0
 
 ARGUMENTS = {
-    "first": {"help": "a recording: any format, rate and number of channels; - is standard input"},
-    "second": {"help": "another one"},
+    "first": {"help": "a recording, in any format, rate and number of channels; - is standard input"},
+    "second": {"help": "the recording to compare it with"},
     **MODEL,
     **DECISION,
-    "--json": {"action": "store_true", "help": "print one object instead of a sentence"},
-    "--verbose": {"action": "store_true", "help": "log before the answer too"},
+    "--json": {"action": "store_true", "help": "print a JSON object instead of a sentence"},
+    "--verbose": {"action": "store_true", "help": "also log before the answer"},
 }
 
 logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed both, compare, decide."""
+    """Embed both recordings, compare and decide."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import recordings
 
     limits, qualities = limits_of(arguments), []
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
-        # Before audio is read, not after.
+        # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
         if arguments.first == STANDARD_INPUT:
             enrolled = verifier.embed(recordings.usable(verifier.open(arguments.second)))
@@ -64,5 +64,5 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in quality.warnings:
             logger.warning("%s: %s", quality.name, warning)
     if verifier.rule.caution and decision.log_likelihood_ratio is not None:
-        logger.warning("%s: its calibration: %s", verifier.name, verifier.rule.caution)
+        logger.warning("calibration of %s: %s", verifier.name, verifier.rule.caution)
     return SAME if decision.same_speaker else DIFFERENT

@@ -1,10 +1,10 @@
-"""Say who speaks when in a recording, with the names of the people in a store.
+"""Find who speaks when in a recording, naming the people in a store.
 
     speakernet who meeting.wav --model best.pt --store people.db --out meeting
 
-Without --out the turns are printed as RTTM. With it, DIR gets RTTM, RTTM with one speaker at a time, JSON and a page
-with a timeline that plays what is clicked. Whom the store does not know is `speaker 1`, `speaker 2`, …; --enroll puts
-one of them into the store. `-` reads a WAV from a pipe and prints each turn when it ends.
+Without --out the turns are printed as RTTM. With it, DIR gets RTTM, RTTM with one speaker at a time, JSON, and a page
+with a timeline that plays the turn you click. People who are not in the store are `speaker 1`, `speaker 2`, …; --enroll
+adds one of them to the store. `-` reads a WAV from a pipe and prints each turn as it ends.
 """
 
 import argparse
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 ARGUMENTS = {
-    "audio": {"help": "a recording: any format, rate, length and number of channels; - for a WAV from a pipe"},
+    "audio": {"help": "a recording, in any format, rate, length and number of channels; - is a WAV from a pipe"},
     **MODEL,
     **STORE,
-    "--store": {"type": Path, "help": "the file of people whose names are used, such as people.db"},
-    "--speakers": {"type": int, "metavar": "N", "help": "number of speakers, if it is known"},
-    "--max-speakers": {"type": int, "metavar": "N", "help": "the most there can be, if it is not known (10)"},
+    "--store": {"type": Path, "help": "the store of people to name, such as people.db"},
+    "--speakers": {"type": int, "metavar": "N", "help": "number of speakers, if known"},
+    "--max-speakers": {"type": int, "metavar": "N", "help": "maximum number of speakers, if not known (default 10)"},
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
     "--enroll": {
         "action": "append",
         "default": [],
         "metavar": "SPEAKER=NAME",
-        "help": 'add a voice of the recording to the store: "speaker 2=Anna"; may be repeated',
+        "help": 'add a speaker of the recording to the store, such as "speaker 2=Anna" (repeatable)',
     },
-    "--transcript": {"type": Path, "help": "words in JSON, or a .srt, to write with names beside the others"},
+    "--transcript": {"type": Path, "help": "words in JSON, or a .srt, to write with names beside the other files"},
     **DECISION,
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "share of strangers that may get a name, over all people together (0.05)",
+        "help": "share of strangers that may be taken for anybody in the store (default 0.05)",
     },
 }
 
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Find the turns, write or print them, enrol who was named."""
+    """Find the turns, write or print them, and enrol the speakers given names."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.who import files
     from speakernet.inference.who.conversation import enroll_speaker
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.store is not None and not is_new:
         store = verifier.people(arguments.store, store_key(arguments), must_exist=True)
     if arguments.audio == STANDARD_INPUT:
-        # Late: the same.
+        # Late: only a pipe needs it.
         from speakernet.inference.who.live import print_turns
 
         return print_turns(verifier, sys.stdin.buffer, store, **how)
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         people = store or verifier.people(arguments.store, store_key(arguments))
         for label, name in wanted:
             total = enroll_speaker(people, found, label.strip(), name)
-            logger.info("%s is %s in %s now, with %s", label, name.strip(), people.path, counted(total, "recording"))
+            logger.info("%s is now %s in %s, with %s", label, name.strip(), people.path, counted(total, "recording"))
     if arguments.out is None:
         return files.rttm_lines(files.name_of(found.recording), found.turns)
     named = None if transcript is None else files.named_transcript(transcript, found.exclusive)
@@ -89,11 +89,11 @@ def _check(arguments: argparse.Namespace, wanted: list[tuple[str, str]]) -> None
     from speakernet.inference.people import checked_name
 
     if arguments.store is None and (wanted or arguments.far is not None or arguments.threshold is not None):
-        raise ValueError("--enroll, --far and --threshold are about people in a store; name it with --store")
+        raise ValueError("--enroll, --far and --threshold need a store of people; give one with --store")
     if arguments.transcript and arguments.out is None:
-        raise ValueError("--transcript is written beside the other files; name a folder with --out")
+        raise ValueError("--transcript needs a folder to write to; give one with --out")
     if arguments.audio == STANDARD_INPUT and (wanted or arguments.out or arguments.speakers):
-        raise ValueError("--enroll, --out and --speakers need the whole recording, and - is a pipe; record it first")
+        raise ValueError("--enroll, --out and --speakers need the whole recording, not a pipe; save it to a file first")
     for label, name in wanted:
         if not label.strip():
             raise ValueError(f"--enroll {label}={name}: expected SPEAKER=NAME, such as 'speaker 2=Anna'")
@@ -105,14 +105,14 @@ def _log(found: "Conversation", seconds: float) -> None:
     logger.info("%s of audio in %s (%s)", duration(found.seconds), duration(seconds), factor)
     if found.detector == "energy":
         logger.warning(
-            "speech was found by its energy, which takes music and doors for it: pip install 'speakernet[who]'"
+            "speech is detected by energy alone, which mistakes music and doors for it; pip install 'speakernet[who]'"
         )
     if not found.turns:
-        logger.warning("%s: no speech was found", found.recording)
+        logger.warning("%s: no speech found", found.recording)
 
 
 def summary(found: "Conversation") -> list[str]:
-    """A line for each speaker: how long, and how sure the name is."""
+    """One line per speaker: how long they speak, and how certain the name is."""
     head = f"{counted(len(found.speakers), 'speaker')} in {duration(found.speech_seconds)} of speech"
     lines = [f"{head}, {duration(found.seconds)} in all"]
     for one in found.speakers:

@@ -1,13 +1,13 @@
-"""One table from other toolkits' option names to ours, voxceleb_trainer's defaults, and options that were removed.
+"""Other toolkits' option names, voxceleb_trainer's defaults, and removed options.
 
-Sources of the names: voxceleb_trainer (commit f51bab8) and its performance-optimised fork, and the switches that
-Hugging Face style trainers have in common. Each row has a test.
+Sources of the names: voxceleb_trainer (commit f51bab8), its performance-optimised fork, and options common to Hugging
+Face style trainers. Each row has a test.
 """
 
 from typing import Any
 
 MODE_FLAGS = ("eval",)
-"""Options that say what to do rather than how; they do not belong to the configuration."""
+"""Options that select an action; they are not part of the configuration."""
 
 CLASSIC_NAMES = {
     "batch_size": "data.batch_size",
@@ -104,26 +104,26 @@ VALUES: dict[str, Values] = {
     "use_compile": ON_OFF,
     "fp16": {"true": "fp16", "false": None},
     "bf16": {"true": "bf16", "false": None},
-    # voxceleb_trainer's default, which nobody chose: a free port does as well.
+    # voxceleb_trainer's default; any free port does as well.
     "port": {"8888": None},
 }
-"""Old name -> old value -> ours; None changes nothing. Other values mean the same in both."""
+"""Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in both."""
 TYPOS = {"nLcasses": "nClasses"}
-"""Misspelt in published recipes of voxceleb_trainer, whose parser stops there."""
+"""Misspelt names in voxceleb_trainer's published recipes, which its own parser rejects."""
 REMOVED: dict[str, str] = {
     "runtime.cuda_graphs": "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)",
 }
-"""Options of earlier versions -> what to write instead. Saved configurations may still hold them."""
+"""Options of earlier versions -> what to write instead. Saved configurations may still contain them."""
 WESPEAKER = {
     *("data_type", "dataloader_args", "dataset_args", "do_lm", "enable_amp", "exp_dir", "gpus", "log_batch_interval"),
     *("loss_args", "margin_scheduler", "margin_update", "model_args", "model_init", "num_avg", "num_epochs"),
     *("optimizer_args", "projection_args", "save_epoch_interval", "scheduler_args"),
 }
-"""Top-level keys of wespeaker's configurations that only those have."""
+"""Top-level keys that only wespeaker's configurations have."""
 
 
 def translate(name: str, value: Any) -> dict[str, Any]:
-    """Our dotted key and value for an old name and value; empty if it changes nothing."""
+    """Our dotted key and value for an old name and value; empty if the option is dropped."""
     key, values = ALIASES[name], VALUES.get(name, {})
     value = values.get(str(value).casefold(), value)
     if name == "dcf_p_target" and not isinstance(value, list):
@@ -174,4 +174,4 @@ CLASSIC_DEFAULTS: dict[str, Any] = {
     "runtime.seed": 10,
     "runtime.precision": "no",
 }
-"""What an omitted option means in voxceleb_trainer."""
+"""Defaults of voxceleb_trainer."""

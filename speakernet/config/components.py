@@ -1,8 +1,8 @@
-"""Components from outside: rows that a user's file or an installed package adds to the tables.
+"""External components, which a user's file or an installed package adds to the tables.
 
-Such a module defines `COMPONENTS`, from kind to name to `Component(options, "module:name")`. Only the command line
-(`--plugin FILE`) and installed packages (entry points `speakernet.components`) import code; a configuration, a run
-folder or a model file only names what it needs.
+Their module defines `COMPONENTS`: kind -> name -> `Component(options, "module:name")`. Code is imported only for the
+command line (`--plugin FILE`) and for installed packages (entry points `speakernet.components`); a configuration, run
+folder or model file only names the components it needs.
 """
 
 import hashlib
@@ -37,25 +37,25 @@ BASES: Mapping[str, type[Options]] = {
     "schedule": ScheduleOptions,
     "augmentation": Options,
 }
-"""Kind -> what the options of such a component derive from."""
+"""Kind -> base class of the component's options."""
 
 
 def add_file(path: str | Path) -> None:
-    """Import a file and add its components to the tables; doing it twice adds nothing.
+    """Import a file and add its components to the tables; adding a file twice has no effect.
 
     Raises:
-        ValueError: a file that does not import, or whose COMPONENTS are not as they must be.
+        ValueError: the file cannot be imported, or its COMPONENTS are malformed.
     """
     file = Path(path).absolute()
     if not file.is_file() or file.suffix != ".py" or not file.stem.isidentifier():
         raise ValueError(f"--plugin {path}: expected a Python file whose name is an identifier, such as my_parts.py")
-    # At the end of the path, so that it hides nothing; loader workers get the same path and find the file again.
+    # At the end of sys.path, so that it shadows nothing; loader workers inherit the path and find the file too.
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     importlib.invalidate_caches()
     spec = importlib.util.find_spec(file.stem)
     if spec is None or Path(spec.origin or "").resolve() != file.resolve():
-        raise ValueError(f"{path}: another module is called {file.stem}; rename the file")
+        raise ValueError(f"{path}: another module is named {file.stem}; rename the file")
     _add(file.stem, str(path))
 
 
@@ -72,7 +72,7 @@ def _add(module_name: str, where: str) -> None:
         module = importlib.import_module(module_name)
         found = _rows(module)
     except Exception as error:
-        raise ValueError(f"{where}: {type(error).__name__}: {error}; --debug shows where") from error
+        raise ValueError(f"{where}: {type(error).__name__}: {error}; --debug shows the traceback") from error
     for table, name, component in found:
         table[name] = component
     source = Path(inspect.getfile(module)).read_bytes()
@@ -80,11 +80,11 @@ def _add(module_name: str, where: str) -> None:
 
 
 def _rows(module: ModuleType) -> list[tuple[dict[str, Component], str, Component]]:
-    """The rows that a module adds, each with its table."""
+    """The components of a module, each with its table and name."""
     given = getattr(module, "COMPONENTS", None)
     if not isinstance(given, dict):
         raise ValueError(
-            "it defines no COMPONENTS, such as {'pooling': {'Max': Component(MaxOptions, 'my_parts:Max')}}"
+            "no COMPONENTS; expected e.g. COMPONENTS = {'pooling': {'Max': Component(MaxOptions, 'my_parts:Max')}}"
         )
     found = []
     for kind, rows in given.items():
@@ -93,7 +93,7 @@ def _rows(module: ModuleType) -> list[tuple[dict[str, Component], str, Component
             if not issubclass(component.options, BASES[kind]):
                 raise ValueError(f"the options of {name} do not derive from {BASES[kind].__name__}")
             if name in table:
-                raise ValueError(f"there is a {kind} {name} already; choose another name")
+                raise ValueError(f"the {kind} {name} already exists; choose another name")
             component.load()
             found.append((table, name, component))
             if kind.endswith(" loss"):

@@ -1,10 +1,10 @@
-"""From configuration files and command line to a checked `Config`, and back to a saved copy.
+"""Load a checked `Config` from configuration files and command line, and save a copy.
 
 Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that knows its file and
-line. A flat YAML, `--defaults voxceleb_trainer` and its checkpoint scored without a configuration start from
-voxceleb_trainer's defaults, everything else from ours; a model file that training starts from says which network it is.
-No option is silently without effect: one that the chosen component does not take is refused, unless a later layer
-replaced the component it was meant for, or the file was written for another program.
+line. Defaults are voxceleb_trainer's for a flat YAML, for `--defaults voxceleb_trainer` and for scoring its checkpoint
+without a configuration, otherwise ours; an initial model sets the network. No option is silently ignored: one that the
+chosen component does not take is refused, unless a later layer replaced the component it was meant for, or the file
+was written for another program.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
 OURS, CLASSIC = "speakernet", "voxceleb_trainer"
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
-"""Of JSON, behind a text that is kept."""
+"""A comment in JSON, or a string, which is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent / "configs"
 RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "recipes"
@@ -59,23 +59,23 @@ RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "rec
 
 
 class ConfigError(ValueError):
-    """A configuration that the user can fix; the message says where, what was found and what is expected."""
+    """An error in a configuration; the message says where, what was found and what is expected."""
 
 
 class Setting(NamedTuple):
-    """One value that somebody gave."""
+    """One value given in a file or on the command line."""
 
     key: str
-    """As it was written, then dotted: section and option, or `model.options` and an option of the model."""
+    """At first as written, later dotted: section and option, or `model.options` and an option of the model."""
     value: Any
     where: str
-    """File and line, or the option of the command line."""
+    """File and line, or the command-line option."""
     layer: int = 0
-    """Number of its file, or of the command line, which comes last."""
+    """Number of its file; the command line comes last."""
 
     @property
     def is_sectioned(self) -> bool:
-        """`model: ResNetSE34L` is an old flat name; `model:` with lines below it (or with nothing) is our section."""
+        """Whether the key is in our sections; `model: ResNetSE34L` is an old flat name, unlike `model:` and a block."""
         section, dot, _ = self.key.partition(".")
         return section in SECTIONS and (bool(dot) or self.value in (None, {}))
 
@@ -92,9 +92,9 @@ class LoadedConfig:
     evaluate_only: bool
     """Whether `--eval` (or `eval: true`) was given."""
     given: frozenset[str]
-    """The dotted keys that were set by a file or on the command line."""
+    """The dotted keys set in a file or on the command line."""
     defaults: str
-    """Which defaults hold, and why; for the log."""
+    """Which defaults apply, and why; for the log."""
 
 
 def load_config(
@@ -102,12 +102,12 @@ def load_config(
     is_classic_checkpoint: Callable[[Path], bool] = lambda path: False,
     settings_of_model: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> LoadedConfig:
-    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line."""
+    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and all other options of a command line."""
     config_names, asked, options = _split_command_line(arguments)
     files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
     numbered = list(enumerate(zip(files, layers, strict=True)))
-    # Copies that a run saved; a recipe may name every section too, so the name counts as well.
+    # Copies saved by a run. A recipe may also name every section, so the file name has to match too.
     copies = {
         number
         for number, (file, layer) in numbered
@@ -115,17 +115,17 @@ def load_config(
     }
     flat = {number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)}
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic, why = False, "neither a file nor an option asks for others"
+    is_classic, why = False, "no file or option selects others"
     if asked:
         is_classic, why = asked == CLASSIC, "--defaults"
     elif first is not None:
         is_classic, why = first in flat, f"{files[first]} is {'flat' if first in flat else 'in sections'}"
     elif any(one.key in CLASSIC_NAMES for one in options):
-        why = f"--defaults {CLASSIC} takes that program's"
+        why = f"--defaults {CLASSIC} selects that program's"
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
         kept = (one._replace(layer=number) for one in layer if number not in copies or one.key not in REMOVED)
-        settings += [_found_beside(one, file) for setting in kept for one in _translated(setting)]
+        settings += [_resolve_input(one, file) for setting in kept for one in _translated(setting)]
     for setting in options:
         settings += _translated(setting._replace(layer=len(files)))
     last = {one.key: one for one in settings}
@@ -136,7 +136,7 @@ def load_config(
     forgiven = flat | ({len(files)} if is_classic else set())
     if scores == "true" and model and not files and not asked and is_classic_checkpoint(Path(model)):
         is_classic, why, forgiven = True, f"{model} is its checkpoint", {0}
-    settings = _without_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
+    settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
     defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
     if is_classic:
         # voxceleb_trainer's StepLR decays every test_interval epochs.
@@ -148,7 +148,7 @@ def load_config(
             holder = split_key(key)[0]
             choice = CHOICES.get("model.options" if holder == "model" else holder)
             named = str(last[choice.key].value) if choice and choice.key in last else "auto"
-            # The options of a component that somebody has replaced go.
+            # If the user chose another component, the model's options for the old one do not apply.
             if choice is None or named in ("auto", of_model.get(choice.key)):
                 defaults[key] = value
     config = compose(settings, defaults, forgiven)
@@ -158,12 +158,12 @@ def load_config(
     given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
     if is_classic and (differing := _differences(config, given)):
-        described += f"; options not given that differ from {OURS}'s: {differing}; --defaults {OURS} takes the latter"
+        described += f"; options not given that differ from {OURS}'s: {differing}; --defaults {OURS} uses the latter"
     return LoadedConfig(config, files, is_classic, scores == "true", given, described)
 
 
 def find_config(name: str) -> Path:
-    """A configuration by path, or by bare name in the recipes that come with speakernet; `.yaml` may be left out."""
+    """Find a configuration by path, or by name among the recipes of speakernet; `.yaml` may be left out."""
     for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
@@ -174,8 +174,8 @@ def find_config(name: str) -> Path:
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration as YAML, atomically.
 
-    It means the same from any folder: inputs are absolute, and the run folder is that of the file. Modules with
-    components from outside are copied beside it.
+    The file works from any working directory: inputs are absolute, and the run folder is the file's own. Modules with
+    external components are copied next to it.
     """
     values = config.model_dump()
     del values["training"]["save_path"]
@@ -194,13 +194,13 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()) -> Config:
-    """The configuration that the settings, in the order of their layers, mean before the defaults.
+    """Compose a configuration from settings, in the order of their layers, on top of the defaults.
 
-    A setting of a layer that is `forgiven` is warned about, not refused, if it has no effect.
+    A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
     names: Names = DEFAULT_NAMES | {one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults}
     chosen_in: dict[str, int] = {}
-    """Holder -> the last layer that chose another component there."""
+    """Holder -> the last layer that chose another component for it."""
     for layer in sorted({setting.layer for setting in settings}):
         own = {setting.key: setting for setting in settings if setting.layer == layer}
         before, names = names, {**names, **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own}}
@@ -211,7 +211,7 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
                 raise ConfigError(f"{own[choice.key].where}: {choice.key}: {error}") from error
     last, dropped = {one.key: one for one in settings}, []
     owners: dict[str, type[Options]] = {}
-    """Key -> the class that has the option; without those that the chosen components do not take."""
+    """Key -> the class with the option; options that the chosen components do not take are missing."""
     for key in {**defaults, **last}:
         holder, option = split_key(key)
         owner = owner_of(holder, names)
@@ -221,7 +221,7 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
     for key, setting in last.items():
         holder, option = split_key(key)
         replaced = [one for one in (holder, holder.partition(".")[0]) if chosen_in.get(one, 0) > setting.layer]
-        # 32 channels of one network are not 32 channels of another, even if both take the option.
+        # An option meant for one network does not apply to another, even if both take it.
         is_other = holder in replaced and "." in holder and all(key != choice.key for choice in CHOICES.values())
         if key in owners and not is_other:
             is_text = str in alternatives(owners[key].model_fields[option].annotation)
@@ -229,9 +229,9 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
         elif replaced:
             dropped.append(f"{key} ({setting.where})")
         elif setting.layer in forgiven:
-            logger.warning("%s: %s", setting.where, _why_idle(key, names))
+            logger.warning("%s: %s", setting.where, _no_effect_message(key, names))
         else:
-            raise ConfigError(f"{setting.where}: {_why_idle(key, names)}")
+            raise ConfigError(f"{setting.where}: {_no_effect_message(key, names)}")
     if dropped:
         logger.warning("ignored, because a later file or option chose another component: %s", ", ".join(dropped))
     values: dict[str, Any] = {}
@@ -263,7 +263,7 @@ def _read_text(setting: Setting) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def _why_idle(key: str, names: Names) -> str:
+def _no_effect_message(key: str, names: Names) -> str:
     holder, option = split_key(key)
     section, _, field = holder.partition(".")
     owner, kind = owner_of(holder, names), CHOICES[holder].kind if holder in CHOICES else ""
@@ -272,7 +272,7 @@ def _why_idle(key: str, names: Names) -> str:
         has = suggestion(option, own) if own else "it has none"
         return f"{key} has no effect: the {kind} {chosen(holder, names)} has no option {option!r}; {has}"
     if section not in CHOICES:
-        return f"{key} does not exist; a name in a section has no dot"
+        return f"{key} does not exist; an option in this section has no dot"
     wanted = key.split(".")[1]
     takers = [name for name, one in CHOICES[section].table.items() if wanted in one.options.model_fields]
     return (
@@ -282,7 +282,7 @@ def _why_idle(key: str, names: Names) -> str:
 
 
 def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Setting]]:
-    """The `--config` names, `--defaults`, and the other options; a flag without a value counts as true."""
+    """The `--config` names, `--defaults`, and the other options; an option without a value is true."""
     pairs: list[tuple[str, Any]] = []
     remaining = list(arguments)
     while remaining:
@@ -307,12 +307,12 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
 
 
 def _read_file(path: Path) -> list[Setting]:
-    """Every top-level key of a YAML or JSON file that is not a mapping, and every key one level below a mapping."""
+    """The settings of a YAML or JSON file: top-level keys with values, and the keys one level below a mapping."""
     try:
         with open_text(path) as file:
             text = file.read(MOST_YAML + 1)
         if path.suffix == ".json":
-            # JSON may be indented by tabs, which YAML does not take, and have comments; a text may hold //.
+            # JSON may be indented with tabs, which YAML does not allow, and have comments; a string may contain //.
             text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
         root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
@@ -324,7 +324,7 @@ def _read_file(path: Path) -> list[Setting]:
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
             pairs = [(f"{key}.{child}", one, at) for child, one, at in children] or [(key, node, where)]
             below: list[Any] = [value for _, value, _ in pairs]
-            # A key that is given twice is refused below too; the list grows while it is read.
+            # Refuses duplicate keys at deeper levels too; the list grows while it is iterated.
             for value in below:
                 if isinstance(value, yaml.MappingNode):
                     below += [inner for _, inner, _ in _pairs(value, path)]
@@ -336,7 +336,7 @@ def _read_file(path: Path) -> list[Setting]:
     found = dict.fromkeys(one.key.partition(".")[0] for one in settings)
     if not WESPEAKER.isdisjoint(found):
         listed = ", ".join(list(found)[:8])
-        raise ConfigError(f"{path}: {listed} are wespeaker's options; docs/migration.md says what to write instead")
+        raise ConfigError(f"{path}: {listed} are options of wespeaker; see docs/migration.md for what to write instead")
     return settings
 
 
@@ -351,9 +351,9 @@ def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.
 
 
 def _differences(config: Config, given: frozenset[str]) -> str:
-    """The values that hold because voxceleb_trainer has them, with ours."""
+    """The values that come from voxceleb_trainer's defaults, each with ours."""
     values, ours = config.model_dump(), Config().model_dump()
-    # What costs most if nobody notices it comes first.
+    # The most costly to overlook come first.
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []
     for section, field in (key.split(".") for key in keys if key not in given):
@@ -363,32 +363,32 @@ def _differences(config: Config, given: frozenset[str]) -> str:
     return ", ".join(found)
 
 
-def _found_beside(setting: Setting, file: Path) -> Setting:
-    """An input that does not exist in the working directory, but does beside the file that names it."""
+def _resolve_input(setting: Setting, file: Path) -> Setting:
+    """Resolve an input that does not exist in the working directory but does next to the file that names it."""
     section, option = split_key(setting.key)
     owner = SECTIONS.get(section, Options)
     same_as = {"data.test_lists": "data.test_", "data.corpora": "data."}.get(setting.key)
     if same_as and isinstance(setting.value, dict):
-        # A path alone, or with options of its own: each of them is an input like test_list and test_path.
+        # Each value is a path, or options whose paths are inputs like test_list and test_path.
         found: dict[Any, Any] = {}
         for name, given in setting.value.items():
             inputs = given if isinstance(given, dict) else {"list": given}
             settings = {key: setting._replace(key=f"{same_as}{key}", value=one) for key, one in inputs.items()}
-            found[name] = {key: _found_beside(one, file).value for key, one in settings.items()}
+            found[name] = {key: _resolve_input(one, file).value for key, one in settings.items()}
         return setting._replace(value=found)
     if setting.value and option in owner.model_fields and is_input(owner, option):
         beside = file.parent / str(setting.value)
-        # A name that is too long is refused with the other values.
+        # A name that is too long for the system is refused later, with the other values.
         with contextlib.suppress(OSError):
             if not Path(str(setting.value)).exists() and beside.exists():
                 return setting._replace(value=str(beside))
     return setting
 
 
-def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Collection[int]) -> list[Setting]:
-    """The settings without each audio folder that a run saved beside a list, if a later layer names another list.
+def _drop_folders_of_other_lists(settings: Sequence[Setting], copies: Collection[int]) -> list[Setting]:
+    """Drop audio folders that a run saved along with a list, if a later layer names another list.
 
-    The copy of a run names every folder, also those that nobody gave: the folder of one list says nothing of another.
+    A run's copy names every folder, including those nobody gave, and the folder of one list does not apply to another.
     """
     last = {setting.key: setting for setting in settings}
     kept = []
@@ -396,20 +396,20 @@ def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Collect
         named = last.get(f"{setting.key.removesuffix('_path')}_list")
         is_saved = setting.layer in copies and last[setting.key] is setting and bool(setting.value)
         if named and is_saved and named.layer > setting.layer:
-            # The same list under its own name keeps its folder; a copy saves absolute paths.
+            # The same list keeps its folder; a copy saves absolute paths.
             own = [one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)]
             if str(Path(str(named.value)).absolute()) not in own:
-                logger.info("%s: this names another list, so the saved %s is ignored", named.where, setting.key)
+                logger.info("%s names another list, so the saved %s is ignored", named.where, setting.key)
                 continue
         kept.append(setting)
     return kept
 
 
 def _translated(setting: Setting) -> Iterator[Setting]:
-    """A setting as written under our dotted keys, the mapping of a component's options one by one."""
+    """Translate a setting as written to our dotted keys, one for each option of a component's mapping."""
     key, where = setting.key, setting.where
     if key in TYPOS:
-        logger.warning("%s: %s is misspelt; taken as %s", where, key, TYPOS[key])
+        logger.warning("%s: %s is misspelt; using %s", where, key, TYPOS[key])
         key = TYPOS[key]
     section, _, field = key.partition(".")
     if key in REMOVED:

@@ -1,4 +1,4 @@
-"""Every option in words: the text of `--help`, and the page docs/configuration.md (`show-config --reference`)."""
+"""The options described: the text of `--help`, the page docs/configuration.md, and the JSON schema."""
 
 import itertools
 import json
@@ -13,27 +13,27 @@ from speakernet.models.options import FAMILIES
 from speakernet.options import Options, alternatives, default_of, description_of, in_words, summary
 
 EVERYDAY = {
-    "what to train on": [
+    "data": [
         "data.train_list", "data.test_list", "data.validation_list", "data.train_path", "data.test_path",
         "augment.noise_path", "augment.rir_path",
     ],
-    "what to train": ["model.name", "model.embedding_dim", "frontend.num_mels", "loss.name", "loss.margin"],
-    "how to train": [
+    "model and loss": ["model.name", "model.embedding_dim", "frontend.num_mels", "loss.name", "loss.margin"],
+    "training": [
         "training.max_epochs", "data.batch_size", "data.crop_frames", "optimizer.learning_rate", "augment.enabled",
         "augment.speed_factors", "training.test_interval", "training.patience",
     ],
-    "where and from where": ["training.save_path", "training.initial_model"],
-    "the machine": ["runtime.device", "runtime.precision", "data.num_workers", "runtime.seed"],
+    "run folder and initial model": ["training.save_path", "training.initial_model"],
+    "machine": ["runtime.device", "runtime.precision", "data.num_workers", "runtime.seed"],
 }  # fmt: skip
-"""The options that most users ever set, as a short `--help` shows them."""
+"""The options that most users set, shown by a plain `--help`."""
 WIDTH = 100
 WIDEST_LIST = 8
-"""The most components that are named one by one; of more, those that do not take an option are named."""
+"""If more components than this take an option, the ones that do not are listed instead."""
 HEAD = f"""# Configuration
 
-This page is written from the code: `speakernet show-config --reference`.
+This page is generated from the code by `speakernet show-config --reference`.
 
-A configuration is a YAML file of sections:
+A configuration is a YAML file with sections:
 
 ```yaml
 data:
@@ -50,7 +50,7 @@ training:
   max_epochs: 40
 ```
 
-What is left out keeps its default. The command line writes the same with dots:
+Options left out keep their defaults. On the command line, the same options are written with dots:
 
 ```sh
 python trainSpeakerNet.py --config my.yaml --data.batch_size 32 --loss.margin 0.3
@@ -58,38 +58,39 @@ speakernet show-config --config my.yaml
 speakernet show-config --config exp01.yaml --given
 ```
 
-The first trains, the second prints the configuration with every default, the third only what was set.
+The first command trains, the second prints the configuration with every default, the third only the options that were
+set.
 
-- Later beats earlier: default, then the files in the order of `--config`, then the command line.
-- A file is looked for by its path, then among the recipes in `configs/`; `.yaml` may be left out.
+- Later values override earlier ones: defaults, then the files in the order of `--config`, then the command line.
+- A file is looked up as a path, then among the recipes in `configs/`; `.yaml` may be left out.
 - Files and folders are relative to the working directory, or to the folder of the file that names them.
-- An unknown key, a wrong type and a value out of bounds stop the command before it starts; the message has the file,
+- An unknown key, a wrong type or a value out of bounds stops the command before it starts; the message gives the file,
   the line and the nearest key. An option that the chosen components do not take is refused by name.
-- A section with a `name` chooses a component, which takes options of its own. The column "with" says which components
-  take an option; if it is empty, all do.
+- A section with a `name` chooses a component with its own options. The column "with" lists the components that take an
+  option; if it is empty, all do.
 - Old names are those of voxceleb_trainer and of common trainers; they work on the command line and in flat YAML files
-  ([migration.md](migration.md)). `--defaults {OURS}` or `--defaults {CLASSIC}` says which defaults hold.
+  ([migration.md](migration.md)). `--defaults {OURS}` or `--defaults {CLASSIC}` selects the defaults.
 """
 
 
 class Row(NamedTuple):
-    """An option of a section; components that mean different things by one name have a row each."""
+    """An option of a section; one name has several rows if it means different things to different components."""
 
     key: str
     words: tuple[str, ...]
-    """The words that it takes besides numbers and other values, such as `auto`."""
+    """The words that it accepts besides numbers and other values, such as `auto`."""
     takes: str
     text: str
     default: str
-    """The default, or the defaults with the components that have them."""
+    """The default, or each default with its components."""
     components: str
     """The components that take it; empty if all do."""
 
 
 def help_text(topic: str = "") -> str:
-    """The options as text: of a section, "all", or without a topic the everyday ones."""
+    """The options as text: of one section, of all, or without a topic the everyday ones."""
     if not topic:
-        lines = ["Options people use (YAML: section, then key; command line: --section.key VALUE):"]
+        lines = ["Common options (YAML: section, then key; command line: --section.key VALUE):"]
         known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
         for title, keys in EVERYDAY.items():
             lines += ["", f"  {title}:", *(line for key in keys for line in _as_text(known[key]))]
@@ -102,10 +103,10 @@ def help_text(topic: str = "") -> str:
         lines += [line for row in rows(section) for line in _as_text(row)] + [""]
     if topic == "all":
         lines += [
-            f"--defaults {OURS}|{CLASSIC}: the defaults of options that are left out. Without it, a flat YAML and a",
-            f"checkpoint of {CLASSIC} that is scored without --config have {CLASSIC}'s, everything else ours.",
+            f"--defaults {OURS}|{CLASSIC}: the defaults of options that are left out. Without it, {CLASSIC}'s apply to",
+            f"a flat YAML and to a {CLASSIC} checkpoint scored without --config, and {OURS}'s to everything else.",
             "",
-            "Other names that are understood, in flat YAML files and on the command line:",
+            "Other names accepted in flat YAML files and on the command line:",
             *(f"  --{name:<32} {ALIASES[name]}" for name in sorted(ALIASES, key=str.casefold)),
         ]
     return "\n".join(lines)
@@ -120,16 +121,16 @@ def _as_text(row: Row) -> Iterator[str]:
 
 
 def rows(holder: str) -> list[Row]:
-    """The options of a section or of the components that a field holds, the everyday ones first."""
+    """The options of a section, or of the components that a field can hold, the everyday ones first."""
     owners: list[tuple[str, type[Options]]] = [("", SECTIONS.get(holder, Options))]
     if holder == "model.options":
-        # The sizes of a family are one name.
+        # All sizes of a family share one name.
         owners = [(family, component.options) for family, sizes in FAMILIES.items() for component in sizes.values()]
     elif holder in CHOICES:
         owners = [(name, component.options) for name, component in CHOICES[holder].table.items()]
     every = list(dict.fromkeys(name for name, _ in owners))
     names = {choice.key: choice.default for choice in CHOICES.values()}
-    # What has the same name, values and description is one row -> its defaults, each with the components that have it.
+    # Row (options with the same name, values and description) -> its defaults -> the components with that default.
     found: dict[tuple[str, str, tuple[str, ...], str], dict[str, dict[str, None]]] = {}
     for component, owner in owners:
         for field, info in owner.model_fields.items():
@@ -156,13 +157,13 @@ def rows(holder: str) -> list[Row]:
 
 def _default(key: str, value: Any) -> str:
     if key in CHOICES:
-        return f"those of the {CHOICES[key].kind}"
+        return f"the {CHOICES[key].kind}'s defaults"
     return "empty" if value in ("", None, [], {}) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def reference() -> str:
     """The page of all options."""
-    lines = [HEAD, "| section | what it holds |", "|---|---|"]
+    lines = [HEAD, "| section | contents |", "|---|---|"]
     lines += [f"| [{section}](#{section}) | {summary(owner)} |" for section, owner in SECTIONS.items()]
     for section, owner in SECTIONS.items():
         lines += ["", f"## {section}", "", summary(owner), ""]
@@ -175,21 +176,21 @@ def reference() -> str:
             lines += ["", f"### {holder}", ""]
             if section in CHOICES:
                 kind = CHOICES[holder].kind
-                lines += [f"The {kind} in `combined`: {names}, each with its options in the section `{section}`."]
+                lines += [f"The {kind} in `combined`: {names}, each with its options from section `{section}`."]
             else:
-                lines += [f"Options of the {CHOICES[holder].kind} that is chosen.", "", *_table(holder)]
+                lines += [f"Options of the chosen {CHOICES[holder].kind}.", "", *_table(holder)]
     return "\n".join([*lines, ""])
 
 
 def json_schema() -> dict[str, Any]:
-    """The configuration as a JSON schema, by which editors complete and check it."""
+    """The JSON schema of a configuration, with which editors complete and check it."""
     definitions: dict[str, Any] = {}
     properties = {"$schema": {"type": "string"}, **{one: _object(one, definitions) for one in SECTIONS}}
-    # Written at the top, where stages are read more easily.
+    # Stages may also be written at the top level, where they are easier to read.
     properties["stages"] = properties["training"]["properties"]["stages"]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "A configuration of speakernet",
+        "title": "speakernet configuration",
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
@@ -198,14 +199,14 @@ def json_schema() -> dict[str, Any]:
 
 
 def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The options that a section or field holds: those of every component, and for each name those that it takes."""
+    """The options of a section or field: those of all components, with rules for which component takes which."""
     owners = {name: one.options for name, one in CHOICES[holder].table.items()} if holder in CHOICES else {}
     fields: dict[str, dict[str, Any]] = {}
     for owner in [SECTIONS.get(holder, Options), *owners.values()]:
         made = owner.model_json_schema()
         definitions |= made.pop("$defs", {})
         for name, declared in made.get("properties", {}).items():
-            # Defaults and titles differ between components that otherwise take the same.
+            # Defaults and titles may differ between components that otherwise take the same values.
             kept = {key: value for key, value in declared.items() if key not in ("default", "title")}
             fields.setdefault(name, {})[json.dumps(kept, sort_keys=True)] = kept
     properties = {
@@ -234,7 +235,7 @@ def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_fields(owners: Mapping[str, type[Options]]) -> Iterator[tuple[list[str], list[str]]]:
-    """The lists of options that components take, each with the components that take it."""
+    """Each set of options, with the components that take it."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name, owner in owners.items():
         found.setdefault(tuple(owner.model_fields), []).append(name)
@@ -247,7 +248,7 @@ def _rule(key: str, names: list[str], then: dict[str, Any]) -> dict[str, Any]:
 
 def _table(holder: str) -> Iterator[str]:
     is_chosen = holder in CHOICES
-    yield f"| option | takes | default |{' with |' if is_chosen else ''} what it does |"
+    yield f"| option | takes | default |{' with |' if is_chosen else ''} description |"
     yield f"|---|---|---|{'---|' if is_chosen else ''}---|"
     for row in rows(holder):
         old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)

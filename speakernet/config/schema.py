@@ -1,7 +1,7 @@
-"""The whole configuration: the options of all packages under the names of their sections.
+"""The whole configuration: the options of all packages, by section.
 
-A section whose `name` chooses a component holds that component's own options, so that `config.schedule.decay` exists
-exactly if the chosen schedule takes it. Where a configuration comes from is the business of `loading.py`.
+A section whose `name` chooses a component has that component's options: `config.schedule.decay` exists only if the
+chosen schedule takes it. `loading.py` reads configurations.
 """
 
 import functools
@@ -24,7 +24,7 @@ from speakernet.training.options.schedules import SCHEDULES, ExponentialOptions,
 
 
 class Config(Options):
-    """Everything that defines an experiment; each section is documented in its own class."""
+    """The configuration of a run; each section is documented in its own class."""
 
     data: DataOptions = Field(default_factory=DataOptions)
     augment: AugmentOptions = Field(default_factory=AugmentOptions)
@@ -39,7 +39,7 @@ class Config(Options):
 
 
 class Choice(NamedTuple):
-    """A place where a component is chosen by name."""
+    """A part of the configuration where a component is chosen by name."""
 
     kind: str
     table: Mapping[str, Component]
@@ -64,7 +64,7 @@ CHOICES = {
     "optimizer": Choice("optimizer", OPTIMIZERS, "optimizer.name", default_of(AdamOptions, "name")),
     "schedule": Choice("schedule", SCHEDULES, "schedule.name", default_of(FloorOptions, "name")),
 }
-"""Holder (the section or field that holds a chosen component's options) -> the choice."""
+"""Holder (the section or field with the chosen component's options) -> the choice."""
 OF_A_STAGE: dict[str, Collection[str]] = {
     "data": (
         *("crop_frames", "crop_frames_max", "batch_size", "utterances_per_speaker", "max_utterances_per_speaker"),
@@ -81,30 +81,30 @@ OF_A_STAGE: dict[str, Collection[str]] = {
     ),
 }
 OF_A_STAGE["loss.classification"] = OF_A_STAGE["loss"]
-"""Holder -> the options that a stage can change; of holders that are not here, every option."""
+"""Holder -> the options that a stage can change; every option of holders not listed."""
 ONCE: dict[str, dict[str, Any]] = {
     "augment": {"real_epochs": 0},
     "schedule": {"margin": "constant"},
     "training": {"freeze_epochs": 0, "initial_weight": 0.0},
 }
-"""What belongs to the beginning or the end of one stage: the next one does not repeat it unasked."""
+"""Options tied to the start or end of a stage; the next stage resets them unless it sets them itself."""
 RECORDED = [(1.0, 1.0)]
 """The voice as recorded: speed and vocal-tract factor."""
 DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
 
 Names = Mapping[str, str]
-"""Holder -> the name that is chosen there."""
+"""Holder -> the chosen name."""
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Holder or section, and option, of a dotted key: `loss.metric.margin` is `margin` of `loss.metric`."""
+    """Split a dotted key into holder or section, and option: `loss.metric.margin` is `margin` of `loss.metric`."""
     holder = key.rpartition(".")[0]
     parts = key.rpartition(".") if holder in CHOICES or holder in SECTIONS else key.partition(".")
     return parts[0], parts[2]
 
 
 def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The names in these sections, the defaults if there is none."""
+    """The chosen names in these sections, or the default names."""
     found, given = {}, cast("Any", values)
     for holder, choice in CHOICES.items():
         name = functools.reduce(lambda at, word: (at or {}).get(word), choice.key.split("."), given)
@@ -113,7 +113,7 @@ def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def chosen(holder: str, names: Names) -> str:
-    """The row of its table that a holder has options of; `auto` as front end or pooling is the model's own."""
+    """The component whose options a holder has; `auto` as front end or pooling is the model's default."""
     name, model = names[holder], names["model.options"]
     if holder == "model.pooling_options":
         return pooling_of(model, name)
@@ -125,7 +125,7 @@ def chosen(holder: str, names: Names) -> str:
 
 
 def owner_of(holder: str, names: Names) -> type[Options] | None:
-    """The class whose fields are a holder's options; None if the chosen component has no such field."""
+    """The options class of a holder; None if the chosen component has no such field."""
     section, _, field = holder.partition(".")
     if field and field not in (owner_of(section, names) or Options).model_fields:
         return None
@@ -133,19 +133,19 @@ def owner_of(holder: str, names: Names) -> type[Options] | None:
 
 
 def known_fields(section: str) -> list[str]:
-    """Every option of a section, whatever component is chosen."""
+    """Every option of a section, for all components."""
     table = CHOICES[section].table if section in CHOICES else {}
     owners = [SECTIONS[section], *(component.options for component in table.values())]
     return list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
 
 
 def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
-    """The configuration that `model_dump` gave; what is missing keeps its default."""
+    """Build a configuration from nested values, as from `model_dump`; missing options keep their defaults."""
     if unknown := set(values) - set(SECTIONS):
         raise ValueError(f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}")
     names = names_in(values)
     made: dict[str, Any] = {section: dict(values.get(section, {})) for section in SECTIONS}
-    # A section comes after the fields that it holds.
+    # Fields of a section are built before the section.
     for holder in [*(one for one in CHOICES if "." in one), *SECTIONS]:
         section, _, field = holder.partition(".")
         at, key = (made[section], field) if field else (made, section)
@@ -166,7 +166,7 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
 def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
     """A copy with some values changed: `replaced(config, loss={"name": "softmax"}, data={"batch_size": 8})`.
 
-    The options of a component that is replaced go; those of the new one start from their defaults.
+    If a component is replaced, its options are dropped, and the new component's start from their defaults.
     """
     values = config.model_dump()
     before = names_in(values)
@@ -187,10 +187,10 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
 
 
 def stages_of(config: Config) -> dict[str, Config]:
-    """The configuration of each stage by its name, in order; a run without stages is one that has no name.
+    """The configuration of each stage by name, in order; a run without stages has one stage without a name.
 
     Raises:
-        ValueError: a stage with options that it cannot have.
+        ValueError: a stage sets options that it cannot change.
     """
     training = config.training
     found: dict[str, Config] = {} if training.stages else {"": config}
@@ -202,11 +202,11 @@ def stages_of(config: Config) -> dict[str, Config]:
         try:
             found[name] = before = _changed(before, epochs, changes, ONCE if found else {})
             voices, first = _voices(before), _voices(next(iter(found.values())))
-            # As recorded, speakers have the labels that they have without other voices.
+            # Recorded voices keep their labels, whichever other voices the head has.
             if voices != first and (voices != RECORDED or RECORDED[0] not in first):
                 raise ValueError(
-                    "augment.speed_factors and warp_factors make voices that the head has no classes for; expected "
-                    "those of the first stage, or [1.0] if that is among them"
+                    "augment.speed_factors and warp_factors need classes that the head does not have; expected those "
+                    "of the first stage, or [1.0] if the first stage has it"
                 )
         except OptionError as error:
             raise ValueError(f"{name}: {error.field} {error.found}") from error
@@ -216,15 +216,15 @@ def stages_of(config: Config) -> dict[str, Config]:
 
 
 def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
-    """What the short form changes: longer crops, larger margin, small learning rate, voices as recorded.
+    """The changes of the large-margin stage: longer crops, larger margin, small learning rate, voices as recorded.
 
-    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
-    of the learning rate is that of wespeaker's `resnet_lm.yaml` or of 3D-Speaker's `eres2netv2_lm.yaml`.
+    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the
+    learning-rate decay follows wespeaker's `resnet_lm.yaml` or 3D-Speaker's `eres2netv2_lm.yaml`.
     """
     training, loss = config.training, getattr(config.loss, "classification", config.loss)
     if not hasattr(loss, "margin"):
-        raise ValueError(f"the loss {config.loss.name} has no margin; take another, or set large_margin_epochs: 0")
-    # As wespeaker: the larger margin replaces the penalty on the nearest other speakers.
+        raise ValueError(f"the loss {config.loss.name} has no margin; use another, or set large_margin_epochs: 0")
+    # As in wespeaker, the larger margin replaces the penalty on the nearest other speakers.
     margin = {"margin": training.large_margin} | ({"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {})
     rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
     is_cosine = training.large_margin_schedule == "cosine"
@@ -251,7 +251,7 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
 def _changed(
     before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], once: Mapping[str, Mapping[str, Any]]
 ) -> Config:
-    """The configuration of a stage that follows another."""
+    """The configuration of a stage, given that of the previous one."""
     values, given = before.model_dump(), {section: dict(fields) for section, fields in changes.items()}
     for holder in [*changes, *(one for one in CHOICES if "." in one)]:
         section, _, field = holder.partition(".")
@@ -264,7 +264,7 @@ def _changed(
             if free is not None and name not in free and f"{holder}.{name}" not in CHOICES:
                 is_ours = name in (own or {}) or not free
                 why = "belongs to the whole run" if is_ours else f"does not exist; {suggestion(name, free)}"
-                can = f"a stage can change {', '.join(sorted(free)) or 'nothing there'}"
+                can = f"a stage can change {', '.join(sorted(free)) or 'none of its options'}"
                 raise ValueError(f"{holder}.{name} {why}; {can}")
         if field and named:
             given[section][field] = {**(own or {}), **named}
@@ -295,6 +295,6 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             for name, stage in stages_of(config).items():
                 yield from ((key, f"{name}: {one}: {message}") for one, message in (problems(stage) if name else ()))
             if config.runtime.parallel == "fsdp" and len(stages_of(config)) > 1:
-                yield "runtime.parallel", f"fsdp with {key}; train the stages one by one, with --initial_model"
+                yield "runtime.parallel", f"fsdp does not support {key}; train stages one by one with --initial_model"
         except ValueError as error:
             yield key, str(error)

@@ -1,6 +1,6 @@
-"""A configuration of wespeaker (github wenet-e2e/wespeaker, commit dfa7419) as one of ours.
+"""Convert a wespeaker configuration (github wenet-e2e/wespeaker, commit dfa7419) to ours.
 
-Learning rates and batches there belong to one GPU of those that `gpus` lists; here to all together.
+Its learning rates and batch sizes are per GPU listed in `gpus`; ours are for all GPUs together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ SAME = {
     "num_avg": "training.average_checkpoints",
     "seed": "runtime.seed",
 }
-"""Options of both -> where ours are."""
+"""wespeaker's option -> ours with the same meaning."""
 MODELS = {
     **{one: one for one in OUR_MODELS if one.startswith(("ResNet1", "ResNet2", "ResNet3", "ResNet5"))},
     **{one: one for one in OUR_MODELS if one.startswith(("CAMPPlus", "Gemini_DF", "ReDimNet"))},
@@ -67,12 +67,12 @@ FRONT_ENDS = {
 }
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 BATCH = 64
-"""Utterances for which the learning rate is written down; it grows with the batch."""
+"""Utterances per step that wespeaker's learning rates are given for; it scales them with the batch."""
 FRAMES_PER_SECOND = 100
 LONGEST = "dataset_args.filter_args.max_num_frames"
 ALWAYS: dict[str, Any] = {
     "data": {"sampler": "shuffled"},
-    # Half of it reverberation, half a file of MUSAN drawn from all 2,016: 46 % of them noise, 33 % music, 21 % speech.
+    # Half reverberation, half a file drawn from all 2,016 of MUSAN, of which 46 % are noise, 33 % music, 21 % speech.
     "augment": {
         "categories": [*["reverb"] * 6, *["noise"] * 3, *["music"] * 2, "babble"],
         **{"babble_speakers": [1, 1], "babble_snr_db": [10, 30]},
@@ -86,14 +86,14 @@ ALWAYS: dict[str, Any] = {
         **{"score_norm": "as", "cohort_size": 300, "cohort_utterances": 0},
     },
 }
-"""What its program and run.sh do without an option."""
+"""What wespeaker's code and run.sh do without an option."""
 READ = (
     *("model", "optimizer", "scheduler", "gpus", "enable_amp", "dataset_args.frontend", "dataset_args.speed_perturb"),
     *("dataset_args.filter_args.min_num_frames", "dataset_args.tfmel_args.do_preemph", "dataloader_args.batch_size"),
     *("model_args.two_emb_layer", "projection_args.project_type", "projection_args.do_lm", "scheduler_args."),
     "margin_update.",
 )
-# Of its program, its machine, or the same in all its configurations.
+# Specific to wespeaker's code or the machine, or the same in all its configurations.
 NOT_NEEDED = (
     *("exp_dir", "save_epoch_interval", "log_batch_interval", "do_lm", "data_type", "model_init", "loss"),
     *(
@@ -109,11 +109,11 @@ NOT_NEEDED = (
 
 
 def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Our sections, and what of `theirs` has no counterpart; `stage` is the configuration of its second stage.
+    """Our sections, and the options of `theirs` without a counterpart; `stage` is the large-margin configuration.
 
     Raises:
-        ValueError: another front end, network, loss, optimizer or schedule than there is here.
-        LookupError: an option that all its configurations have is missing.
+        ValueError: the front end, network, loss, optimizer or schedule is not supported.
+        LookupError: an option that all wespeaker configurations have is missing.
     """
     given = dict(_flat(theirs))
     lookup({"ExponentialDecrease": 0}, given["scheduler"], "scheduler")
@@ -145,7 +145,7 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
         sections["schedule"] |= {
             "margin": "exponential" if given["margin_update.increase_type"] == "exp" else "linear",
             "margin_initial": first,
-            # Counted from 1.
+            # wespeaker counts epochs from 1.
             "margin_begin_epoch": given["margin_update.increase_start_epoch"] - 1,
             "margin_end_epoch": given["margin_update.fix_start_epoch"] - 1,
         }
@@ -153,13 +153,13 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
     _adapt_network(given, sections)
     if stage is not None:
         sections["training"] |= _second_stage(converted(stage)[0])
-    # Longer utterances are kept here.
+    # Longer utterances are kept, so that limit is reported as not converted.
     unknown = (one for one in given if one not in SAME and not one.startswith((*READ, *NOT_NEEDED)))
     return sections, [f"{one}: {given[one]}" for one in (*unknown, *(LONGEST,) * (LONGEST in given))]
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values."""
+    """Nested values as dotted names and values."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
@@ -168,7 +168,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def _adapt_network(given: Mapping[str, Any], sections: dict[str, Any]) -> None:
-    """What depends on the network, and nothing that the chosen front end and loss do not take."""
+    """Set what depends on the network, and drop options that the chosen front end and loss do not take."""
     theirs, model, loss = given["model"], sections["model"], sections["loss"]
     if theirs.startswith("SimAM"):
         model["pooling"] = "ASP"
@@ -186,7 +186,7 @@ def _adapt_network(given: Mapping[str, Any], sections: dict[str, Any]) -> None:
 
 
 def _second_stage(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of its large-margin stage as the options of ours."""
+    """The options of our large-margin stage from a converted configuration."""
     return {
         "large_margin_epochs": ours["training"]["max_epochs"],
         "large_margin": ours["loss"]["margin"],

@@ -1,1 +1,1 @@
-"""Data preparation: download, verify, unpack, convert, list, split, pair; data_prep/ holds thin scripts over it."""
+"""Data preparation: download, verify, unpack, convert, list, split, pair; data_prep/ has thin scripts for it."""

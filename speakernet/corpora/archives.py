@@ -1,7 +1,7 @@
-"""Archives that come in pieces, joined or read as if they were; zip and tar unpacked safely and in parallel.
+"""Archives in pieces, joined or read as one; zip and tar unpacked safely and in parallel.
 
-An archive is data from outside: every name is checked, links and devices are refused, and so is an archive that unpacks
-to far more than its size. A file gets its final name when it is whole.
+Archives are untrusted: every name is checked, and links, devices and archives that unpack to far more than their size
+are refused. A file gets its final name when it is complete.
 """
 
 import bisect
@@ -32,9 +32,9 @@ from speakernet.files import (
 from speakernet.terminal import Bar
 
 BLOCK_BYTES, BUFFER_BYTES = 1 << 20, 1 << 18
-#: Recorded speech packs to a third at best; silence could reach 1000. An honest corpus stays far below this.
+#: Recorded speech packs to a third at best, silence to a thousandth; a genuine corpus stays far below this ratio.
 MAX_RATIO = 100
-#: Archives that unpack to less are harmless whatever their ratio.
+#: Archives that unpack to less are harmless at any ratio.
 ALWAYS_ALLOWED_BYTES = 256 << 20
 ADVICE = "free some space or unpack into an empty folder"
 #: Names of pieces: `vox1_dev_wav_partaa`, `corpus.part1`, `corpus.zip.001`.
@@ -42,11 +42,11 @@ PIECE = re.compile(r"^(?P<stem>.*?)(?:[._-]?part[._-]?[a-z]{1,2}|[._-]?part[._-]
 
 
 class ArchiveError(FileError):
-    """An archive that is damaged or that would do what an archive must not."""
+    """An archive that is damaged or unsafe."""
 
 
 def group_pieces(paths: Sequence[Path]) -> list[list[Path]]:
-    """Paths grouped into archives: the pieces of one archive together and in order, in order of first mention.
+    """Group paths into archives, in order of first mention; the pieces of one archive are sorted.
 
     >>> [[path.name for path in group] for group in group_pieces([Path("a_partab"), Path("b.zip"), Path("a_partaa")])]
     [['a_partaa', 'a_partab'], ['b.zip']]
@@ -59,7 +59,7 @@ def group_pieces(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def open_pieces(paths: Sequence[Path]) -> io.BufferedReader:
-    """Several files as one, open for reading."""
+    """Open several files for reading as one."""
     return io.BufferedReader(_JoinedFile(paths), BUFFER_BYTES)
 
 
@@ -102,7 +102,7 @@ def join_pieces(
 ) -> None:
     """Join pieces into the whole archive, and remove the pieces only once the whole is verified.
 
-    A whole that is there and verified is left alone (and leftover pieces are removed).
+    If a verified whole already exists, only leftover pieces are removed.
     """
     if has_md5(whole, md5):
         summary.add(skipped=1)
@@ -112,7 +112,7 @@ def join_pieces(
             summary.add_broken(whole.name, f"pieces are missing: {', '.join(missing)}; run --download first")
             return
         num_bytes = sum(piece.stat().st_size for piece in pieces)
-        # The pieces are kept until the sum is right: for a moment both are on the disk.
+        # The pieces are kept until the checksum is verified, so for a moment both are on the disk.
         check_space(whole.parent, num_bytes)
         half = temporary_beside(whole)
         bar = Bar(f"join {whole.name}", num_bytes, "B")
@@ -134,12 +134,12 @@ def join_pieces(
 
 
 def extract(archive: Path, folder: str | Path, summary: StepSummary, num_jobs: int = 1) -> None:
-    """Unpack a zip or tar archive into `folder`; members that are already there with the right size are skipped.
+    """Unpack a zip or tar archive into `folder`; members that already exist with the right size are skipped.
 
     A zip is unpacked by `num_jobs` threads; a compressed tar is one stream.
     """
     target = Folder(folder)
-    with reading(archive, "a whole zip or tar archive that stays in its folder", ArchiveError):
+    with reading(archive, "a complete zip or tar archive whose files stay in its folder", ArchiveError):
         open_regular(archive).close()
         if zipfile.is_zipfile(archive):
             _extract_zip(archive, target, summary, num_jobs)
@@ -148,20 +148,20 @@ def extract(archive: Path, folder: str | Path, summary: StepSummary, num_jobs: i
 
 
 def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
-    """The files of an open zip; ArchiveError if they are too large together."""
+    """The files in an open zip; ArchiveError if their total size is too large."""
     members = [member for member in archive.infolist() if not (member.filename and member.is_dir())]
     _check_size(path, sum(member.file_size for member in members))
     return members
 
 
 def tar_members(archive: tarfile.TarFile, path: Path | str) -> Iterator[tarfile.TarInfo]:
-    """The files of an open tar archive; ArchiveError for a link or a device."""
+    """The files in an open tar archive; ArchiveError for a link or a device."""
     while (member := archive.next()) is not None:
         if not member.isdir():
             if not member.isreg() or member.issparse():
                 raise ArchiveError(f"{path}: refused: {member.name!r} is a link or a device; expected files only")
             yield member
-        # tarfile keeps every header it has seen, which a million files would turn into a gigabyte.
+        # tarfile keeps every header it has seen: a gigabyte for a million files.
         archive.members = []  # type: ignore[attr-defined]
 
 
@@ -182,7 +182,7 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
             except FileError:
                 raise
             except Exception as error:
-                # A damaged member, or one that is packed in an unknown way: zipfile raises whatever its parsers do.
+                # A damaged member, or an unknown compression: zipfile raises whatever its parsers raise.
                 summary.add_broken(member.filename, error_line(error))
             else:
                 summary.add(made=1)
@@ -193,7 +193,7 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
 
 def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
     num_bytes = 0
-    # Stream mode keeps no table of members, so that memory stays flat; nothing is read twice.
+    # Stream mode keeps no table of members, so memory stays constant; nothing is read twice.
     bar = Bar(f"extract {path.name}")
     with path.open("rb") as packed, tarfile.open(fileobj=packed, mode="r|*") as archive, bar:
         for member in tar_members(archive, path):

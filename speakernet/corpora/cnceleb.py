@@ -3,9 +3,9 @@
     speakernet prepare cnceleb --save_path data --download --join
     speakernet prepare cnceleb --save_path data         lists only
 
-Lists go to data/cnceleb_lists, their paths start from data; cnceleb_trials.txt are the published ones (CNC-Eval). A
-third of the utterances are shorter than two seconds; as wespeaker does, those of one speaker, genre and session can be
-joined, in order, until they last five.
+Lists go to data/cnceleb_lists, with paths relative to data; cnceleb_trials.txt has the published trials (CNC-Eval). A
+third of the utterances are shorter than two seconds; as in wespeaker, those of one speaker, genre and session can be
+joined, in order, until they last five seconds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from speakernet.files import parallel_map
 
 logger = logging.getLogger(__name__)
 
-# The releases in FLAC first: of the published trials those of the first folder that is here are taken.
+# FLAC releases first: the published trials are taken from the first folder that exists.
 CORPORA = ("CN-Celeb_flac", "CN-Celeb2_flac", "CN-Celeb", "CN-Celeb2")
 JOINED_FOLDER = "CN-Celeb_joined"
 DEFAULT_JOIN_SECONDS = 5.0
@@ -35,7 +35,7 @@ ARGUMENTS = {
     **CORPUS_ARGUMENTS,
     "--download": {"action": "store_true", "help": "fetch and unpack what is missing"},
     "--join": {"action": "store_true", "help": "join the short utterances of a session, as wespeaker does"},
-    "--join_seconds": {"type": float, "default": DEFAULT_JOIN_SECONDS, "help": "shorter ones are joined"},
+    "--join_seconds": {"type": float, "default": DEFAULT_JOIN_SECONDS, "help": "join utterances shorter than this"},
     **DOWNLOAD_ARGUMENTS,
 }
 
@@ -55,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
 def cnceleb_rows(root: Path) -> Iterator[Row]:
     """Utterances of the training speakers below `root`; the session is the genre and recording in the file's name.
 
-    The evaluation's speakers, which `dev/dev.lst` of CN-Celeb 1 leaves out, are left out.
+    Evaluation speakers, which are not in `dev/dev.lst` of CN-Celeb 1, are left out.
     """
     corpora = [name for name in CORPORA if (root / name / "data").is_dir()]
     if not corpora:
         raise ValueError(
-            f"{root} holds none of {', '.join(CORPORA)}; give the folder that holds them, or use --download"
+            f"{root} has none of the folders {', '.join(CORPORA)}; give their parent folder, or use --download"
         )
     for corpus in corpora:
         listed = root / corpus / "dev" / "dev.lst"
@@ -76,12 +76,12 @@ def cnceleb_rows(root: Path) -> Iterator[Row]:
 
 
 def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSummary, join_seconds: float) -> list[Row]:
-    """Join utterances shorter than `join_seconds` within a session; the rows afterwards.
+    """Join utterances shorter than `join_seconds` within a session; returns the new rows.
 
     Joined files are below `root`/CN-Celeb_joined and are made once; long utterances stay where they are.
     """
     target = Folder(root / JOINED_FOLDER)
-    # Rows come sorted by name, so that the files of a session are neighbours; a dictionary of them is not needed.
+    # Rows are sorted by name, so the files of a session are adjacent.
     sessions = (list(group) for _, group in groupby(rows, key=lambda row: (row.speaker, row.session)))
 
     def join(session: list[Row]) -> list[Row]:
@@ -96,8 +96,8 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
         for number, group in enumerate(groups_of_length([seconds[row] for row in short], join_seconds)):
             members = [short[one] for one in group]
             path = target.path(f"{members[0].speaker}/{members[0].session}-joined{number:03d}.flac")
-            # Made once: a second run compares lengths and decodes nothing. A millisecond a file is rounding by
-            # resampling; more is a file that another tool left.
+            # A second run only compares lengths. A difference of a millisecond per file is rounding in resampling; a
+            # larger one means a file from another tool.
             found = audio_seconds(path, SAMPLE_RATE)
             is_there = found is not None and abs(found - sum(seconds[row] for row in members)) <= 1e-3 * len(group)
             if not is_there:
@@ -110,7 +110,7 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
 
 
 def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[int]]:
-    """Consecutive indices whose seconds add up to at least the wanted ones; a rest joins the last group.
+    """Groups of consecutive indices that last at least `wanted_seconds`; a remainder joins the last group.
 
     >>> groups_of_length([2, 2, 2, 4, 1, 1], 5)
     [[0, 1, 2], [3, 4, 5]]
@@ -120,7 +120,7 @@ def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[i
         if sum(seconds[one] for one in groups[-1]) >= wanted_seconds:
             groups.append([])
         groups[-1].append(row)
-    # As wespeaker does: a rest of a second or two alone would teach nothing.
+    # As in wespeaker: a remainder of a second or two would be useless on its own.
     if len(groups) > 1 and sum(seconds[one] for one in groups[-1]) < wanted_seconds:
         rest = groups.pop()
         groups[-1] += rest
@@ -128,15 +128,15 @@ def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[i
 
 
 def write_published_trials(root: Path, path: Path) -> None:
-    """Write the evaluation's trials with file names on both sides, relative to `root`, if the evaluation is here."""
+    """Write the published trials with file names on both sides, relative to `root`, if the evaluation set exists."""
     found = [root / name for name in CORPORA if (root / name / "eval" / "lists" / "trials.lst").is_file()]
     if not found:
-        logger.warning("%s holds no eval/lists/trials.lst: no published trials are written", root)
+        logger.warning("%s has no eval/lists/trials.lst: no published trials are written", root)
         return
     lists = found[0] / "eval" / "lists"
 
     def existing(name: str) -> str:
-        # The lists say .wav, the release in FLAC has .flac.
+        # The lists have .wav names, but the FLAC release has .flac files.
         stem = f"{found[0].name}/eval/{name.rsplit('.', 1)[0]}"
         return next((stem + one for one in (".wav", ".flac") if (root / (stem + one)).is_file()), stem + ".wav")
 

@@ -1,8 +1,8 @@
-"""Fetch public corpora over HTTP: which files, from where (catalogue.yaml), resumed, retried, verified by MD5.
+"""Fetch public corpora over HTTP: files and addresses from catalogue.yaml, resumed, retried, verified by MD5.
 
-A file is fetched into `NAME.part`, verified and only then renamed to `NAME`; the next run resumes what a kill left.
-Credentials never leave for another host: requests drops them on a redirect elsewhere. No address is logged whole, since
-a query may hold an access key.
+A file is fetched to `NAME.part`, verified and only then renamed to `NAME`; the next run resumes after a kill.
+Credentials are never sent to another host: requests drops them on a redirect. Addresses are never logged in full, since
+a query may contain an access key.
 """
 
 import contextlib
@@ -41,22 +41,22 @@ logger = logging.getLogger(__name__)
 BYTES_PER_GIGABYTE = 1_000_000_000
 EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
 NOTES_FOLDER = ".prepared"
-"""MD5 sums of verified files beside them, so that they are not read again."""
+"""Folder beside verified files with their MD5 sums, so that they are not read again."""
 BLOCK_BYTES = 1 << 20
-#: Asking again can help: a line that dropped, a busy server.
+#: Worth retrying: a dropped connection, a busy server.
 RETRIED_CODES = (408, 429, 500, 502, 503, 504)
 RETRIED = (requests.ConnectionError, requests.Timeout, requests.HTTPError, urllib3.exceptions.HTTPError)
 UNANSWERED = (requests.ConnectTimeout, requests.exceptions.ProxyError)
-"""A firewall that swallows everything, a proxy that is not there."""
+"""A firewall that drops everything, a proxy that does not exist."""
 
 
 class DownloadError(FileError):
-    """A file that could not be fetched; the message says what the user can do."""
+    """A file could not be fetched; the message says what the user can do."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file to fetch. `urls` are tried in order; they may hold an access key, so they are never logged whole."""
+    """One file to fetch. `urls` are tried in order; they may contain a key, so they are never logged in full."""
 
     name: str
     urls: tuple[str, ...]
@@ -69,7 +69,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All files of one corpus, by name; archives that are published in pieces with those, in order, and their sums."""
+    """All files of one corpus, by name; the ordered pieces of archives published in pieces; the checksums."""
 
     files: Mapping[str, RemoteFile]
     joined: Mapping[str, tuple[str, ...]]
@@ -82,7 +82,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class DownloadOptions:
-    """How patiently to fetch, and as whom. Tests hand in `sleep`."""
+    """Retries, timeout and credentials. Tests pass in `sleep`."""
 
     num_retries: int = 8
     first_wait_seconds: float = 1.0
@@ -94,7 +94,7 @@ class DownloadOptions:
 
 
 def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
-    """The whole table: the shipped one, or a file of the same form."""
+    """The whole table: the shipped one, or a file in the same format."""
     if path is None:
         return dict(read_yaml(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
     with reading(path, EXPECTED), open_text(path) as file:
@@ -107,9 +107,9 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
 def load_corpus(
     name: str, *, key: str = "", base_url: str | None = None, catalogue_path: str | Path | None = None
 ) -> Corpus:
-    """The files of one corpus with their addresses filled in: `{name}` the file, `{key}` the access key.
+    """The files of one corpus, with the file for `{name}` and the access key for `{key}` in their addresses.
 
-    `base_url` is a mirror in place of the table's addresses, `catalogue_path` another table than the shipped one.
+    `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that replaces the shipped one.
     """
     entry = lookup(load_catalogue(catalogue_path), name, "corpus")
     with reading(catalogue_path or "catalogue.yaml", EXPECTED):
@@ -117,7 +117,7 @@ def load_corpus(
         templates = [one if "{name}" in one else one.rstrip("/") + "/{name}" for one in templates]
         files = {}
         for file_name, facts in entry["files"].items():
-            # Names and keys become part of an address: a `&` or `#` in one would change what is asked for.
+            # Names and keys become part of an address, where `&` or `#` would change the request.
             quoted, quoted_key = (urllib.parse.quote(one, safe="") for one in (file_name, key))
             files[file_name] = RemoteFile(
                 name=file_name,
@@ -125,7 +125,7 @@ def load_corpus(
                 md5=facts.get("md5"),
                 num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
                 access=entry.get("access", ""),
-                # Whether a mirror wants a key is not for this table to say.
+                # The table does not know whether a mirror needs a key.
                 needs_key=bool(entry.get("needs_key")) and base_url is None,
             )
         joined = entry.get("joined", {})
@@ -134,16 +134,16 @@ def load_corpus(
 
 
 def remember_md5(path: Path, md5: str) -> None:
-    """Note that `path`, as it is now, has this sum."""
+    """Record that `path`, as it is now, has this sum."""
     note, facts = _note(path, md5)
     with atomic_write(note) as file:
         json.dump(facts, file)
 
 
 def has_md5(path: Path, md5: str | None) -> bool:
-    """Whether the file is there with this sum; without a published sum (None) a file that is not empty counts.
+    """Whether the file exists with this sum; without a published sum (None), any non-empty file counts.
 
-    A sum is remembered while size and time stay the same: a second run would else read 115 GB of archives again.
+    A sum is remembered while size and time are unchanged; otherwise a second run would read 115 GB of archives again.
     """
     if not path.is_file():
         return False
@@ -159,7 +159,7 @@ def has_md5(path: Path, md5: str | None) -> bool:
 
 
 def _note(path: Path, md5: str) -> tuple[Path, dict[str, Any]]:
-    """Where the sum of a file is remembered, and what is written there."""
+    """The file in which a sum is recorded, and its content."""
     status = path.stat()
     facts = {"md5": md5, "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
     return path.parent / NOTES_FOLDER / f"{path.name}.json", facts
@@ -168,14 +168,14 @@ def _note(path: Path, md5: str) -> tuple[Path, dict[str, Any]]:
 def download_all(
     files: Iterable[RemoteFile], folder: str | Path, num_jobs: int, options: DownloadOptions, summary: StepSummary
 ) -> None:
-    """Fetch what is missing, several at once; a file that is there with the right sum is left alone."""
+    """Fetch missing files, several at once; a file with the right sum is left alone."""
     root = Folder(folder)
     listed = list(files)
     is_there = parallel_map(lambda file: has_md5(root.path(file.name), file.md5), listed, num_jobs)
     missing = [file for file, there in zip(listed, is_there, strict=True) if not there]
     summary.add(skipped=len(listed) - len(missing))
     sizes = [file.num_bytes for file in missing]
-    # Checked beforehand: 115 GB that do not fit should not be noticed after a night.
+    # Checked first: that 115 GB do not fit should not be noticed only after a night.
     check_space(root.root, sum(sizes) - sum(_num_bytes(_part_of(root, file.name)) for file in missing))
     lock = threading.Lock()
     with Bar("download", sum(sizes) if all(sizes) else None, "B", is_shown=bool(missing)) as bar:
@@ -199,13 +199,13 @@ def download_all(
 def download_file(
     file: RemoteFile, root: Folder, options: DownloadOptions, on_bytes: Callable[[int], object] = lambda count: None
 ) -> Path:
-    """Fetch one file, verified, under its name in `root`; addresses are tried in order."""
+    """Fetch and verify one file, named as in the table, in `root`; addresses are tried in order."""
     target, part = root.path(file.name), _part_of(root, file.name)
     if file.needs_key and any(url.endswith("key=") for url in file.urls):
-        raise DownloadError(f"{file.name}: an access key is needed and none was given. {file.access}")
+        raise DownloadError(f"{file.name}: needs an access key, but none was given. {file.access}")
     reasons = [] if file.urls else ["no address is known"]
     for url in file.urls:
-        # A wrong sum may come from an old half file: one fresh start, then the next address.
+        # A wrong sum may come from an old partial file: start afresh once, then try the next address.
         for _ in range(2):
             try:
                 _fetch(url, part, options, on_bytes)
@@ -218,7 +218,7 @@ def download_file(
                 part.replace(target)
                 remember_md5(target, found)
                 return target
-            # Looked at before it is removed: a login page in place of the archive is the usual reason.
+            # Inspected before it is removed: the usual reason is a login page in place of the archive.
             with part.open("rb") as content:
                 instead = in_place_of_a_file(content) or "another file"
             part.unlink()
@@ -241,7 +241,7 @@ def _part_of(root: Folder, name: str) -> Path:
 
 
 def _note_of(part: Path) -> Path:
-    """Which version of the file the half file is of: the address and the server's name of the version."""
+    """The file that records the version of a partial file: the address and the server's version tag."""
     return part.with_name(part.name + ".version")
 
 
@@ -250,46 +250,46 @@ def _num_bytes(path: Path) -> int:
 
 
 def _fetch(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> None:
-    """Bring `NAME.part` to its full length; wait and ask again while that can help."""
+    """Complete `NAME.part`, waiting and retrying while that can help."""
     failures = 0
     while True:
         before = _num_bytes(part)
         try:
             if _fetch_once(url, part, options, on_bytes):
                 return
-            reason = "the connection was cut"
+            reason = "the connection was closed early"
         except RETRIED as error:
             cause: BaseException = error
-            # The error of the system below those of the libraries, whose texts hold the whole address.
+            # The underlying system error, because the libraries' messages contain the full address.
             while (below := cause.__cause__ or cause.__context__) is not None:
                 cause = below
             reason = f"{type(cause).__name__}: {cause}"
             if not failures and (isinstance(cause, socket.gaierror) or isinstance(error, UNANSWERED)):
-                # Minutes of asking again help a line that drops, not a machine without one.
+                # Retrying for minutes helps if a connection drops, but not if there is none.
                 raise DownloadError(
-                    f"no connection to the server ({reason}); is there a network, or a proxy to set?"
+                    f"no connection to the server ({reason}); check the network and the proxy settings"
                 ) from error
         except requests.RequestException as error:
-            reason = f"{type(error).__name__}; expected a http or https address that leads to a file"
+            reason = f"{type(error).__name__}; expected an http or https address of a file"
             raise DownloadError(reason) from error
         except OSError as error:
             raise DiskFullError(
-                f"{part} cannot be written ({error.strerror or error}); what was fetched is kept: free some space and "
+                f"{part} cannot be written ({error.strerror or error}); the fetched part is kept: free some space and "
                 "run this again"
             ) from error
-        # A line that drops every minute still finishes; one that gives nothing does not go on for ever.
+        # A connection that drops every minute still finishes; one that delivers nothing is given up.
         failures = 1 if _num_bytes(part) > before else failures + 1
         if failures > options.num_retries:
-            raise DownloadError(f"given up after {options.num_retries} attempts in a row ({reason})")
+            raise DownloadError(f"gave up after {options.num_retries} consecutive attempts ({reason})")
         wait = min(options.first_wait_seconds * 2 ** (failures - 1), options.longest_wait_seconds)
-        logger.info("%s: %s; asking again in %.0f s", part.stem, reason, wait)
+        logger.info("%s: %s; retrying in %.0f s", part.stem, reason, wait)
         options.sleep(wait)
 
 
 def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> bool:
-    """One request, appended to `NAME.part`; True when the file has its full length."""
+    """Make one request and append to `NAME.part`; True once the file has its full length."""
     there, note = _num_bytes(part), _note_of(part)
-    # Not unpacked on the way: offsets and sums are those of the file as it is published.
+    # No compression in transit: offsets and sums are those of the published file.
     headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
     if there:
         headers["Range"] = f"bytes={there}-"
@@ -306,11 +306,11 @@ def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callab
             raise requests.HTTPError(f"the server answered {reply.status_code}")
         if not reply.ok:
             raise DownloadError(f"the server answered {reply.status_code} ({reply.reason})")
-        # Without ranges, or with another file by now, what is there is of no use.
+        # If the server ignores ranges or has a new version, the partial file is useless.
         start = there if reply.status_code == 206 else 0
         on_bytes(start - there)
         length = int(reply.headers.get("Content-Length") or 0)
-        # Other files arrive at the same time: what was free at the beginning may be taken by now.
+        # Other files arrive at the same time, so space that was free at the start may be taken by now.
         check_space(part.parent, length)
         etag = reply.headers.get("ETag", "")
         # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
@@ -319,7 +319,7 @@ def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callab
             output.seek(start)
             output.truncate()
             note.write_text(f"{shown_url(url)}\n{version}", "utf-8")
-            # The raw body: requests would unpack what a server calls gzip, as some call every .tar.gz.
+            # The raw body: requests would unpack a reply labelled gzip, which some servers call every .tar.gz.
             while block := reply.raw.read(BLOCK_BYTES):
                 output.write(block)
                 on_bytes(len(block))

@@ -1,9 +1,9 @@
 """LibriSpeech: download, unpack, lists by its own parts (train-*, dev-*, test-*), balanced trials.
 
     speakernet prepare librispeech --save_path data --download --parts train-clean-100 dev-clean test-clean
-    speakernet prepare librispeech --save_path data            lists only, of the parts that are there
+    speakernet prepare librispeech --save_path data            lists only, of the parts on disk
 
-Lists go to data/librispeech_lists, their paths start from data. A chapter counts as a session.
+Lists go to data/librispeech_lists, with paths relative to data. A chapter counts as a session.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def librispeech_rows(root: Path) -> Iterator[Row]:
     """LibriSpeech/PART/SPEAKER/CHAPTER/*.flac; a chapter is a session, genders come from SPEAKERS.TXT."""
     corpus = root / "LibriSpeech"
     if not corpus.is_dir():
-        raise ValueError(f"{root} holds no folder LibriSpeech; give the folder that holds it, or --download fetches it")
+        raise ValueError(f"{root} has no folder LibriSpeech; give its parent folder, or fetch it with --download")
     facts = corpus / "SPEAKERS.TXT"
     lines = facts.read_text(encoding="utf-8", errors="replace").splitlines() if facts.is_file() else []
     # ID | SEX | SUBSET | MINUTES | NAME; comments begin with a semicolon.
@@ -55,5 +55,5 @@ def librispeech_rows(root: Path) -> Iterator[Row]:
 
 
 def librispeech_split(name: str) -> str:
-    """The split that LibriSpeech publishes a path in."""
+    """The published split of a path."""
     return {"dev": "validation", "test": "test"}.get(name.split("/")[1].split("-")[0], "train")

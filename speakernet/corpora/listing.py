@@ -1,7 +1,7 @@
-"""From a corpus on disk to lists and a configuration: scan headers, leave out what cannot be used, split, pair, write.
+"""From a corpus on disk to lists and a configuration: scan headers, leave out unusable files, split, pair, write.
 
-Also what the parts of `speakernet prepare` share: their options, and the download of a public corpus. Each part is a
-module with `add_arguments(parser)` and `run(arguments) -> exit status`, and its docstring is its help.
+Also the parts shared by the subcommands of `speakernet prepare`: options, and the download of a public corpus. Each
+subcommand is a module with `ARGUMENTS` and `run(arguments) -> exit status`, and its docstring is its help.
 """
 
 import argparse
@@ -43,16 +43,16 @@ logger = logging.getLogger(__name__)
 
 
 SEED = 10
-#: Steps of the sets for augmentation; all of them if none is given.
+#: Steps for the augmentation sets; all of them if none is given.
 STEPS = ("download", "extract", "prepare")
 FEWEST_FOR_AN_INTERVAL = 5
-"""Speakers from which on an evaluation gives an interval; tests compare it with `evaluation/figures.py`."""
+"""Fewest speakers for which an evaluation gives an interval; a test compares it with `evaluation/figures.py`."""
 
-#: Utterances seen in a whole run of a small corpus; a few minutes on a GPU, a quarter of an hour on two CPU cores.
+#: Utterances seen in a whole run on a small corpus: a few minutes on a GPU, a quarter of an hour on two CPU cores.
 WANTED_UTTERANCES = 50_000
 LEAST_EPOCHS, MOST_EPOCHS = 20, 60
 LARGEST_BATCH, LARGEST_SMALL_BATCH = 64, 32
-#: Up to so many utterances the compact network below is large enough, and trains on a CPU.
+#: Up to this many utterances, the compact network below is large enough and can be trained on a CPU.
 SMALL_CORPUS_UTTERANCES = 20_000
 #: The network and optimizer of configs/speechocean_fast.yaml, which were tuned on 150 speakers of real speech.
 SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
@@ -65,21 +65,21 @@ SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
     "loss": {"name": "aamsoftmax", "margin": 0.2, "scale": 30},
     "optimizer": {"name": "adamw", "learning_rate": 2.0e-3, "weight_decay": 0.02},
 }
-#: Up to so many training utterances a folder's own lists are trained by the recipe for little data.
+#: Up to this many training utterances, a folder's lists are for the small-data recipe.
 LITTLE_DATA_UTTERANCES = 5_000
 LITTLE_DATA, FINE_TUNING = "small_data.yaml", "finetune.yaml"
-LEAST_STEPS = 8  # in an epoch
+LEAST_STEPS = 8  # per epoch
 FRAMES_PER_SECOND = 100
 SHORTEST_CROP, LONGEST_CROP = 50, 200
 LITTLE_DATA_CROP, LITTLE_DATA_EPOCHS, LITTLE_DATA_RAMP = 150, 200, (12, 58)
-"""Of configs/small_data.yaml: frames of a crop, and epochs, of the whole run and of the margin's ramp."""
+"""From configs/small_data.yaml: frames per crop, epochs of the run, first and last epoch of the margin's ramp."""
 LITTLE_DATA_TUNED_UTTERANCES = 1_200
-"""What those epochs are for: more utterances are seen fewer times, so that a run takes no longer."""
+"""For which those epochs were tuned: with more utterances there are fewer epochs, so that a run takes no longer."""
 
 
 @dataclass(frozen=True)
 class ListFiles:
-    """The lists that were written; `test` is None if there is no test split."""
+    """The lists written; `test` is None if there is no test split."""
 
     train: Path
     validation: Path | None
@@ -91,7 +91,7 @@ class ListFiles:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the description's lines and adds defaults."""
+    """Keeps the line breaks of the description and adds defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_plain = action.dest != "help" and action.nargs != 0
@@ -114,7 +114,7 @@ COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
         "type": positive_int,
         "default": usable_cores(),
         "dest": "num_jobs",
-        "help": "files worked on at once",
+        "help": "files processed at once",
     },
 }
 LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -127,11 +127,11 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--targets_per_speaker": {
         "type": positive_int,
         "default": DEFAULT_TARGETS_PER_SPEAKER,
-        "help": "most target trials a speaker",
+        "help": "most target trials per speaker",
     },
     "--min_seconds": {"type": float, "default": 0.5, "help": "leave out shorter utterances"},
     "--seed": {"type": int, "default": SEED, "help": "seed of the split and the trials"},
-    "--same_gender": {"action": "store_true", "help": "leave out the easy trials across genders"},
+    "--same_gender": {"action": "store_true", "help": "leave out easy trials across genders"},
 }
 CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
     **COMMON_ARGUMENTS,
@@ -152,7 +152,7 @@ DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--retries": {
         "type": int,
         "default": DownloadOptions.num_retries,
-        "help": "attempts in a row without a single byte before giving up",
+        "help": "consecutive attempts without a single byte before giving up",
     },
     "--timeout": {
         "type": float,
@@ -170,18 +170,18 @@ STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def steps_of(arguments: argparse.Namespace) -> Sequence[str]:
-    """The steps asked for, in order; all of them if none is given."""
+    """The requested steps, in order; all of them if none is given."""
     return [step for step in STEPS if getattr(arguments, step)] or STEPS
 
 
 def corpus_of(name: str, arguments: argparse.Namespace) -> Corpus:
-    """The files of a corpus, from the table and the mirror that were asked for."""
+    """The files of a corpus, from the requested table and mirror."""
     key = arguments.key or os.environ.get("SPEAKERNET_KEY", "")
     return load_corpus(name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
 
 
 def download_options(arguments: argparse.Namespace) -> DownloadOptions:
-    """How patiently to fetch, and as whom."""
+    """Retries, timeout and credentials of downloads."""
     user = arguments.user or os.environ.get("SPEAKERNET_USER", "")
     password = arguments.password or os.environ.get("SPEAKERNET_PASSWORD", "")
     return DownloadOptions(arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password)
@@ -201,12 +201,12 @@ def fetch(
     summaries = []
     if "download" in steps:
         summary = StepSummary(f"download_{name}", root, made="fetched")
-        # A whole that is verified needs no pieces: they were removed when it was joined.
+        # A verified whole archive needs no pieces, which were removed after joining.
         missing = [one for one in archives if one not in corpus.joined or not has_md5(root / one, corpus.sums[one])]
         wanted = [corpus.files[piece] for one in missing for piece in corpus.pieces(one)]
         download_all(wanted, root, arguments.num_jobs, download_options(arguments), summary)
         if summary.broken == summary.found > 0:
-            # What follows would only find nothing to unpack.
+            # The next steps would have nothing to unpack.
             raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
         summaries.append(summary)
     if "extract" in steps:
@@ -220,7 +220,7 @@ def fetch(
 
 
 def unpack(archive: Path, md5: str | None, folder: Path, summary: StepSummary, num_jobs: int) -> None:
-    """Extract an archive that is there and verified; anything else is counted as broken."""
+    """Extract an archive if it exists and verifies; otherwise count it as broken."""
     if not archive.is_file():
         summary.add_broken(archive.name, f"does not exist; run with --download, or put it into {archive.parent}")
     elif not has_md5(archive, md5):
@@ -238,9 +238,9 @@ def prepare_public(
     files: Sequence[str] | None = None,
     more: Sequence[StepSummary] = (),
 ) -> int:
-    """Fetch a public corpus if asked to, then write its lists and its configuration; the exit code.
+    """Fetch a public corpus if requested, then write its lists and configuration; returns the exit code.
 
-    `more` are the summaries of steps that `rows_of` takes.
+    `more` are the summaries of steps inside `rows_of`.
     """
     root = arguments.save_path
     options = argparse.Namespace(**vars(arguments) | {"root": root, "save_path": root / f"{name}_lists"})
@@ -253,13 +253,13 @@ def prepare_public(
         config = options.save_path / f"{name}.yaml"
         write_recipe(config, root, lists)
         code = finish([*summaries, *more, scan], options.save_path / "summary.txt")
-        logger.info("lists: %s (their paths start from %s)", options.save_path, root)
-        say_next(config)
+        logger.info("lists: %s (paths are relative to %s)", options.save_path, root)
+        print_next_command(config)
         return code
 
 
-def say_next(*configs: Path, options: str = "") -> None:
-    """Print the command that trains on the configurations, as a shell takes it; `options` as they are."""
+def print_next_command(*configs: Path, options: str = "") -> None:
+    """Print the shell command that trains on the configurations; `options` are added unquoted."""
     named = [f"--config {shlex.quote(str(config))}" for config in configs]
     sys.stdout.write(" ".join([own_command("train"), *named, options]).rstrip() + "\n")
 
@@ -267,14 +267,14 @@ def say_next(*configs: Path, options: str = "") -> None:
 def prepare_lists(
     rows: Iterable[Row], options: argparse.Namespace, scan: StepSummary, split_of: Callable[[str], str] | None = None
 ) -> ListFiles:
-    """Scan the headers of utterances that a list can hold, split, and write lists and trials.
+    """Scan the headers of listable utterances, split them, and write lists and trials.
 
-    `split_of` gives `train`, `validation` or `test` of a path if the corpus has splits; None draws one.
+    `split_of` returns `train`, `validation` or `test` for a path if the corpus has splits; None draws a split.
     """
     utterances, seconds = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan)
     if not len(utterances):
         raise ValueError(
-            f"none of the {scan.broken} files under {options.root} can be used; the first: {scan.first_broken[0]}"
+            f"none of the {scan.broken} files under {options.root} is usable; the first: {scan.first_broken[0]}"
         )
     split = split_as_published(utterances, split_of) if split_of else None
     if split is None:
@@ -300,14 +300,14 @@ def prepare_lists(
 def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
     """Whether target trials can leave out pairs of one session.
 
-    Within one session the room and the microphone give the answer, so error rates come out too low.
+    Within one session, room and microphone give the answer away, so error rates come out too low.
     """
-    # Training may mix sessions as it likes.
+    # Sessions do not matter for training.
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
-            "no sessions are known (folders below the speakers' would name them): target trials may pair recordings of "
-            "one session, whose room and microphone make the error rate optimistic"
+            "no sessions are known (folders below the speakers' folders would give them): target trials may pair "
+            "recordings of one session, whose common room and microphone make the error rate optimistic"
         )
         return True
     for rows in filter(len, (split.validation, split.test)):
@@ -316,8 +316,8 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
         alone = speakers[(counts == 1) & (pairs[1][first] != UNKNOWN)]
         if len(alone):
             logger.warning(
-                "%d of %d held-out speakers have one session only (first: %s) and give no target trials between "
-                "sessions; trials within one, as of --same_session, have an optimistic error rate",
+                "%d of %d held-out speakers have only one session (first: %s) and give no target trials between "
+                "sessions; trials within a session (--same_session) make the error rate optimistic",
                 *(len(alone), len(speakers), utterances.speakers[int(alone[0])]),
             )
         if len(alone) == len(speakers):
@@ -326,14 +326,14 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
 
 
 def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: StepSummary) -> Iterator[Row]:
-    """Rows that a list can hold, speakers as one word; the others are counted as broken with the reason."""
+    """Rows that can go into a list, with speakers as one word; the others are counted as broken, with the reason."""
     originals: dict[str, str] = {}
     for name, row in zip(names, rows, strict=True):
         speaker = one_word(row.speaker) if row else ""
-        problem = name_problem(row.name) if row else "this name tells no speaker"
+        problem = name_problem(row.name) if row else "no speaker in this name"
         if row is None or problem or not speaker:
             summary.add_broken(name, problem or "the speaker's name is empty")
-        # A list ends the speaker at white space, so two people must not meet in one word.
+        # In a list the speaker ends at white space, so two speakers must not become the same word.
         elif originals.setdefault(speaker, row.speaker) != row.speaker:
             raise ValueError(
                 f"{originals[speaker]!r} and {row.speaker!r} would both be listed as {speaker!r}; rename one speaker"
@@ -345,11 +345,11 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
 def usable_utterances(
     rows: Iterable[Row], root: Path, min_seconds: float, num_jobs: int, summary: StepSummary
 ) -> tuple[Utterances, np.ndarray]:
-    """The utterances with good headers that last at least `min_seconds`, and their seconds; the rest are broken."""
+    """Utterances with valid headers that last at least `min_seconds`, and their durations; the rest are broken."""
     found = Utterances.from_rows(rows)
     if not len(found):
-        raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are read")
-    # Header reads wait for the disk, not for a core: four at once help on one core too.
+        raise ValueError(f"{root}: no utterances found; see --help for the supported layouts")
+    # Reading headers waits for the disk, not for a core: four at once help even on one core.
     source = FolderSource(root, keep_lookup=False, show_progress=True)
     lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
@@ -359,7 +359,7 @@ def usable_utterances(
     }
     for row, problem in sorted((short | lookup.problems).items()):
         summary.add_broken(found.names[row], problem)
-    # A header without samples is broken whatever the shortest length asked for.
+    # A file without samples is broken even if min_seconds is 0.
     keep = np.flatnonzero(seconds >= max(min_seconds, 1e-9))
     summary.add(made=len(keep))
     return found.take(keep), seconds[keep]
@@ -368,7 +368,7 @@ def usable_utterances(
 def _write_trials(
     options: argparse.Namespace, utterances: Utterances, name: str, rows: np.ndarray, rules: PairRules
 ) -> Path | None:
-    """Write the list of a held-out split's utterances and balanced trials over them; None for an empty split."""
+    """Write the list of a held-out split and balanced trials among its utterances; None for an empty split."""
     if not len(rows):
         return None
     write_training_list(options.save_path / f"{name}_list.txt", utterances.pairs(rows))
@@ -376,8 +376,8 @@ def _write_trials(
     num_targets = int(pairs.labels.sum())
     if num_targets in (0, len(pairs)):
         raise ValueError(
-            f"the {name} split has {num_targets} target trials of {len(pairs)}: its speakers have too few utterances, "
-            "or only one session each; add recordings, or allow trials within a session with --same_session"
+            f"the {name} split has {num_targets} target trials out of {len(pairs)}: its speakers have too few "
+            "utterances, or only one session each; add recordings, or allow trials within a session (--same_session)"
         )
     path = options.save_path / f"{name}_trials.txt"
     write_trials(path, pairs.rows(utterances))
@@ -386,21 +386,21 @@ def _write_trials(
     if num_speakers < FEWEST_FOR_AN_INTERVAL:
         logger.warning(
             "too few speakers (%d) for a reliable error rate (an interval needs at least %d, a narrow one 20 or more): "
-            "record more people, or use more of them with --%s_share",
+            "record more speakers, or hold out more of them with --%s_share",
             *(num_speakers, FEWEST_FOR_AN_INTERVAL, name),
         )
     return path
 
 
 def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
-    """Write a configuration that trains on the lists as it is, sized to the amount of data.
+    """Write a complete configuration that trains on the lists, sized to the amount of data.
 
-    `sets` may give `noise_path` and `rir_path`. Every path is absolute, so that it works from any folder.
+    `sets` may give `noise_path` and `rir_path`. All paths are absolute, so it works from any folder.
     """
     epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
     sections = _inputs(root, lists, sets) | {"training": {"max_epochs": epochs}}
     if lists.num_train <= SMALL_CORPUS_UTTERANCES:
-        # The margin grows as in that recipe, once the speakers are roughly separated.
+        # As in that recipe, the margin grows once the speakers are roughly separated.
         ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
         schedule = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
         sections |= SMALL_CORPUS_SECTIONS | {"schedule": schedule}
@@ -408,16 +408,16 @@ def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) 
 
 
 def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
-    """Write a configuration of nothing but the lists and the run folder, for the recipe for little data.
+    """Write a configuration with only the lists and the run folder, for use with the small-data recipe.
 
-    It has its own batch and crop if there are too few utterances, or too short ones, for the recipe's; and fewer epochs
-    if there are more utterances than the recipe's epochs are for.
+    It overrides the batch or the crop if there are too few or too short utterances for the recipe's, and the epochs if
+    there are more utterances than those were tuned for.
     """
     sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
     for name, usual in (("batch_size", LARGEST_SMALL_BATCH), ("crop_frames", LITTLE_DATA_CROP)):
         if sections["data"][name] >= usual:
             del sections["data"][name]
-    # Speed perturbation needs no files: augmentation stays on without them.
+    # Speed perturbation needs no files, so augmentation stays on without them.
     del sections["augment"]["enabled"]
     if lists.num_train > LITTLE_DATA_TUNED_UTTERANCES:
         share = LITTLE_DATA_TUNED_UTTERANCES / lists.num_train
@@ -428,7 +428,7 @@ def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Pa
 
 
 def write_fine_tuning_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
-    """Write a configuration of nothing but the lists and a run folder of its own, for the fine-tuning recipe."""
+    """Write a configuration with only the lists and a run folder, for use with the fine-tuning recipe."""
     sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
     _write(path, root, lists, f"--config {FINE_TUNING} --config THIS --initial_model MODEL.pt", sections)
 
@@ -440,7 +440,7 @@ def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[
     data: dict[str, Any] = {
         "train_list": str(lists.train.resolve()),
         "train_path": str(root.resolve()),
-        # Batches of 64 had learned next to nothing after 8 epochs of 1,440 utterances; 32 with a ramped margin had.
+        # With batches of 64, 8 epochs of 1,440 utterances taught next to nothing; 32 and a ramped margin worked.
         "batch_size": max(2, min(largest, lists.num_train // LEAST_STEPS)),
         # Most utterances are at least this long; shorter ones are repeated.
         "crop_frames": int(min(LONGEST_CROP, max(SHORTEST_CROP, lists.median_seconds * FRAMES_PER_SECOND * 0.8))),
@@ -454,7 +454,7 @@ def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[
 def _write(path: Path, root: Path, lists: ListFiles, use: str, sections: dict[str, Any]) -> None:
     with atomic_write(path) as file:
         file.write(
-            f"# {lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}, for `{use}`.\n"
-            "# What is not set here keeps its default; `speakernet show-config --config FILE` shows everything.\n"
+            f"# {lists.num_train} utterances of {lists.num_speakers} speakers from {root.name}, for `{use}`.\n"
+            "# Options that are not set here keep their defaults; `speakernet show-config --config FILE` shows all.\n"
         )
         yaml.safe_dump({name: one for name, one in sections.items() if one}, file, sort_keys=False, allow_unicode=True)

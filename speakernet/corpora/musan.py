@@ -1,10 +1,10 @@
-"""MUSAN: music, speech and noise for augmentation: download, verify, unpack, cut into five-second pieces.
+"""MUSAN (music, speech and noise for augmentation): download, verify, unpack, cut into five-second pieces.
 
     speakernet prepare musan --save_path data             everything
     speakernet prepare musan --save_path data --split     only cut what is unpacked
 
-Give --noise_path data/musan_split (pieces, the fastest) or data/musan (whole files) to training. A folder musan_split
-that voxceleb_trainer made is completed, not made again: pieces have the classic tools' names.
+Train with --noise_path data/musan_split (pieces, the fastest) or data/musan (whole files). A folder musan_split made by
+voxceleb_trainer is completed, not made again: pieces have the same names as in the classic tools.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from speakernet.data.audio import READABLE_SUFFIXES, SAMPLE_RATE, audio_info, re
 from speakernet.files import exclusive
 
 PIECE_SECONDS = 5.0
-# Pieces overlap by two seconds, as the classic tools cut them.
+# Pieces overlap by two seconds, as in the classic tools.
 HOP_SECONDS = 3.0
 SPLIT_FOLDER = "musan_split"
 
@@ -27,17 +27,17 @@ ARGUMENTS = {
     **STEP_ARGUMENTS,
     "--split": {"action": "store_true", "dest": "prepare", "help": f"cut musan/ into {SPLIT_FOLDER}/"},
     "--piece_seconds": {"type": float, "default": PIECE_SECONDS, "help": "length of a piece"},
-    "--hop_seconds": {"type": float, "default": HOP_SECONDS, "help": "from one piece's beginning to the next's"},
+    "--hop_seconds": {"type": float, "default": HOP_SECONDS, "help": "from the start of one piece to the next"},
     **DOWNLOAD_ARGUMENTS,
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
     piece, hop = arguments.piece_seconds, arguments.hop_seconds
-    # Pieces are named for the second at which they begin, as the classic tools name them: two must not share one.
+    # As in the classic tools, pieces are named after the second at which they start, so two must not share one.
     if not piece > 0 or not (hop >= 1 and hop.is_integer()):
         raise ValueError(
-            f"--piece_seconds {piece:g}, --hop_seconds {hop:g}: expected more than 0, and a whole number of at least 1"
+            f"--piece_seconds {piece:g}, --hop_seconds {hop:g}: expected more than 0 and a whole number of at least 1"
         )
     with exclusive(arguments.save_path):
         return finish(prepare(arguments, steps_of(arguments), piece, hop), arguments.save_path / "summary.txt")
@@ -49,12 +49,12 @@ def prepare(
     piece_seconds: float = PIECE_SECONDS,
     hop_seconds: float = HOP_SECONDS,
 ) -> list[StepSummary]:
-    """`musan/` and, cut into pieces, `musan_split/` below the target folder."""
+    """Make `musan/` and, cut into pieces, `musan_split/` below the target folder."""
     summaries = fetch("musan", arguments, steps)
     root: Path = arguments.save_path
     if "prepare" in steps:
         if not (root / "musan").is_dir():
-            raise ValueError(f"{root} holds no folder musan; run with --download and --extract, or put it there")
+            raise ValueError(f"{root} has no folder musan; run with --download and --extract, or put it there")
         target = Folder(root / SPLIT_FOLDER)
 
         def cut(name: str) -> tuple[int, int]:
@@ -73,19 +73,19 @@ def piece_starts(num_samples: int, piece_samples: int, hop_samples: int) -> list
     >>> piece_starts(3, 5, 3)
     [0]
     """
-    # The classic tool's range ends before a piece that reaches the file's end, and has none for a shorter file.
+    # The classic tool leaves out a piece that reaches the file's end, and makes none of a shorter file.
     return list(range(0, max(1, num_samples - piece_samples + 1), hop_samples))
 
 
 def _cut_file(path: Path, target: Folder, name: str, piece_seconds: float, hop_seconds: float) -> tuple[int, int]:
-    """Cut a file into pieces `NAME/SSSSS.wav`, SSSSS the second at which a piece begins; (made, skipped)."""
+    """Cut a file into pieces `NAME/SSSSS.wav`, SSSSS being the second at which a piece starts; (made, skipped)."""
     num_samples = audio_info(path).num_samples_at(SAMPLE_RATE)
     piece, hop = int(piece_seconds * SAMPLE_RATE), int(hop_seconds * SAMPLE_RATE)
     starts = piece_starts(num_samples, piece, hop)
     wanted = []
     for start in starts:
         piece_path = target.path(f"{name.rsplit('.', 1)[0]}/{start // SAMPLE_RATE:05d}.wav")
-        # Exact, since WAV headers count samples: a piece that was cut short is made again.
+        # An exact comparison, since WAV headers count samples: a truncated piece is made again.
         if audio_seconds(piece_path, SAMPLE_RATE) != min(piece, num_samples - start) / SAMPLE_RATE:
             wanted.append((start, piece_path))
     if wanted:

@@ -1,13 +1,13 @@
 """Your own voices, ready to train: lists, a speaker-disjoint split, trials, a configuration, and the next command.
 
-One folder a speaker, sessions in folders below it if you have them:
+One folder per speaker, with sessions in folders below it if you have them:
 
     my_voices/anna/monday/1.wav    my_voices/bert/2.flac
 
-the same below folders named train, dev or test, whose speakers are then kept apart as they are (--layout pooled takes
-them together), or a table with the headings path,speaker[,session,gender] (--csv), or a regular expression over the
+or the same below folders named train, dev or test, whose speakers then stay in these splits (--layout pooled splits
+them again), or a table with the headings path,speaker[,session,gender] (--csv), or a regular expression over the
 paths with the groups speaker and, optionally, session and gender (--pattern '(?P<speaker>[^_]+)_(?P<session>[^_]+)_').
-WAV, FLAC, OGG and MP3 are used where they are; m4a, aac, webm and the like are converted first (needs ffmpeg).
+WAV, FLAC, OGG and MP3 are used in place; m4a, aac, webm and the like are converted first (needs ffmpeg).
 
     speakernet prepare folder my_voices
 """
@@ -27,7 +27,7 @@ from speakernet.corpora.listing import (
     LITTLE_DATA_UTTERANCES,
     listable_rows,
     prepare_lists,
-    say_next,
+    print_next_command,
     write_fine_tuning_lists,
     write_little_data_lists,
     write_recipe,
@@ -42,18 +42,18 @@ from speakernet.terminal import counted
 logger = logging.getLogger(__name__)
 
 LAYOUTS = ("auto", "speakers", "parts", "pooled")
-#: Folders of these names hold splits of a corpus, not speakers.
+#: Folders with these names are splits of a corpus, not speakers.
 SPLIT_FOLDERS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("dev", "development", "val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-#: Folders of these names hold neither: the speakers, or the splits, are in them.
+#: Folders with these names are neither; they contain the speakers or the splits.
 CONTAINERS = frozenset({"wav", "wavs", "flac", "audio", "data", "speech"})
 
 
 class Layout(NamedTuple):
-    """How many folders are above the speakers', and which of them names the split (None: there are no splits)."""
+    """How many folders are above the speakers' folders, and which of them names the split (None: no splits)."""
 
     depth: int
     split_depth: int | None = None
@@ -63,7 +63,7 @@ ARGUMENTS = {
     "root": {
         "metavar": "folder",
         "type": Path,
-        "help": "the folder that holds the voices; paths in lists are relative to it",
+        "help": "the folder with the voices; paths in lists are relative to it",
     },
     "--save_path": {"type": Path, "help": "where lists and configuration go (default: data/NAME OF THE FOLDER)"},
     "--csv": {"type": Path, "dest": "table", "help": "table with the headings path,speaker[,session,gender]"},
@@ -71,8 +71,8 @@ ARGUMENTS = {
     "--layout": {
         "choices": LAYOUTS,
         "default": "auto",
-        "help": "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: as "
-        "parts, but the speakers are split again; auto: by their names",
+        "help": "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: like "
+        "parts, but the speakers are split again; auto: depends on the names",
     },
     "--speaker_depth": {"type": int, "help": "folders above the speakers' folders (default: detected)"},
     **LIST_ARGUMENTS,
@@ -86,9 +86,9 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the folder and print what to do next: train from scratch, or from a model."""
-    # Before anything is made for a mistyped folder.
+    # Checked first, so that nothing is made for a mistyped folder.
     if arguments.table is None and not arguments.root.is_dir():
-        raise ValueError(f"there is no folder {arguments.root}; give the folder that holds the speakers' folders")
+        raise ValueError(f"there is no folder {arguments.root}; give the folder that contains the speakers' folders")
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     save_path = arguments.save_path or Path("data") / arguments.root.resolve().name
@@ -96,16 +96,16 @@ def run(arguments: argparse.Namespace) -> int:
     with exclusive(save_path):
         configs, fine_tuning, summaries = prepare_folder(options)
         code = finish(summaries, save_path / "summary.txt")
-    # Not fetched unasked: 12 GB.
+    # Not fetched automatically: 12 GB.
     if options.noise_path is None or options.rir_path is None:
         logger.info(
-            "augmentation helps most if recordings are few: %s and %s fetch noise and room responses, then give "
+            "augmentation helps most with few recordings: fetch noise and room responses with %s and %s, then give "
             "--noise_path data/musan_split and --rir_path data/RIRS_NOISES/simulated_rirs here",
             own_command("prepare musan"), own_command("prepare rirs"),
         )  # fmt: skip
     logger.info("the first command trains from scratch, the second starts from a model (docs/published.md: MODEL.pt)")
-    say_next(*configs)
-    say_next(Path(FINE_TUNING), fine_tuning, options="--initial_model MODEL.pt")
+    print_next_command(*configs)
+    print_next_command(Path(FINE_TUNING), fine_tuning, options="--initial_model MODEL.pt")
     return code
 
 
@@ -113,7 +113,7 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     """Make lists, split, trials and configurations under `save_path`.
 
     Returns:
-        The configurations that train from scratch, the one for fine-tuning, and what each step found.
+        The configurations that train from scratch, the one for fine-tuning, and a summary of each step.
     """
     summaries = []
     scan = StepSummary("scan", options.save_path, made="usable")
@@ -137,14 +137,14 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     (write_little_data_lists if is_little else write_recipe)(config, options.root, lists, **sets)
     write_fine_tuning_lists(fine_tuning, options.root, lists, **sets)
     logger.info(
-        "%s of %s for training, %.1f hours in all",
+        "%s of %s for training, %.1f hours in total",
         *(counted(lists.num_train, "utterance"), counted(lists.num_speakers, "speaker"), lists.hours),
     )
     return [Path(LITTLE_DATA), config] if is_little else [config], fine_tuning, [*summaries, scan]
 
 
 def find_layout(root: Path, wanted: str = "auto") -> Layout:
-    """Where the speakers' folders are below `root`, from the names of the folders."""
+    """Where the speakers' folders are below `root`, judged by the names of the folders."""
     if wanted == "speakers":
         return Layout(0)
     depth, folder = _below_containers(root, 0)
@@ -154,11 +154,11 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
         return Layout(depth)
     if not splits or len(splits) < len(names):
         raise ValueError(
-            f"{folder} holds {', '.join(names[:NUM_EXAMPLES])}; expected folders named train, dev, test or the like, "
-            "and no others beside them. If each is a speaker, give --layout speakers, else give the folder that holds "
-            "either parts or speakers"
+            f"{folder} contains {', '.join(names[:NUM_EXAMPLES])}; expected folders named train, dev, test or the "
+            "like, and no others beside them. If each is a speaker, give --layout speakers; otherwise give the folder "
+            "that contains either parts or speakers"
         )
-    # train/wav/anna beside dev/bert: one depth for both would take `wav` for a speaker.
+    # With train/wav/anna beside dev/bert, a common depth would take `wav` for a speaker.
     depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
     if len(depths) > 1:
         raise ValueError(f"the speakers' folders are at different depths in {', '.join(splits)}; give --speaker_depth")
@@ -176,7 +176,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row], Callable[[str], str] | None]:
-    """Rows of the table, or of the folder by pattern or by its folders; and what gives the split of a path."""
+    """Rows of the table, or of the folder by pattern or layout; and the function that gives the split of a path."""
     named = [f"--{name}" for name, given in (("csv", options.table), ("pattern", options.pattern)) if given]
     if options.layout != "auto" and (named or options.speaker_depth is not None):
         raise ValueError(f"--layout and {', '.join(named or ['--speaker_depth'])} both name the speakers; give one")
@@ -189,19 +189,19 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
         return listable_rows((row_by_pattern(rule, name) for name in names), names, scan), None
     if names and not any("/" in name for name in names):
         raise ValueError(
-            f"{options.root} holds {len(names)} recordings and no folder for each speaker. If all are one speaker's, "
-            "give the folder above it, with other speakers' folders beside it; if their names contain the speakers, "
-            "give --pattern or --csv"
+            f"{options.root} contains {len(names)} recordings but no speakers' folders. If they are all of one "
+            "speaker, give the folder above it, which has the other speakers' folders; if their names contain the "
+            "speakers, give --pattern or --csv"
         )
     depth = options.speaker_depth
     layout = find_layout(options.root, options.layout) if depth is None else Layout(depth)
     if layout.depth and options.speaker_depth is None:
-        kept = "are kept apart as they are" if layout.split_depth is not None else "are split again"
-        logger.info("the speakers are taken from %d folders below %s and %s", layout.depth, options.root, kept)
-    _name_empty_folders(options.root, names, layout.depth)
-    # A generator: what a list cannot hold is counted while it is walked, once.
+        kept = "keep their splits" if layout.split_depth is not None else "are split again"
+        logger.info("the speakers are %d folders below %s and %s", layout.depth, options.root, kept)
+    _warn_of_empty_folders(options.root, names, layout.depth)
+    # A generator, so that names that cannot be listed are counted once, while it is consumed.
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
-    # Converted files are named by their whole path, below which their folders are as they were.
+    # Converted files have absolute names, with the same folders below the folder of converted files.
     split_depth, converted = layout.split_depth, f"{_converted_folder(options)}/"
 
     def split_of(name: str) -> str:
@@ -210,14 +210,14 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
     return rows, None if split_depth is None else split_of
 
 
-def _name_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
-    """Warn about speakers' folders without a recording: somebody who should be there is not."""
+def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
+    """Warn about speakers' folders without recordings, since a speaker is missing."""
     filled = {"/".join(name.split("/")[: depth + 1]) for name in names}
     folders = (path.relative_to(root).as_posix() for path in root.glob("/".join("*" * (depth + 1))) if path.is_dir())
     empty = sorted(name for name in folders if name not in filled and not name.startswith("."))
     if empty:
         logger.warning(
-            "%d of %d speakers' folders hold no recording that can be read: %s",
+            "%d of %d speakers' folders contain no readable recording: %s",
             *(len(empty), len(empty) + len(filled), ", ".join(empty[:NUM_EXAMPLES])),
         )
 
@@ -227,6 +227,6 @@ def _converted_folder(options: argparse.Namespace) -> Path:
 
 
 def _converted_name(name: str) -> Path:
-    """Where a converted file goes: the same folders below, the old suffix kept so that a.m4a and a.aac stay apart."""
+    """Where a converted file goes: in the same folders, with the old suffix kept so that a.m4a and a.aac differ."""
     pieces = [piece for piece in Path(name).parts if piece not in (Path(name).anchor, "..")]
     return Path(*pieces[:-1], pieces[-1] + ".wav")

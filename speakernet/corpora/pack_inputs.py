@@ -1,8 +1,8 @@
-"""What goes into a packed corpus: the files of a folder or list, or members of zip and tar archives, read in place.
+"""The inputs of a packed corpus: the files of a folder or list, or members of zip and tar archives, read in place.
 
-A Kaldi folder, wespeaker's `raw.list` (a JSON object a line) and its shards (`shard.list`, a tar archive a line) go by
-the ids of their utterances, archives by the names of a list if there is one. No archive is unpacked: a member is read
-into memory. Names are data from outside and are checked before anything is read.
+Utterances of a Kaldi folder, of wespeaker's `raw.list` (one JSON object per line) and of its shards (`shard.list`, one
+tar archive per line) are named by id, those of other archives by a list if there is one. Archives are not unpacked:
+members are read into memory. Names are untrusted and are checked before anything is read.
 """
 
 import collections
@@ -44,17 +44,17 @@ RAW_FIELDS = ("key", "wav", "spk")
 SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
 SPEAKER_SUFFIXES = (".spk", ".cls", ".json")
 SPEAKER_FIELDS = ("speaker", "spk", "speaker_id", "spk_id")
-"""Of the JSON object beside an utterance in a WebDataset, the first that is there."""
+"""Fields of the JSON object beside an utterance in a WebDataset; the first one present counts."""
 MOST_JSON_BYTES = 1 << 20
 HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
-ABSENT = "{name}: the list names it, but {source} does not hold it"
+ABSENT = "{name}: it is in the list but not in {source}"
 NAMED_ARCHIVES = 5
-"""Of many, in messages."""
+"""Number of archives named in a message."""
 
 
 class FileInput(PackInput):
-    """Files by name: all recordings, or those of a list; relative paths are below `root` or the working directory."""
+    """Files by name: all recordings, or those in a list; relative paths are below `root` or the working directory."""
 
     def __init__(
         self, recordings: Recordings, description: str, *, root: str = "", wanted: StringTable | None = None
@@ -71,12 +71,12 @@ class FileInput(PackInput):
         file = self._files[row]
         if not file:
             raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
-        path = os.path.join(self._root, file)  # noqa: PTH118  a million times
+        path = os.path.join(self._root, file)  # noqa: PTH118  called a million times
         return to_int16(read_audio(path, sample_rate=sample_rate))
 
 
 class FolderInput(FileInput):
-    """Files under a folder: those that a list names, or all of them."""
+    """Files below a folder: those in a list, or all of them."""
 
     def __init__(self, root: str | Path, names: StringTable | None = None) -> None:
         if names is None:
@@ -88,7 +88,7 @@ class FolderInput(FileInput):
 
 
 class ArchiveInput(PackInput):
-    """Members of one or several archives, and the names of a list that none of them holds."""
+    """Members of one or several archives, and the names in a list that none of them has."""
 
     def __init__(self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None) -> None:
         names: list[str] = []
@@ -105,7 +105,7 @@ class ArchiveInput(PackInput):
         if len(set(names)) < len(names):
             (twice, _), *_ = collections.Counter(names).most_common(1)
             raise ArchiveError(f"{description}: {twice!r} occurs twice; pack the archives separately or change --strip")
-        # One archive without speakers leaves the whole without a list.
+        # If one archive has no speakers, there is no training list for the whole.
         has_speakers = len(speakers) == len(names)
         if wanted is not None:
             absent = np.flatnonzero(NameIndex(StringTable.from_strings(names)).find(wanted) < 0)
@@ -120,7 +120,7 @@ class ArchiveInput(PackInput):
         self._of_member = np.concatenate(of_member)
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        # A compressed tar is a stream, which has to be read in order.
+        # A compressed tar is a stream, which must be read in order.
         rows = np.asarray(list(rows), dtype=np.int64)
         for number, archive in enumerate(self._archives):
             some = rows[self._of_archive[rows] == number]
@@ -137,7 +137,7 @@ class ArchiveInput(PackInput):
         suffix = os.path.splitext(archive.files[member])[1].lower()  # noqa: PTH122
         if suffix not in CONVERTIBLE_SUFFIXES:
             return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
-        # ffmpeg has to seek in m4a, so it cannot be fed through a pipe.
+        # ffmpeg must seek in m4a, so a pipe does not work.
         with tempfile.TemporaryDirectory(prefix="speakernet-") as folder:
             path = Path(folder) / ("audio" + suffix)
             path.write_bytes(content)
@@ -150,7 +150,7 @@ class ArchiveInput(PackInput):
 def open_inputs(
     sources: Sequence[str | Path], wanted: StringTable | None = None, strip: int | None = None
 ) -> PackInput:
-    """The input that `sources` are: one folder, one list, or archives (the pieces of one archive count as one)."""
+    """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive count as one)."""
     kinds = [(path, _kind(path)) for path in map(Path, sources)]
     if len(kinds) == 1:
         path, kind = kinds[0]
@@ -160,7 +160,7 @@ def open_inputs(
             recordings = read_raw_list(path) if kind == RAW_LIST else _of_kaldi_folder(path)
             return FileInput(recordings, str(path), wanted=wanted)
     if {kind for _, kind in kinds} - {ARCHIVE, SHARD_LIST}:
-        raise AudioError("expected one folder, one list or some archives, found a folder or list among several sources")
+        raise AudioError("a folder or list is among several sources; expected one folder, one list, or only archives")
     paths = [one for path, kind in kinds for one in (read_shard_list(path) if kind == SHARD_LIST else [path])]
     for path in paths:
         _kind(path)
@@ -170,8 +170,8 @@ def open_inputs(
 def match_members(archive: "Archive", wanted: StringTable | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
     """Members to take, ascending, and their names in the corpus.
 
-    With a list the members are found under the list's own names: leading folders that the list does not have are
-    dropped, and another suffix is another format of the same recording (`.m4a` in the archive, `.wav` in the list).
+    With a list, members are matched to its names: leading folders that are not in the list are dropped, and a different
+    suffix counts as another format of the same recording (`.m4a` in the archive, `.wav` in the list).
     """
     if wanted is None:
         kept = [(row, "/".join(name.split("/")[strip or 0 :])) for row, name in enumerate(archive.names)]
@@ -192,7 +192,7 @@ def match_members(archive: "Archive", wanted: StringTable | None, strip: int | N
 
 
 def _kind(path: Path) -> str:
-    """What a source is."""
+    """The kind of a source."""
     if path.is_dir():
         return KALDI if is_kaldi(path) else FOLDER
     if not path.is_file():
@@ -200,14 +200,14 @@ def _kind(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     first = head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 1)[0].strip()
-    # Archives hold zero bytes from the start, text none.
+    # The first bytes of archives include zeros, text has none.
     if b"\0" not in head and first.startswith(b"{"):
         return RAW_LIST
     return SHARD_LIST if b"\0" not in head and first.lower().endswith(SHARD_SUFFIXES) else ARCHIVE
 
 
 def _of_kaldi_folder(path: Path) -> Recordings:
-    """Its recordings, with their speakers if it has an `utt2spk`."""
+    """The recordings of a Kaldi folder, with speakers if it has an `utt2spk`."""
     source = KaldiSource(path)
     if not (path / UTT2SPK).is_file():
         return Recordings(source.names, source.files)
@@ -218,7 +218,7 @@ def _of_kaldi_folder(path: Path) -> Recordings:
 
 
 def read_raw_list(path: Path) -> Recordings:
-    """Names, files and speakers of a `raw.list`; files are absolute or from the working directory."""
+    """Names, files and speakers of a `raw.list`; files are absolute or relative to the working directory."""
     file = ListFile(path)
     rows: list[tuple[str, ...]] = []
     for number, line in file:
@@ -232,50 +232,48 @@ def read_raw_list(path: Path) -> Recordings:
         else:
             rows.append(tuple(row[field] for field in RAW_FIELDS))
     if not rows:
-        raise ListError(f"{path}: the list is empty; expected a JSON object with {', '.join(RAW_FIELDS)} a line")
+        raise ListError(f"{path}: the list is empty; expected one JSON object with {', '.join(RAW_FIELDS)} per line")
     names, files, speakers = (StringTable.from_strings(column) for column in zip(*rows, strict=True))
     NameIndex(names).refuse_repeated(path)
     return Recordings(names, files, speakers)
 
 
 def _raw_problem(row: Any) -> str:
-    """What is wrong with the object of one line of a `raw.list`; empty if nothing is."""
+    """What is wrong with the object in one line of a `raw.list`; empty if nothing."""
     if not isinstance(row, dict) or not set(RAW_FIELDS) <= set(row):
         return f"expected a JSON object with {', '.join(RAW_FIELDS)}"
     if "vad" in row:
-        return "vad: segments are not cut out here; let make_shard_list.py do it (--vad_file) and pack shards"
+        return "vad: segments are not supported; cut them with make_shard_list.py (--vad_file) and pack the shards"
     for field in RAW_FIELDS:
         value = row[field]
         if not isinstance(value, str) or not value or name_problem(value) or "\0" in value:
-            return f"{field}: expected text of one line"
+            return f"{field}: expected one line of text"
     if row["spk"].split() != [row["spk"]]:
         return "spk: expected one word"
     return f"wav: {problem}" if (problem := not_a_file(row["wav"])) else ""
 
 
 def read_shard_list(path: Path) -> list[Path]:
-    """The archives of a `shard.list`, absolute or from the working directory; ListError for an address."""
+    """The archives in a `shard.list`, absolute or relative to the working directory; ListError for an address."""
     file, found = ListFile(path), []
     for number, line in file:
         text = line.decode("utf-8")
         if "://" in text:
-            file.refuse(number, f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and name the file")
+            file.refuse(number, f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and give the file")
         found.append(Path(text))
     return found
 
 
 def open_archive(paths: Sequence[Path]) -> "Archive":
-    """The archive that the pieces `paths` make."""
-    with reading(
-        paths[0], "a whole zip or tar archive; name every part of one in parts, or fetch it again", ArchiveError
-    ):
+    """The archive that consists of the pieces `paths`."""
+    with reading(paths[0], "a complete zip or tar archive; give all of its parts, or fetch it again", ArchiveError):
         with open_pieces(paths) as file:
             is_zip = zipfile.is_zipfile(file)
         return ZipAudio(paths) if is_zip else TarAudio(paths)
 
 
 class Archive:
-    """The audio files in an archive, in the order in which they are stored."""
+    """The audio files in an archive, in stored order."""
 
     def __init__(self, name: str, files: Sequence[str], speakers: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -284,11 +282,11 @@ class Archive:
         self.speakers = [speakers[key] for key in self.names] if speakers else []
 
     def read(self, member: int) -> bytes:
-        """The bytes of one member that `contents` did not give; called from several threads."""
+        """The bytes of one member that `contents` did not yield; called from several threads."""
         raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of this file")
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
-        """Bytes of ascending members for archives that can only be read in order; else Nones, and `read` is called."""
+        """Bytes of ascending members if the archive can only be read in order; otherwise None: call `read`."""
         yield from [None] * len(members)
 
 
@@ -300,7 +298,7 @@ class ZipAudio(Archive):
         members = zip_members(self._zip, paths[0])
         for one in members:
             checked_relative(one.filename)
-        # In the order of their bytes, so that a spinning disk reads straight through.
+        # In the order of their bytes, so that a spinning disk reads sequentially.
         self._members = sorted((one for one in members if _is_audio(one.filename)), key=lambda one: one.header_offset)
         super().__init__(str(paths[0]), [str(checked_relative(one.filename)) for one in self._members])
 
@@ -312,15 +310,15 @@ class ZipAudio(Archive):
 class TarAudio(Archive):
     """A tar archive, in one file or in pieces.
 
-    A shard of wespeaker's or WebDataset's holds the speaker beside KEY.wav: in KEY.spk, KEY.cls or a field of KEY.json.
+    A wespeaker or WebDataset shard has the speaker beside KEY.wav: in KEY.spk, KEY.cls or a field of KEY.json.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         files, places, speakers = [], [], {}
-        # Opened by whoever reads: a corpus of a thousand shards would hold a thousand files open.
+        # Opened for each read: a corpus of a thousand shards would keep a thousand files open.
         with open_pieces(paths) as file:
-            # A compressed tar begins with the compressor's mark, a plain one has its own at byte 257.
+            # A compressed tar starts with the compressor's magic bytes, a plain one has its own at byte 257.
             self._is_plain = file.read(262)[257:262] == b"ustar"
             file.seek(0)
             for archive, member in self._walk(file):
@@ -335,10 +333,10 @@ class TarAudio(Archive):
                     files.append(name)
                     places.append((member.offset_data, member.size))
         self._places = np.array(places, dtype=np.int64).reshape(-1, 2)
-        lonely = [one for one in files if without_suffix(one) not in speakers] if speakers else []
-        if lonely:
+        unnamed = [one for one in files if without_suffix(one) not in speakers] if speakers else []
+        if unnamed:
             raise ArchiveError(
-                f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard (nor .cls or .json "
+                f"{paths[0]}: {unnamed[0]}: no {without_suffix(unnamed[0])}.spk in the shard (nor .cls or .json "
                 "with its speaker); pack such tars separately"
             )
         super().__init__(str(paths[0]), files, speakers)
@@ -349,7 +347,7 @@ class TarAudio(Archive):
                 yield archive, member
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
-        """Plain archives are read where the members are, compressed ones from end to end."""
+        """See `Archive.contents`. Plain archives are read at the members' offsets, compressed ones from end to end."""
         if not len(members):
             return
         with open_pieces(self._paths) as file:
@@ -367,15 +365,15 @@ class TarAudio(Archive):
 
 
 def _speaker_in_json(content: bytes, path: Path, name: str) -> bytes:
-    """The speaker in a member of a WebDataset; empty if it names none."""
-    with reading(f"{path}: {name}", f"a JSON object of {MOST_JSON_BYTES:,} bytes at most", ArchiveError):
+    """The speaker in a JSON member of a WebDataset; empty if there is none."""
+    with reading(f"{path}: {name}", f"a JSON object of at most {MOST_JSON_BYTES:,} bytes", ArchiveError):
         fields = json.loads(content)
     fields = fields if isinstance(fields, dict) else {}
     return next((str(fields[field]).encode() for field in SPEAKER_FIELDS if field in fields), b"")
 
 
 def _speaker(content: bytes, path: Path, name: str) -> str:
-    """The speaker in a .spk member."""
+    """The speaker in a member beside the audio."""
     word = content.decode("utf-8", "replace").strip()
     if len(content) > MAX_SPEAKER_BYTES or word.split() != [word] or "\ufffd" in word or "\0" in word:
         raise ArchiveError(f"{path}: refused: {name}: {word[:40]!r}; expected one word, the speaker of the utterance")

@@ -1,6 +1,6 @@
-"""What the steps of a preparation share: counts of what was made, names that stay in one folder, walks, conversion.
+"""Shared by the steps of data preparation: counts of results, names that stay in one folder, walks, conversion.
 
-A step (download, extract, convert, …) counts into one `StepSummary`. Broken items go straight to a text file, one a
+A step (download, extract, convert, …) counts into one `StepSummary`. Broken items go straight to a text file, one per
 line with the reason, so that a million bad files cost no memory.
 """
 
@@ -19,12 +19,12 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-# Starting ffmpeg costs 20 ms, decoding a four-second m4a 3 ms: one call for 16 is about four times as fast.
+# Starting ffmpeg costs 20 ms, decoding a four-second m4a 3 ms: one call for 16 files is about four times as fast.
 BATCH_FILES = 16
-#: A codec pads a frame or two (1024 samples each) at either end; what is missing beyond this is missing audio.
+#: A codec pads a frame or two (1024 samples each) at either end; a larger difference is missing audio.
 TOLERANCE_SECONDS = 0.15
 TOLERANCE_SHARE = 0.01
-#: ffmpeg's guess from the bit rate, for containers without a duration, may be far off.
+#: For containers without a duration, ffmpeg estimates it from the bit rate, which may be far off.
 ESTIMATE_SHARE = 0.5
 LEAST_FREE_BYTES = 64 << 20
 
@@ -34,13 +34,13 @@ class UnsafeNameError(ValueError):
 
 
 class DiskFullError(FileError):
-    """Not enough space; nothing else is tried."""
+    """Not enough disk space; the run stops."""
 
 
 class StepSummary:
-    """Counts of one step: found = made + skipped + broken; the file of broken items is that of the last run.
+    """Counts of one step: found = made + skipped + broken; the file of broken items is from the last run.
 
-    `made` and `skipped` name the two in the step's own words. Counting is safe from several threads.
+    `made` and `skipped` are the step's own words for the two counts. Counting is thread-safe.
     """
 
     def __init__(self, step: str, folder: str | Path, made: str = "made", skipped: str = "skipped") -> None:
@@ -57,7 +57,7 @@ class StepSummary:
         return self.made + self.skipped + self.broken
 
     def add(self, made: int = 0, skipped: int = 0) -> None:
-        """Count items that were made now, and items that were there already."""
+        """Count items made now and items that already existed."""
         with self._lock:
             self.made += made
             self.skipped += skipped
@@ -74,7 +74,7 @@ class StepSummary:
     def count_each(
         self, work: Callable[[str], tuple[int, int]], names: Iterable[str], num_jobs: int, description: str
     ) -> None:
-        """Call `work(name) -> (made, skipped)` from several threads; an AudioError makes the name a broken item."""
+        """Call `work(name) -> (made, skipped)` from several threads; an AudioError counts the name as broken."""
 
         def outcome(name: str) -> None:
             try:
@@ -92,7 +92,7 @@ class StepSummary:
 
 
 def one_line(text: str) -> str:
-    r"""The text with line breaks, tabs and other control characters escaped, so that it fits one line of a file or log.
+    r"""Escape line breaks, tabs and other control characters, so that the text fits one line of a file or log.
 
     >>> one_line("two\nlines")
     'two\\nlines'
@@ -101,15 +101,15 @@ def one_line(text: str) -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Why a list cannot hold a path, or None."""
+    """Why a path cannot go into a list, or None."""
     is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
     if is_one_line and not any("\ud800" <= letter <= "\udfff" for letter in name):
         return None
-    return "a list cannot hold this name (line break, tab, white space at an end, or not UTF-8); rename it"
+    return "a list cannot have this name (line break, tab, leading or trailing space, or not UTF-8); rename the file"
 
 
 def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = None) -> int:
-    """Log every step's counts, also into `report_path`, and give the exit code: 1 if anything is broken."""
+    """Log every step's counts, write them to `report_path`, and return the exit code: 1 if anything is broken."""
     summaries = list(summaries)
     for summary in summaries:
         logger.info("%s", summary.text())
@@ -122,39 +122,39 @@ def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = No
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
-    """Raise DiskFullError if the disk cannot hold so much."""
+    """Raise DiskFullError if the disk has less free space."""
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise DiskFullError(
-            f"{folder}: {human_bytes(num_bytes)} are needed and {human_bytes(free)} are free; "
+            f"{folder}: {human_bytes(num_bytes)} are needed, but {human_bytes(free)} are free; "
             "free some space or choose another --save_path"
         )
 
 
 def checked_relative(name: str) -> PurePosixPath:
-    """A name from outside (archive, server, table) as a relative path with forward slashes, or UnsafeNameError.
+    """An untrusted name (archive, server, table) as a relative path with forward slashes, or UnsafeNameError.
 
     >>> checked_relative("id1/a b/00001.wav").as_posix()
     'id1/a b/00001.wav'
     """
-    # Backslashes separate on Windows only, but an archive that uses them means the same everywhere.
+    # Backslashes are separators only on Windows, but in an archive they mean the same everywhere.
     pieces = [piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".")]
     is_absolute = name[:1] in ("/", "\\") or (pieces and len(pieces[0]) == 2 and pieces[0][1] == ":")
     if not pieces or is_absolute or ".." in pieces or "\0" in name:
         raise UnsafeNameError(
-            f"refused: the name {name!r} is empty, absolute or leads outside; expected a path in the folder"
+            f"refused: the name {name!r} is empty, absolute or leads outside the folder; expected a path in the folder"
         )
     return PurePosixPath(*pieces)
 
 
 class Folder:
-    """A target folder: makes subfolders on demand and refuses every path that leaves it, also through a link."""
+    """A target folder: makes subfolders on demand and refuses any path that leaves it, even through a link."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self.root.mkdir(parents=True, exist_ok=True)
         self._resolved_root = self.root.resolve()
-        # A million files are in thousands of folders: each is looked at once.
+        # A million files are in thousands of folders; each folder is checked once.
         self._known: set[Path] = set()
 
     def path(self, name: str) -> Path:
@@ -166,7 +166,7 @@ class Folder:
             resolved = folder.resolve()
             if not resolved.is_relative_to(self._resolved_root):
                 raise UnsafeNameError(
-                    f"{folder} leads to {resolved}, outside {self.root}; give the real folder as the target instead"
+                    f"{folder} leads to {resolved}, outside {self.root}; use the real folder as the target"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             self._known.add(folder)
@@ -178,13 +178,13 @@ class Folder:
 def walk_files(root: str | Path, suffixes: Iterable[str]) -> Iterator[str]:
     """Relative names (forward slashes) of the files below `root` with these suffixes, sorted folder by folder.
 
-    Hidden files and folders (also half-written ones) are left out; links to folders are followed once.
+    Hidden files and folders (including half-written ones) are left out; links to folders are followed once.
     """
     root = Path(root)
     if not root.is_dir():
-        raise ValueError(f"there is no folder {root}; give the folder that holds the audio")
+        raise ValueError(f"there is no folder {root}; give the folder with the audio")
     real = root.resolve()
-    # A link that leads back to one of its own parents would never end.
+    # The parents are passed on because a link back to one of them would never end.
     yield from _walk(real, "", frozenset(suffixes), (real,))
 
 
@@ -196,7 +196,7 @@ def _walk(folder: Path, prefix: str, wanted: frozenset[str], parents: tuple[Path
             real = (folder / name).resolve() if is_link else folder / name
             if real not in parents:
                 yield from _walk(real, f"{prefix}{name}/", wanted, (*parents, real))
-        elif os.path.splitext(name)[1].lower() in wanted:  # noqa: PTH122 (a Path a file costs more than the walk)
+        elif os.path.splitext(name)[1].lower() in wanted:  # noqa: PTH122 (a Path per file costs more than the walk)
             yield prefix + name
 
 
@@ -210,16 +210,16 @@ def convert_all(
     keep_sources: bool = True,
     description: str = "convert",
 ) -> None:
-    """Convert sources whose targets are not there yet to mono WAV or FLAC; `pairs` are (source, target).
+    """Convert sources whose targets do not exist yet to mono WAV or FLAC; `pairs` are (source, target).
 
-    A target appears under its final name when it is whole. Takes an iterator and keeps a few batches in flight, so a
-    million files need no more memory than a hundred.
+    A target gets its final name when it is complete. Takes an iterator and keeps a few batches in flight, so a million
+    files need no more memory than a hundred.
     """
     ffmpeg = find_ffmpeg()
     iterator = iter(pairs)
 
     def convert(batch: list[tuple[Path, Path]]) -> int:
-        # Header only or cut short, as a killed tool leaves it, counts as missing.
+        # A truncated file or a bare header, as left by a killed tool, counts as missing.
         missing = [(source, target) for source, target in batch if audio_seconds(target, sample_rate) is None]
         broken = _decode(ffmpeg, missing, file_format, sample_rate) if missing else {}
         for source, reason in broken.items():
@@ -236,7 +236,7 @@ def convert_all(
 
 
 def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int) -> dict[Path, str]:
-    """Decode a batch and rename what is whole; the sources of the rest with reasons."""
+    """Decode a batch and rename complete files; returns the reason for each source that failed."""
     for _, target in batch:
         target.parent.mkdir(parents=True, exist_ok=True)
     halves = [temporary_beside(target) for _, target in batch]
@@ -247,14 +247,14 @@ def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sampl
             if problem := length_problem(audio_seconds(half, sample_rate) or 0.0, facts):
                 broken[source] = problem
             else:
-                # Not flushed: a million flushes take hours on a spinning disk, and a killed process loses nothing.
+                # Not flushed: a million flushes take hours on a spinning disk, and a process kill loses nothing.
                 half.replace(target)
     except FfmpegError as error:
-        # A full disk fails every file that follows: stop, rather than list a million of them as broken.
+        # With a full disk every further file would fail: stop, rather than list a million as broken.
         check_space(batch[0][1].parent, LEAST_FREE_BYTES)
         if len(batch) == 1:
             return {batch[0][0]: str(error)}
-        # One bad file ends the whole call: one by one the others are saved.
+        # One bad file fails the whole call, so decode the files one by one.
         for one in batch:
             broken |= _decode(ffmpeg, [one], file_format, sample_rate)
     finally:
@@ -264,7 +264,7 @@ def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sampl
 
 
 def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
-    """Duration of a whole, non-empty audio file by its header, or None; `sample_rate` None takes any."""
+    """Duration of a complete, non-empty audio file from its header, or None; `sample_rate` None accepts any rate."""
     try:
         info = audio_info(path)
     except (AudioError, OSError):
@@ -275,11 +275,11 @@ def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
 
 
 def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
-    """What is wrong with a decoded length, or None. Too short is cut audio, too long a damaged header."""
+    """What is wrong with a decoded length, or None. Too short means truncated audio, too long a damaged header."""
     expected, is_guess = decoded
     if found_seconds <= 0:
-        return "no audio came out"
+        return "decoded no audio"
     share = ESTIMATE_SHARE if is_guess else TOLERANCE_SHARE
     if expected is not None and abs(found_seconds - expected) > max(TOLERANCE_SECONDS, share * expected):
-        return f"{found_seconds:.2f} s came out of {expected:.2f} s; the source is damaged"
+        return f"decoded {found_seconds:.2f} of {expected:.2f} s; the source is damaged"
     return None

@@ -1,4 +1,4 @@
-"""Trial lists: make them from any list, clean a list against the files that exist, rewrite it to another layout.
+"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for another layout.
 
     speakernet prepare trials make test_list.txt trials.txt --kind balanced --training train_list.txt
     speakernet prepare trials make calls.csv trials.txt --across call --same_gender
@@ -8,8 +8,8 @@
     speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
 
 `make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or .tsv). `hold_out` takes
-some speakers out of a training list and pairs their utterances: judge experiments by them, never by the trials that
-are reported.
+some speakers out of a training list and pairs their utterances: judge experiments by these trials, never by those that
+you report.
 """
 
 import argparse
@@ -65,12 +65,12 @@ TrialRow = tuple[int | None, str, str]
 
 _LIST = {"list": {"type": Path, "help": "trial or training list"}}
 _KIND = {"--kind": {"choices": ("trials", "training"), "help": "what the list is (default: detected)"}}
-_FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "of trials"}}
+_FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "form of trial lines"}}
 _DRAWS: dict[str, dict[str, Any]] = {
     "--nontargets_per_target": {
         "type": positive_int,
         "default": DEFAULT_NONTARGETS_PER_TARGET,
-        "help": "of balanced trials: non-targets for each target",
+        "help": "balanced: non-targets per target",
     },
     "--seed": {"type": int, "default": SEED, "help": "seed of every draw"},
 }
@@ -82,44 +82,44 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "list": {"type": Path, "help": "training list, or table with headings"},
             "output": {"type": Path, "help": "trial list to write"},
             "--kind": {"choices": KINDS, "default": "balanced", "help": "which pairs"},
-            "--num_trials": {"type": positive_int, "default": 10000, "help": "random: how many"},
+            "--num_trials": {"type": positive_int, "default": 10000, "help": "random: number of trials"},
             "--targets_per_speaker": {
                 "type": positive_int,
                 "default": DEFAULT_TARGETS_PER_SPEAKER,
-                "help": "balanced: most target trials a speaker",
+                "help": "balanced: most target trials per speaker",
             },
             "--embeddings": {"type": Path, "help": "hard: .npz with names and embeddings of the utterances"},
-            "--nearest": {"type": positive_int, "default": 5, "help": "hard: negatives for each utterance"},
+            "--nearest": {"type": positive_int, "default": 5, "help": "hard: negatives per utterance"},
             "--same_gender": {"action": "store_true", "help": "leave out non-targets across genders (needs a table)"},
             "--same_session": {"action": "store_true", "help": "also pair utterances of one session"},
             "--across": {
                 "metavar": "COLUMN",
-                "help": "targets pair utterances that differ in this column of the table (call, day, phone); of a "
-                "training list: folder, the folders between the speaker's and the file",
+                "help": "targets pair utterances that differ in this column of the table (call, day, phone); for a "
+                "training list: folder, meaning the folders between the speaker's folder and the file",
             },
             "--calibration": {
                 "type": Path,
                 "metavar": "AUDIO",
                 "help": "balanced trials to calibrate on, from a training list and its audio: a few utterances of each "
-                "speaker, of different sessions where there are any",
+                "speaker, from different sessions if possible",
             },
             "--like": {
                 "nargs": 2,
                 "type": Path,
                 "metavar": ("LIST", "AUDIO"),
-                "help": "calibration: draw durations like those of this trial or training list",
+                "help": "calibration: draw durations like those in this trial or training list",
             },
-            "--training": {"type": Path, "help": "training list that the trials must not share speakers with"},
-            "--allow_overlap": {"action": "store_true", "help": "make the trials even if speakers are shared"},
+            "--training": {"type": Path, "help": "training list with which the trials must not share speakers"},
+            "--allow_overlap": {"action": "store_true", "help": "make the trials even if they share speakers"},
             **_FORM,
             **_DRAWS,
         },
     ),
     "clean": (
-        "drop the rows whose files do not exist",
+        "drop rows whose files do not exist",
         {
             **_LIST,
-            "--root": {"type": Path, "required": True, "help": "folder or packed corpus of the files"},
+            "--root": {"type": Path, "required": True, "help": "folder or packed corpus with the files"},
             "--output": {"type": Path, "help": "default: NAME_clean beside the list"},
             "--dropped": {"type": Path, "help": "where dropped rows go; default: NAME_dropped beside the list"},
             **_KIND,
@@ -130,26 +130,26 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             **_LIST,
             "output": {"type": Path, "help": "list to write"},
-            "--strip": {"default": "", "help": "take this off the front of names"},
-            "--prefix": {"default": "", "help": "put this before names"},
-            "--suffix": {"default": "", "help": "put this in place of the names' suffix, as .flac"},
+            "--strip": {"default": "", "help": "remove this from the start of names"},
+            "--prefix": {"default": "", "help": "add this to the start of names"},
+            "--suffix": {"default": "", "help": "replace the suffix of names with this, such as .flac"},
             "--replace": {
                 "nargs": 2,
                 "action": "append",
                 "default": [],
                 "metavar": ("OLD", "NEW"),
-                "help": "replace this piece of names",
+                "help": "replace this part of names",
             },
             **_FORM,
             **_KIND,
         },
     ),
     "hold_out": (
-        "take speakers out of a training list, with trials among them",
+        "take speakers out of a training list and make trials among them",
         {
             "list": {"type": Path, "help": "training list"},
-            "folder": {"type": Path, "help": "where train_list.txt and trials.txt go; their paths stay as they are"},
-            "--speakers": {"type": positive_int, "required": True, "help": "how many are held out"},
+            "folder": {"type": Path, "help": "where train_list.txt and trials.txt go; paths in them are unchanged"},
+            "--speakers": {"type": positive_int, "required": True, "help": "how many speakers to hold out"},
             **_DRAWS,
         },
     ),
@@ -164,7 +164,7 @@ def _make(arguments: argparse.Namespace) -> int:
     inputs = (arguments.list, arguments.training, arguments.embeddings)
     refuse_overwriting([arguments.output], filter(None, inputs))
     if arguments.calibration is None and arguments.like is not None:
-        raise ValueError("--like goes with --calibration AUDIO")
+        raise ValueError("--like needs --calibration AUDIO")
     is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
     utterances = _read_across(arguments, is_table)
     if arguments.training is not None and not arguments.allow_overlap:
@@ -173,20 +173,20 @@ def _make(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{arguments.list} lacks the gender of some speakers; give a table with a column gender")
     utterances, pairs = _pairs(arguments, utterances)
     if not len(pairs):
-        raise ValueError(f"{arguments.list} gives no pairs under these rules; loosen them")
+        raise ValueError(f"{arguments.list} gives no pairs under these rules; relax them")
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
     num_targets = int(pairs.labels.sum())
     logger.info("%s: %d trials, %d targets", arguments.output, len(pairs), num_targets)
     if num_targets in (0, len(pairs)):
-        logger.warning("all trials are of one kind: no error rate can be computed from them")
+        logger.warning("all trials are targets, or all are non-targets: no error rate can be computed")
     return 0
 
 
 def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
-    """The utterances of a table or a training list, with the sessions that `--across` asks for."""
+    """The utterances of a table or a training list, with the sessions defined by `--across`."""
     across = arguments.across or ""
     if across and arguments.same_session:
-        raise ValueError("--across and --same_session contradict each other; give one of them")
+        raise ValueError("--across and --same_session contradict each other; give only one of them")
     if is_table:
         return Utterances.from_rows(read_table(arguments.list, across))
     listed = Utterances.from_list(read_training_list(arguments.list))
@@ -201,14 +201,14 @@ def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
     unknown = [row.name for row in rows if not row.session]
     if unknown and across:
         raise ValueError(
-            f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's and the file (first: "
+            f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's folder and the file (first: "
             f"{unknown[0]}); give a table with a column for it"
         )
     return Utterances.from_rows(rows)
 
 
 def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
-    """Pairs of rows of these utterances, or for calibration of some of them."""
+    """Pairs of rows of these utterances or, for calibration, of some of them; also returns the utterances."""
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
     rows, seed = np.arange(len(utterances)), arguments.seed
     if arguments.calibration is not None:
@@ -225,13 +225,13 @@ def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utter
         numbers = (arguments.targets_per_speaker, arguments.nontargets_per_target)
         return utterances, balanced_pairs(utterances, rows, rules, seed, *numbers)
     if arguments.embeddings is None:
-        raise ValueError("hard negatives are found by embeddings; give --embeddings FILE.npz")
+        raise ValueError("hard negatives are found from embeddings; give --embeddings FILE.npz")
     embeddings = load_embeddings(arguments.embeddings, utterances.names)
     return utterances, hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
 
 
 def _seconds_of(audio: Path, names: Iterable[str]) -> np.ndarray:
-    """Durations by headers, (utterances,)."""
+    """Durations from headers, (utterances,)."""
     table = open_source(audio).lookup_table(StringTable.from_strings(names))
     if table.problems:
         raise AudioError(
@@ -241,7 +241,7 @@ def _seconds_of(audio: Path, names: Iterable[str]) -> np.ndarray:
 
 
 def _clean(arguments: argparse.Namespace) -> int:
-    """Keep the rows whose files exist; the others go to a list of their own, as they were."""
+    """Keep the rows whose files exist; the others go unchanged to a separate list."""
     path = arguments.list
     output = arguments.output or path.with_name(f"{path.stem}_clean{path.suffix}")
     dropped = arguments.dropped or path.with_name(f"{path.stem}_dropped{path.suffix}")
@@ -289,7 +289,7 @@ def _hold_out(arguments: argparse.Namespace) -> int:
 
 
 def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
-    """Write train_list.txt and trials.txt into a folder, their paths as they were; returns the two files."""
+    """Write train_list.txt and trials.txt to a folder, with unchanged paths; returns the two files."""
     training, trials = (folder / name for name in HELD_OUT_NAMES)
     write_training_list(training, Utterances.from_list(found.training).pairs())
     write_trials(trials, trial_rows(found.trials))
@@ -301,20 +301,20 @@ def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
 def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
     """Raise ListError if a speaker or file of the trials is in the training list."""
     speakers = sorted(set(utterances.speakers) & set(training.speakers))
-    # Two lists may call the same people differently: then shared files show it.
+    # Two lists may name the same speakers differently; then shared files show the overlap.
     files = [] if speakers else sorted(set(utterances.names) & set(training.paths))
     if speakers or files:
         kind, shared = ("speakers", speakers) if speakers else ("files", files)
         raise ListError(
             f"{len(shared)} {kind} are also in {training.source} (first: {', '.join(shared[:NUM_EXAMPLES])}): trials "
-            "over them measure nothing about new speakers; take others, or give --allow_overlap"
+            "over them do not measure new speakers; use others, or give --allow_overlap"
         )
 
 
 def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     """The embedding of every name, float32 (names, dim), from an .npz with `names` (strings) and `embeddings`.
 
-    The files that scoring keeps in `<save_path>/embeddings` are read too; crops are averaged.
+    Also reads the files that scoring caches in `<save_path>/embeddings`; crops are averaged.
     """
     expected = "an .npz file with the arrays names (strings) and embeddings (utterances, dim)"
     with reading(path, expected):
@@ -326,14 +326,14 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
             raise FileError(f"{path}: {len(row_of)} names and embeddings {embeddings.shape}; expected {expected}")
     missing = [name for name in names if name not in row_of]
     if missing:
-        raise ValueError(f"{path} has no embedding of {len(missing)} utterances, the first: {missing[0]}")
+        raise ValueError(f"{path} has no embeddings of {len(missing)} utterances; the first: {missing[0]}")
     if embeddings.ndim == 3:
         embeddings = embeddings.mean(axis=1)  # (utterances, crops, dim) -> (utterances, dim)
     return embeddings[[row_of[name] for name in names]].astype(np.float32)
 
 
 def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
-    """Write (label, enrol, test) rows in one of `FORMS`, atomically; ListError for what Kaldi's form cannot hold."""
+    """Atomically write (label, enrol, test) rows in one of `FORMS`; ListError if Kaldi's form does not allow them."""
     if form == "training":
         write_training_list(path, rows)  # type: ignore[arg-type]
     elif form != "kaldi":
@@ -349,12 +349,12 @@ def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
 
 
 def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
-    """Whether a list holds trials, and its rows: (label, enrol, test) or (speaker, name); kind None finds out."""
+    """Whether a list has trials, and its rows: (label, enrol, test) or (speaker, name); kind None detects it."""
     trials = None
     if kind != "training":
         with contextlib.suppress(*(() if kind == "trials" else (ListError,))):
             trials = read_trials(path)
-    # A training list reads as unlabelled pairs too.
+    # A training list can also be read as unlabelled pairs.
     if trials is not None and (kind == "trials" or trials.labels is not None):
         return True, list(trial_rows(trials))
     return False, list(Utterances.from_list(read_training_list(path)).pairs())

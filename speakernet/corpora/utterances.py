@@ -1,8 +1,8 @@
-"""The utterances of a corpus as compact arrays (name, speaker, session, gender), and what is made from them: splits
-into training, validation and test, and trials.
+"""The utterances of a corpus as compact arrays (name, speaker, session, gender); splits into training, validation and
+test, and trials made from them.
 
-Built from list files, tables or folder walks; knows nothing of audio. A pair occurs once in either order, and no
-utterance is paired with itself.
+Built from list files, tables or folder walks; no audio is read here. A pair occurs only once, in one of its orders, and
+no utterance is paired with itself.
 """
 
 import csv
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 NUM_EXAMPLES = 5
-"""So many names are given as examples in a message."""
-#: Headings that a table may use -> what they mean here.
+"""Number of names given as examples in a message."""
+#: Headings that a table may use -> their meaning here.
 HEADINGS = {
     "path": "path", "file": "path", "filename": "path", "audio": "path", "wav": "path",
     "speaker": "speaker", "speaker_id": "speaker", "client_id": "speaker", "spk": "speaker",
@@ -40,20 +40,20 @@ DEFAULT_SHARE = 0.1
 MIN_HELD_OUT_SPEAKERS = 2
 #: Fewest held-out speakers for trials within a gender: two of each.
 MIN_FOR_SAME_GENDER = 4
-#: Below this many speakers a test set of its own would leave too few to train on.
+#: With fewer speakers, a separate test set would leave too few to train on.
 MIN_SPEAKERS_FOR_TEST = 8
 MIN_SPEAKERS_FOR_VALIDATION = 4
 
 BLOCK_ROWS = 1024
-# Of drawing, before fewer pairs than asked for are given: rules may leave next to none to find.
+# Rounds of drawing before fewer pairs than requested are returned: rules may allow next to none.
 MAX_ROUNDS = 50
 DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
-#: A speaker with thousands of utterances has millions of pairs; a sample of them serves as well.
+#: A speaker with thousands of utterances has millions of pairs; a sample is just as good.
 MOST_PAIRED = 200
 HELD_OUT_STREAM, CALIBRATION_STREAM = 7301, 7302
 CALIBRATION_UTTERANCES = 6
-"""Of a speaker, for calibration trials: more of one person add little to what others give."""
+"""Per speaker, for calibration trials: more of one speaker add little to those of others."""
 
 
 class Row(NamedTuple):
@@ -86,7 +86,7 @@ class Utterances:
     def from_rows(cls, rows: Iterable[Row]) -> "Utterances":
         """Collect rows into arrays; a speaker's gender is the first one given."""
         listed = list(rows)
-        # Sorted, so that a label means the same on every machine whatever order the disk gives.
+        # Sorted, so that labels are the same on every machine, whatever the order of files on disk.
         speakers, labels = np.unique([row.speaker for row in listed], return_inverse=True)
         numbers: dict[tuple[str, str], int] = {}
         sessions = [
@@ -114,12 +114,12 @@ class Utterances:
         return np.bincount(self.labels, minlength=len(self.speakers))
 
     def pairs(self, rows: np.ndarray | None = None) -> Iterator[tuple[str, str]]:
-        """(speaker, name) of the rows, all of them if None, ready for `write_training_list`."""
+        """(speaker, name) of the rows (None: all), ready for `write_training_list`."""
         for row in range(len(self)) if rows is None else rows.tolist():
             yield self.speakers[int(self.labels[row])], self.names[row]
 
     def take(self, rows: np.ndarray) -> "Utterances":
-        """Only these rows; speakers that lost all of theirs are gone too."""
+        """Only these rows, without speakers that have none of them."""
         speakers, new_labels = np.unique(self.labels[rows], return_inverse=True)
         return Utterances(
             names=self.names.take(rows),
@@ -133,7 +133,7 @@ class Utterances:
 def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
     """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine).
 
-    `session` names another column to take as the session; every row must have it.
+    `session` names another column to use as the session; it must not be empty in any row.
     """
     path = Path(path)
     with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
@@ -142,7 +142,7 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
         reader = csv.DictReader(file, delimiter="\t" if "\t" in first else ",")
         headings = reader.fieldnames or ["nothing"]
         meanings = [(HEADINGS.get(heading.strip().lower()), heading) for heading in headings]
-        # Of two headings with one meaning the first counts.
+        # If two headings have the same meaning, the first counts.
         columns = {meaning: heading for meaning, heading in reversed(meanings) if meaning}
         if session:
             found = [heading for heading in headings if heading.strip().lower() == session.lower()]
@@ -159,9 +159,9 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
         for row in reader:
             values = {meaning: (row[heading] or "").strip() for meaning, heading in columns.items()}
             if not values["path"] or not values["speaker"]:
-                raise ListError(f"{path}, line {reader.line_num}: the row has no path or no speaker")
+                raise ListError(f"{path}, line {reader.line_num}: no path or no speaker in this row")
             if session and not values["session"]:
-                raise ListError(f"{path}, line {reader.line_num}: the row has no {session}")
+                raise ListError(f"{path}, line {reader.line_num}: no {session} in this row")
             yield Row(values["speaker"], values["path"], values.get("session", ""), values.get("gender", ""))
 
 
@@ -173,7 +173,7 @@ def pattern_rule(pattern: str) -> "re.Pattern[str]":
     except (re.error, KeyError) as error:
         raise ValueError(
             f"the pattern {pattern!r} is not a regular expression with a group named speaker ({error}); write "
-            r"(?P<speaker>...) around the speaker's name, as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
+            r"(?P<speaker>...) for the speaker's name, as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
         ) from error
     return compiled
 
@@ -187,7 +187,7 @@ def row_by_pattern(rule: "re.Pattern[str]", name: str) -> Row | None:
 
 
 def row_by_folder(name: str, depth: int = 0) -> Row | None:
-    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` other folders; None if not as deep.
+    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` folders; None if not that deep.
 
     >>> row_by_folder("anna/monday/1.wav")
     Row(speaker='anna', name='anna/monday/1.wav', session='monday', gender='')
@@ -199,7 +199,7 @@ def row_by_folder(name: str, depth: int = 0) -> Row | None:
 
 
 def row_by_speaker_folder(speaker: str, name: str) -> Row:
-    """The row of a training list; its session is the folders between the speaker's and the file.
+    """The row of a training list; its session is the folders between the speaker's folder and the file.
 
     >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
     Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
@@ -223,11 +223,11 @@ def split_speakers(
     test_share: float = DEFAULT_SHARE,
     min_held_out: int = MIN_HELD_OUT_SPEAKERS,
 ) -> Split:
-    """Speaker-disjoint split, the genders spread evenly; the same for the same speakers and seed.
+    """Speaker-disjoint split with evenly spread genders, determined by the speakers and the seed.
 
-    Speakers with a single utterance can make no target trial and stay in training. With fewer than eight speakers there
-    is no test split; with fewer than four the validation split is made of held-out utterances of the training speakers.
-    `min_held_out` is the least number of speakers in a held-out split: trials within a gender need two of each.
+    Speakers with a single utterance cannot give target trials and stay in training. With fewer than eight speakers
+    there is no test split; with fewer than four, validation uses held-out utterances of the training speakers.
+    `min_held_out` is the minimum number of speakers in a held-out split: trials within a gender need two of each.
     """
     num_speakers = len(utterances.speakers)
     if num_speakers < 2:
@@ -262,42 +262,42 @@ def split_speakers(
 
 
 def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -> Split | None:
-    """The corpus's own splits; None (so that a split is drawn) if only one of them is on disk."""
+    """The published splits; None (so that a split is drawn) if only one of them is on disk."""
     of_row = np.array([SPLITS.index(split_of(name)) for name in utterances.names])
     rows = [np.flatnonzero(of_row == number) for number in range(len(SPLITS))]
     if not len(rows[0]) or not (len(rows[1]) or len(rows[2])):
-        logger.warning("only one of the corpus's splits is here: the speakers are split again")
+        logger.warning("only one of the corpus's splits is on disk: the speakers are split again")
         return None
     if not len(rows[1]):
-        # Without a split to choose the best checkpoint by, the test split serves, and the report says so.
+        # Without a validation split, the test split chooses the best checkpoint, and the report says so.
         rows[1], rows[2] = rows[2], rows[1]
     shared = np.intersect1d(utterances.labels[rows[0]], utterances.labels[np.concatenate(rows[1:])])
     if len(shared):
         names = ", ".join(utterances.speakers[label] for label in shared[:NUM_EXAMPLES].tolist())
         raise ValueError(
-            f"{len(shared)} speakers are in the training split and in another one (first: {names}): error rates over "
-            "them say nothing about new speakers. Is the corpus whole? For folders of your own, --layout pooled splits "
-            "the speakers again"
+            f"{len(shared)} speakers are in the training split and in another one (first: {names}), so error rates say "
+            "nothing about new speakers. Check that the corpus is complete; for your own folders, --layout pooled "
+            "splits the speakers again"
         )
     return Split(*rows)
 
 
 def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:
-    """The speakers shuffled, so that every stretch has the genders in the proportion of the whole."""
+    """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))
     speakers, genders = speakers[shuffled], genders[shuffled]
     position = np.empty(len(speakers))
     for gender in np.unique(genders):
         members = np.flatnonzero(genders == gender)
-        # The k-th of n members belongs at (k + 1/2) / n of the way.
+        # The k-th of n members is placed at (k + 1/2) / n of the way.
         position[members] = (np.arange(len(members)) + 0.5) / len(members)
     return speakers[np.argsort(position, kind="stable")]
 
 
 def _split_utterances(utterances: Utterances, seed: int) -> Split:
-    """A third of each speaker's utterances, two at least, for validation; whole sessions first if they are known."""
+    """A third of each speaker's utterances, at least two, for validation; whole sessions first if known."""
     logger.warning(
-        "too few speakers (%d) for a speaker-disjoint validation: utterances of the training speakers are held out, "
+        "too few speakers (%d) for speaker-disjoint validation: utterances of the training speakers are held out, "
         "so the error rate is optimistic for new speakers",
         len(utterances.speakers),
     )
@@ -307,7 +307,7 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
         # Two are held out, for a target trial, and two are left to train on.
         if len(rows) < 4:
             continue
-        # A draw for each speaker, so that one more recording of another changes nothing here.
+        # One draw per speaker, so that another speaker's new recording changes nothing here.
         order = numpy_generator(seed, speaker).permutation(rows)
         sessions = utterances.sessions[order]
         if (sessions != UNKNOWN).all() and len(np.unique(sessions)) > 1:
@@ -315,8 +315,8 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
         held.append(order[: max(2, len(order) // 3)])
     if len(held) < 2:
         raise ValueError(
-            "too little to hold anything out for validation: "
-            f"{len(held)} of {len(utterances.speakers)} speakers have four utterances or more, at least two must"
+            f"too few recordings for validation: {len(held)} of {len(utterances.speakers)} speakers have four or more "
+            "utterances; at least two speakers need them"
         )
     validation = np.sort(np.concatenate(held))
     return Split(np.setdiff1d(np.arange(len(utterances)), validation), validation, np.empty(0, dtype=np.int64))
@@ -353,7 +353,7 @@ class Pairs:
 
 
 def allowed(utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules) -> np.ndarray:
-    """Which pairs the rules allow, bool of the pairs' shape."""
+    """Which pairs the rules allow, bool with the shape of the pairs."""
     left, right = utterances.labels[enrol], utterances.labels[test]
     is_target = left == right
     keep = enrol != test
@@ -367,10 +367,10 @@ def allowed(utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: 
 
 
 def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pairs:
-    """Every allowed pair among the rows, in order; n (n - 1) / 2 of them without rules."""
+    """Every allowed pair among the rows, in order; n (n - 1) / 2 pairs without rules."""
     enrol, test = [rows[:0]], [rows[:0]]
     for start in range(0, len(rows), BLOCK_ROWS):
-        # By blocks: all pairs of 100,000 utterances at once would take 10 GB a mask.
+        # In blocks: all pairs of 100,000 utterances at once would take 10 GB per mask.
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))[:, None]
         right = np.arange(len(rows))[None, :]
         found = np.nonzero((left < right) & allowed(utterances, rows[left], rows[right], rules))
@@ -380,9 +380,9 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
 
 
 def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int) -> Pairs:
-    """`num_trials` different pairs, drawn evenly from all allowed ones; fewer if there are no more."""
+    """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not that many."""
     random = numpy_generator(seed)
-    # Near the end of what there is, drawing again and again would find little that is new.
+    # If most pairs are wanted, repeated draws would find little that is new.
     if num_trials * 4 >= len(rows) * (len(rows) - 1) // 2:
         every = all_pairs(utterances, rows, rules)
         chosen = np.sort(random.permutation(len(every))[:num_trials])
@@ -408,10 +408,10 @@ def balanced_pairs(
     targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER,
     nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> Pairs:
-    """The same number of trials for every speaker, as far as the utterances reach.
+    """The same number of trials for every speaker, as far as the utterances allow.
 
-    Each speaker gives up to `targets_per_speaker` target pairs, and for each of them `nontargets_per_target` pairs with
-    an utterance of another speaker, the others drawn evenly.
+    Each speaker gives up to `targets_per_speaker` target pairs and, for each of these, `nontargets_per_target` pairs
+    with an utterance of another speaker, drawn uniformly.
     """
     labels = utterances.labels[rows]
     speakers = np.unique(labels)
@@ -420,7 +420,7 @@ def balanced_pairs(
     seen: set[tuple[int, int]] = set()
     for speaker in speakers.tolist():
         own = members[speaker]
-        # A generator for each speaker: one more speaker leaves the others' draws as they were.
+        # One generator per speaker, so that another speaker does not change these draws.
         random = numpy_generator(seed, speaker)
         paired = np.sort(random.permutation(own)[:MOST_PAIRED]) if len(own) > MOST_PAIRED else own
         low, high = np.triu_indices(len(paired), k=1)
@@ -446,27 +446,27 @@ def calibration_pairs(
     seed: int,
     nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> tuple[Utterances, Pairs]:
-    """Balanced pairs among a few utterances of each speaker, whose durations are drawn like those wanted.
+    """Balanced pairs among a few utterances of each speaker, with durations drawn like the wanted ones.
 
-    A speaker's utterances come from as many sessions as there are; those of a single session are paired within it.
+    A speaker's utterances come from as many sessions as possible; those of a single session are paired within it.
 
     Args:
-        utterances: such as those of a training list.
+        utterances: for example those of a training list.
         seconds: (utterances,) their durations.
-        wanted: durations of recordings in use, any number.
-        rules: of the pairs.
-        seed: of every draw.
-        nontargets_per_target: of the pairs.
+        wanted: any number of durations of recordings in use.
+        rules: which pairs are allowed.
+        seed: seed of every draw.
+        nontargets_per_target: see `balanced_pairs`.
 
     Returns:
-        The utterances that were chosen, and pairs of their rows.
+        The chosen utterances, and pairs of their rows.
     """
     chosen, logs = [], np.log(np.maximum(seconds, 1e-3))
     for speaker in range(len(utterances.speakers)):
         own, random = np.flatnonzero(utterances.labels == speaker), numpy_generator(seed, CALIBRATION_STREAM, speaker)
         sessions, times_used = utterances.sessions[own], np.zeros(len(own))
         for one in np.log(random.choice(wanted, min(CALIBRATION_UTTERANCES, len(own)))):
-            # Of the sessions that were used least, the utterance that is nearest in duration.
+            # The utterance with the nearest duration, from the least used sessions.
             row = np.lexsort((np.abs(logs[own] - one), times_used))[0]
             times_used[sessions == sessions[row]] += 1
             times_used[row] = np.inf
@@ -483,11 +483,11 @@ def calibration_pairs(
 def hard_pairs(
     utterances: Utterances, rows: np.ndarray, embeddings: np.ndarray, rules: PairRules, nearest: int, seed: int
 ) -> Pairs:
-    """The `nearest` most alike utterances of other speakers for every utterance, and the balanced targets.
+    """The `nearest` most similar utterances of other speakers for every utterance, and the balanced targets.
 
-    `embeddings` has one for each of `rows`, float (rows, dim), any length; the seed is for the targets.
+    `embeddings` has one of any norm for each of `rows`, float (rows, dim); the seed is for the targets.
     """
-    # Half the memory of the scores in float32; the ranks of neighbours do not need more digits.
+    # In float32 the scores take half the memory; ranking neighbours does not need more digits.
     unit = (embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     codes = []
     nearest = min(nearest, len(rows) - 1)
@@ -518,14 +518,14 @@ def _nontarget_pairs(
     random: np.random.Generator,
     seen: set[tuple[int, int]],
 ) -> np.ndarray:
-    """Up to `wanted` new pairs of an own utterance and one of another speaker, int64 (pairs, 2); grows `seen`."""
+    """Up to `wanted` new pairs of own utterances with those of other speakers, int64 (pairs, 2); updates `seen`."""
     pairs: list[tuple[int, int]] = []
     for _ in range(MAX_ROUNDS if len(others) else 0):
         for left in random.choice(own, size=wanted).tolist():
             candidates = members[int(others[random.integers(len(others))])]
             right = int(candidates[random.integers(len(candidates))])
             pair = (min(left, right), max(left, right))
-            # Two speakers may draw the same pair, each from their own side.
+            # Two speakers may draw the same pair, each from its own side.
             if pair not in seen:
                 seen.add(pair)
                 pairs.append((left, right))
@@ -535,7 +535,7 @@ def _nontarget_pairs(
 
 
 class HeldOut(NamedTuple):
-    """A training list without some of its speakers, and the trials among those."""
+    """A training list without the held-out speakers, and trials among those."""
 
     training: TrainingList
     trials: TrialList
@@ -544,11 +544,11 @@ class HeldOut(NamedTuple):
 def hold_out(
     training: TrainingList, num_speakers: int, seed: int, nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET
 ) -> HeldOut:
-    """Hold out so many speakers, drawn among those with two utterances or more, and pair their utterances.
+    """Hold out `num_speakers` speakers, drawn from those with at least two utterances, and pair their utterances.
 
-    Every held-out speaker gives up to 50 target trials, and for each of these some with an utterance of another one.
-    The same list, number and seed give the same speakers and trials. Sessions are not known here: a list whose speakers
-    have several is better split by `prepare folder`.
+    Every held-out speaker gives up to 50 target trials and, for each, some with utterances of other speakers. The same
+    list, number and seed give the same speakers and trials. Sessions are unknown here: if speakers have several, use
+    `prepare folder` for a better split.
     """
     utterances = Utterances.from_list(training)
     counts = utterances.counts()
@@ -557,8 +557,8 @@ def hold_out(
     most = min(len(usable), len(counts) - 2)
     if not 2 <= num_speakers <= most:
         raise ListError(
-            f"{training.source}: {num_speakers} speakers to be held out of {len(counts)}, of whom {len(usable)} have "
-            f"two utterances or more; expected 2 to {max(most, 0)}"
+            f"{training.source}: {num_speakers} speakers to hold out of {len(counts)}, of which {len(usable)} have at "
+            f"least two utterances; expected 2 to {max(most, 0)}"
         )
     chosen = numpy_generator(seed, HELD_OUT_STREAM).permutation(usable)[:num_speakers]
     is_held_out = np.isin(training.labels, chosen)

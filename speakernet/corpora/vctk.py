@@ -3,8 +3,8 @@
     speakernet prepare vctk --save_path data --download
     speakernet prepare vctk --save_path data            lists only
 
-Lists go to data/vctk_lists, their paths start from data. Files are 48 kHz: pack them (speakernet pack) to train fast.
-Every speaker was recorded in one session, so its error rates are optimistic.
+Lists go to data/vctk_lists, with paths relative to data. Files are 48 kHz: pack them (speakernet pack) to train fast.
+Every speaker was recorded in one session, so error rates are optimistic.
 """
 
 import argparse
@@ -21,7 +21,7 @@ AUDIO = "wav48_silence_trimmed"
 ARGUMENTS = {
     **CORPUS_ARGUMENTS,
     "--download": {"action": "store_true", "help": "fetch and unpack it unless it is there"},
-    "--microphone": {"choices": ("mic1", "mic2"), "default": "mic1", "help": "which of the two recordings"},
+    "--microphone": {"choices": ("mic1", "mic2"), "default": "mic1", "help": "which of the two recordings to use"},
     **DOWNLOAD_ARGUMENTS,
 }
 
@@ -34,13 +34,13 @@ def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
     """wav48_silence_trimmed/SPEAKER/SPEAKER_TEXT_MIC.flac of one microphone, genders from speaker-info.txt."""
     prefix = next((one for one in ("", "VCTK-Corpus-0.92/") if (root / one / AUDIO).is_dir()), None)
     if prefix is None:
-        raise ValueError(f"{root} holds no folder {AUDIO} (VCTK 0.92); --download fetches it")
+        raise ValueError(f"{root} has no folder {AUDIO} (VCTK 0.92); fetch it with --download")
     facts = root / prefix / "speaker-info.txt"
-    # ID AGE GENDER ACCENTS REGION; the first line has the headings.
+    # ID AGE GENDER ACCENTS REGION; the first line is the header.
     lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if facts.is_file() else []
     genders = {fields[0]: fields[2] for fields in map(str.split, lines) if len(fields) > 2}
     for name in walk_files(root / prefix / AUDIO, {".flac", ".wav"}):
         speaker = name.split("/")[0]
-        # p280 and p315 have a first microphone only; s5 none of the second.
+        # p280 and p315 have only the first microphone; s5 has no recordings of the second.
         if "/" in name and name.rsplit(".", 1)[0].endswith(f"_{microphone}"):
             yield Row(speaker, f"{prefix}{AUDIO}/{name}", "", genders.get(speaker, ""))

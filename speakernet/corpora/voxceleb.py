@@ -1,6 +1,6 @@
-"""VoxCeleb1 and VoxCeleb2, from nothing or from archives already on disk, to lists that train.
+"""VoxCeleb1 and VoxCeleb2, from scratch or from archives already on disk, to lists ready for training.
 
-    speakernet prepare voxceleb --save_path data --all --key KEY      everything below, in order, but --pack, --augment
+    speakernet prepare voxceleb --save_path data --all --key KEY      all steps in order, except --pack and --augment
     speakernet prepare voxceleb --save_path data --download --key KEY fetch what is missing (resumes, verifies)
     speakernet prepare voxceleb --save_path data --concatenate        join the parts, verify, remove the parts
     speakernet prepare voxceleb --save_path data --extract            unpack
@@ -9,9 +9,9 @@
     speakernet prepare voxceleb --save_path data --pack               packed corpora straight from the archives
     speakernet prepare voxceleb --save_path data --augment            MUSAN and RIRS_NOISES
 
-Every step does only what is missing and can be killed at any moment. Archives that you have are put into --save_path.
+Every step does only what is missing and can be killed at any time. Put archives that you already have into --save_path.
 The key is available on request at https://mm.kaist.ac.kr/datasets/voxceleb/. The layout is voxceleb_trainer's, so a
-folder that its tool prepared is taken as it is; with --save_path data the recipes in configs/voxceleb find everything.
+folder prepared with its tool works as it is; with --save_path data, the recipes in configs/voxceleb find everything.
 """
 
 import argparse
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Subset:
-    """One published archive: where it unpacks to, where its audio is then, and how much is in it as published."""
+    """One published archive: where it is unpacked, where its audio is then, and its published counts."""
 
     archive: str
     folder: str
@@ -78,17 +78,17 @@ class Subset:
     num_speakers: int
     num_utterances: int
     num_leading_folders: int
-    """Above the speakers' in the archive."""
+    """Folders above the speakers' folders in the archive."""
 
 
 SUBSETS = {
     "vox1_dev": Subset("vox1_dev_wav.zip", "voxceleb1/dev", "voxceleb1/dev", False, 1211, 148642, 1),
     "vox1_test": Subset("vox1_test_wav.zip", "voxceleb1/test", "voxceleb1/test", False, 40, 4874, 1),
-    # Unpacked a folder higher than the others: this archive begins with `dev/` itself.
+    # Unpacked one folder higher than the others: this archive itself starts with `dev/`.
     "vox2_dev": Subset("vox2_dev_aac.zip", "voxceleb2", "voxceleb2/dev", True, 5994, 1092009, 2),
     "vox2_test": Subset("vox2_test_aac.zip", "voxceleb2/test", "voxceleb2/test", True, 118, 36237, 1),
 }
-#: VoxCeleb1-E and -H draw from both folders of VoxCeleb1: they are merged by links that take no space.
+#: VoxCeleb1-E and -H use both folders of VoxCeleb1, which are therefore merged with links that take no space.
 MERGED_FOLDER = "voxceleb1/wav"
 TRAINING_SUBSETS = ("vox1_dev", "vox2_dev")
 PACKED_FOLDER = "packed"
@@ -96,10 +96,10 @@ PACKED_FOLDER = "packed"
 PACKED = {"vox1": ("vox1_dev", "vox1_test"), "vox2_dev": ("vox2_dev",), "vox2_test": ("vox2_test",)}
 
 CONVERTED, DONE = "converted_parts", ".done"
-"""Folder of the files that say, for each format, which parts of a conversion are done."""
+"""Folder of files that record, for each format, which parts of a conversion are done."""
 STEPS = {
-    "download": "fetch the archives that are missing",
-    "concatenate": "join the parts, verify, and only then remove them",
+    "download": "fetch missing archives",
+    "concatenate": "join the parts, verify the result, and only then remove the parts",
     "extract": "unpack the archives",
     "convert": "convert VoxCeleb2's m4a files",
     "lists": "write training lists, fetch trial lists, merge VoxCeleb1",
@@ -108,7 +108,7 @@ MORE_STEPS = {
     "pack": "packed corpora from the archives, without a WAV tree",
     "augment": "fetch and prepare MUSAN and RIRS_NOISES",
 }
-#: The recipe of the command that is printed at the end, and where it looks for its inputs.
+#: The recipe in the command printed at the end, and where that recipe looks for its inputs.
 RECIPE = "voxceleb/resnet34.yaml"
 RECIPE_INPUTS = {
     "data.train_list": "data/lists/vox2_dev_list.txt",
@@ -125,13 +125,13 @@ ARGUMENTS = {
     "--all": {"action": "store_true", "help": ", ".join(STEPS)},
     **{f"--{name}": {"action": "store_true", "help": what} for name, what in (STEPS | MORE_STEPS).items()},
     "--subsets": {"nargs": "+", "choices": SUBSETS, "default": list(SUBSETS), "help": "archives of the corpus"},
-    "--format": {"choices": ENCODINGS, "default": "wav", "help": "what m4a files are converted to"},
+    "--format": {"choices": ENCODINGS, "default": "wav", "help": "format that m4a files are converted to"},
     "--lists_from": {"type": Path, "help": "folder with the published trial lists, instead of fetching them"},
     "--keep_parts": {"action": "store_true", "help": "keep archive parts after joining"},
     "--remove_originals": {"action": "store_true", "help": "remove each m4a once its WAV is verified"},
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; for --convert alone; --lists afterwards needs all of them",
+        "help": f"{PART_HELP}; only for --convert; --lists afterwards needs all parts",
     },
     "--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"},
     **DOWNLOAD_ARGUMENTS,
@@ -141,7 +141,7 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> int:
     steps = {step for step in (*STEPS, *MORE_STEPS) if getattr(arguments, step) or (arguments.all and step in STEPS)}
     if not steps:
-        raise ValueError("no step was given; --all does everything but --pack and --augment, --help lists the steps")
+        raise ValueError("no step given; use --all (all but --pack and --augment) or one of the steps in --help")
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     if steps & {"convert", "pack"}:
@@ -154,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         if "lists" in steps and "convert" not in steps:
             job.refuse_unfinished()
         if "augment" in steps:
-            # --base_url is the mirror of VoxCeleb; these sets come from addresses of their own.
+            # --base_url is a mirror of VoxCeleb; these sets have their own addresses.
             elsewhere = argparse.Namespace(**vars(arguments) | {"base_url": None})
             job.summaries += musan.prepare(elsewhere) + rirs.prepare(elsewhere)
         for step in (*STEPS, "pack"):
@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class VoxCelebJob:
-    """The arguments, the tables of sources and the summaries so far; a method for each step."""
+    """The arguments, the tables of sources and the summaries so far, with one method per step."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -181,7 +181,7 @@ class VoxCelebJob:
         return self.summaries[-1]
 
     def audio_root(self, name: str, kind: str = "") -> Path:
-        """Where the audio of a subset is as `kind`: aac, wav or flac; by default what training reads."""
+        """Where the audio of a subset is as `kind` (aac, wav or flac; default: the format that training reads)."""
         subset = SUBSETS[name]
         return self.root / subset.audio_folder / (kind or (self.arguments.format if subset.is_aac else "wav"))
 
@@ -189,7 +189,7 @@ class VoxCelebJob:
         download_all(files, folder, self.num_jobs, download_options(self.arguments), summary)
 
     def download(self) -> None:
-        """Fetch what is there neither in parts nor as a whole."""
+        """Fetch archives that are present neither in parts nor whole."""
         summary = self.step("download", made="fetched")
         archives = [subset.archive for subset in self.subsets.values()]
         missing = [one for one in archives if not has_md5(self.root / one, self.corpus.sums[one])]
@@ -213,14 +213,14 @@ class VoxCelebJob:
             unpack(self.root / subset.archive, md5, self.root / subset.folder, summary, self.num_jobs)
 
     def convert(self, part: WorkPart = WHOLE) -> None:
-        """Convert the m4a files of VoxCeleb2, or one part of them, into a tree beside theirs."""
+        """Convert the m4a files of VoxCeleb2, or one part of them, into a parallel tree."""
         file_format = self.arguments.format
         summary = self.step("convert" if part == WHOLE else f"convert_{part.name}")
         for name, subset in self.subsets.items():
             source_root = self.audio_root(name, "aac")
             if subset.is_aac and source_root.is_dir():
                 target_root = Folder(self.audio_root(name))
-                # A part has its files by name: with --remove_originals the other parts take files away meanwhile.
+                # Parts are assigned by name, because with --remove_originals other parts remove files meanwhile.
                 pairs = (
                     (source_root / one, target_root.path(Path(one).with_suffix(f".{file_format}").as_posix()))
                     for one in walk_files(source_root, {".m4a", ".aac", ".mp4"})
@@ -235,45 +235,45 @@ class VoxCelebJob:
                 summary.add_broken(str(source_root), "does not exist; run --extract first")
 
     def convert_part(self, part: WorkPart, steps: set[str]) -> int:
-        """Convert one part, and write down that it is done."""
+        """Convert one part, and record that it is done."""
         if steps != {"convert"}:
             raise ValueError(
-                f"--part {part}: it is for --convert alone; run the steps before it on one machine first, and --lists "
-                "on one when all parts are done"
+                f"--part {part} works only with --convert; run the earlier steps on one machine first, and --lists on "
+                "one machine when all parts are done"
             )
-        # A lock of its own: the parts are done beside each other in one tree.
+        # One lock per part: parts are converted at the same time in one tree.
         with exclusive(self.parts / f"{part.name}.work"):
             self.convert(part)
             (self.parts / f"{part.name}{DONE}").touch()
         missing = missing_parts(list(parts_in(self.parts, DONE)), self.parts)
-        logger.info("parts that are still to be converted before --lists: %s", list_parts(missing) or "none")
+        logger.info("parts still to be converted before --lists: %s", list_parts(missing) or "none")
         return finish(self.summaries, self.parts / f"{part.name}.summary.txt")
 
     def refuse_unfinished(self) -> None:
-        """Raise PartError if some parts of a conversion are missing; remove half-written files of killed ones."""
+        """Raise PartError if parts of a conversion are missing; remove half-written files of killed parts."""
         if done := parts_in(self.parts, DONE):
             if missing := missing_parts(list(done), self.parts):
                 raise PartError(f"parts {list_parts(missing)} are not converted; run --convert --part for them first")
             remove_leftovers(self.root)
 
     def merge(self) -> None:
-        """Link both folders of VoxCeleb1 into one, as the lists of E and H need; copies if links are impossible."""
+        """Link both folders of VoxCeleb1 into one, as the E and H lists need; copy if links are impossible."""
         sources = [source for name in ("vox1_dev", "vox1_test") if (source := self.audio_root(name)).is_dir()]
         summary, target = self.step("merge"), Folder(self.root / MERGED_FOLDER)
         for source in sources:
             for name in walk_files(source, {".wav", ".flac"}):
                 path, merged = source / name, target.path(name)
-                # A copy has an inode of its own and is known by its size.
+                # Compared by size, because a copy has its own inode.
                 is_there = merged.exists() and merged.stat().st_size == path.stat().st_size
                 if not is_there:
-                    # A flush for each of 150,000 copies would take hours on a spinning disk.
+                    # Flushing each of 150,000 copies would take hours on a spinning disk.
                     place(path, merged, is_flushed=False)
                 summary.add(not is_there, is_there)
 
     def lists(self) -> None:
-        """Write the training lists, bring the trial lists, print what to run next.
+        """Write the training lists, fetch the trial lists, print the next command.
 
-        The recipes in configs/voxceleb name these files: a name that changes here changes there.
+        The recipes in configs/voxceleb refer to these files, so a renamed file must be renamed there too.
         """
         if any(self.audio_root(name).is_dir() for name in ("vox1_dev", "vox1_test")):
             self.merge()
@@ -284,7 +284,7 @@ class VoxCelebJob:
             roots = {name: self.audio_root(name).relative_to(self.root).as_posix() for name in written}
             rows = ((speaker, f"{roots[name]}/{one}") for name in written for speaker, one in listed[name].pairs())
             write_training_list(folder / "vox1_vox2_dev_list.txt", rows)
-            logger.info("%s: its paths start from %s", folder / "vox1_vox2_dev_list.txt", self.root)
+            logger.info("%s: paths are relative to %s", folder / "vox1_vox2_dev_list.txt", self.root)
         summary = self.step("trial_lists")
         if self.arguments.lists_from is None:
             self.fetch(self.trial_lists.files.values(), folder, summary)
@@ -293,7 +293,7 @@ class VoxCelebJob:
         root = self.root / MERGED_FOLDER
         for path in filter(Path.is_file, (folder / name for name in self.trial_lists.files if root.is_dir())):
             trials = read_trials(path)
-            # No table is kept: only the names are looked for, once.
+            # No table is cached: this only checks, once, whether the files exist.
             num_missing = len(FolderSource(root, keep_lookup=False).missing(trials.names))
             level = logging.WARNING if num_missing else logging.INFO
             message = "%s: %d trials, %d of %d files are missing"
@@ -303,28 +303,28 @@ class VoxCelebJob:
 
     def _write_list(self, name: str, folder: Path) -> Utterances:
         root, subset, path = self.audio_root(name), SUBSETS[name], folder / f"{name}_list.txt"
-        # Headers are read for the list, so that a file of a header alone never reaches training.
+        # Headers are read for the list, so that a file with only a header never reaches training.
         summary = self.step(f"list_{name}", made="listed")
         names = list(walk_files(root, {".wav", ".flac"}))
         rows = listable_rows((row_by_folder(one) for one in names), names, summary)
         utterances, seconds = usable_utterances(rows, root, 0.0, self.num_jobs, summary)
         write_training_list(path, utterances.pairs())
         if name in TRAINING_SUBSETS:
-            # Interviews of both corpora last alike, so that durations are drawn like the list's own.
+            # Interviews in both corpora have similar durations, so the list's own are drawn from.
             chosen, pairs = calibration_pairs(utterances, seconds, seconds, PairRules(), SEED)
             write_trials(folder / f"{name}_calibration.txt", pairs.rows(chosen))
         found, published = (len(utterances.speakers), len(utterances)), (subset.num_speakers, subset.num_utterances)
-        # Not refused: part of a corpus trains, but its figures are not the published ones'.
+        # Not refused: part of a corpus can be trained on, but its error rates do not compare with published ones.
         level = logging.INFO if found == published else logging.WARNING
-        message = "%s: %d speakers and %d utterances, published are %d and %d; its paths start from %s"
+        message = "%s: %d speakers and %d utterances (published: %d and %d); paths are relative to %s"
         logger.log(level, message, path, *found, *published, root)
         return utterances
 
     def pack(self) -> None:
-        """Pack every subset asked for straight from its archives, and write the packed corpora's training lists.
+        """Pack every requested subset straight from its archives, and write the packed corpora's training lists.
 
-        VoxCeleb1's two archives go into one corpus, as the trial lists of E and H need both. Names are those of the
-        published lists (`id10001/VIDEO/00001.wav`), also if the archive holds m4a.
+        VoxCeleb1's two archives go into one corpus, as the E and H trial lists need both. Names are those of the
+        published lists (`id10001/VIDEO/00001.wav`), even if the archive contains m4a.
         """
         for corpus, subsets in PACKED.items():
             if wanted := [name for name in subsets if name in self.subsets]:
@@ -339,7 +339,7 @@ class VoxCelebJob:
             name: [f"{member.rpartition('.')[0]}.wav" for member in open_inputs(found, None, strip).names]
             for name, found in sources.items()
         }
-        # Under its final name a packed corpus is whole: until then it is `<name>.partial`.
+        # A packed corpus with its final name is complete; until then it is `<name>.partial`.
         if folder.is_dir():
             summary.add(skipped=len(PackedSource(folder).index.names))
         else:
@@ -354,23 +354,23 @@ class VoxCelebJob:
             summary.add_broken(*line.split("\t", 1))
         for name in set(subsets) & set(TRAINING_SUBSETS):
             path = self.root / "lists" / f"{name}_packed_list.txt"
-            # What could not be decoded was left out of the corpus, so it must not be in the list.
+            # Utterances that could not be decoded are not in the corpus, so they must not be in the list.
             write_training_list(path, ((one.split("/", 1)[0], one) for one in sorted(packed.intersection(names[name]))))
-            logger.info("%s: its paths start from %s", path, folder)
+            logger.info("%s: paths are relative to %s", path, folder)
 
     def _verified_sources(self, archive: str, summary: StepSummary) -> list[Path]:
-        """The whole archive, or all of its parts, with the right sums; none if something is missing."""
+        """The whole archive, or all of its parts, with correct checksums; empty if something is missing."""
         if has_md5(self.root / archive, self.corpus.sums[archive]):
             return [self.root / archive]
         pieces = self.corpus.pieces(archive)
         bad = [piece for piece in pieces if not has_md5(self.root / piece, self.corpus.sums[piece])]
         for piece in bad:
-            summary.add_broken(piece, "does not exist, or its MD5 sum is wrong; run --download")
+            summary.add_broken(piece, "missing, or its MD5 sum is wrong; run --download")
         return [] if bad else [self.root / piece for piece in pieces]
 
     def next_command(self, listed: Sequence[str]) -> str:
-        """The command that trains RECIPE on what was prepared, with what is elsewhere than the recipe looks for it."""
-        # VoxCeleb2 if both are there, as in the recipes: no speaker of it is in VoxCeleb1's trials.
+        """The command that trains RECIPE on the prepared data, with options for inputs that are elsewhere."""
+        # VoxCeleb2 if both are there, as in the recipes: none of its speakers is in VoxCeleb1's trials.
         subset = max(listed, key=lambda name: SUBSETS[name].num_speakers)
         lists, noise, rooms = self.root / "lists", self.root / "musan", self.root / rirs.SIMULATED_FOLDER
         if not noise.is_dir() or not rooms.is_dir():
@@ -385,15 +385,15 @@ class VoxCelebJob:
 
 
 def _copy_lists(source: Path, folder: Folder, lists: Mapping[str, RemoteFile], summary: StepSummary) -> None:
-    """Take the published lists that are in `source`, verified; others are not missed."""
+    """Copy the published lists found in `source` if they verify; others are not required."""
     for found in filter(Path.is_file, (source / name for name in lists)):
         md5 = digest_of(found, "md5")
         if md5 != lists[found.name].md5:
-            summary.add_broken(str(found), f"MD5 is {md5}, published is {lists[found.name].md5}")
+            summary.add_broken(str(found), f"MD5 is {md5}; expected {lists[found.name].md5} as published")
             continue
-        # A copy, not a link: what the user does to the own file later must not reach the verified one.
+        # A copy, not a link: later changes to the user's file must not affect the verified one.
         with atomic_write(folder.path(found.name), "wb") as file:
             file.write(found.read_bytes())
         summary.add(made=1)
     if not summary.found:
-        raise ValueError(f"{source} holds none of the published lists ({', '.join(lists)})")
+        raise ValueError(f"{source} has none of the published lists ({', '.join(lists)})")

@@ -1,9 +1,9 @@
-"""The only door to audio files: facts from the header, a crop as float32, a file written.
+"""The only access to audio files: read a header, read a crop as float32, write a file.
 
-PCM and float WAV are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek. Only the crop
-is read. What soundfile cannot read (m4a, aac, webm …) ffmpeg decodes as a whole to 16 kHz, as `prepare folder` does.
-Other rates are resampled, several channels mixed down. All positions and lengths that are passed in are in samples of
-the rate asked for.
+PCM and float WAV files are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek. Only
+the crop is read. Formats that soundfile cannot read (m4a, aac, webm …) are decoded whole by ffmpeg to 16 kHz, as in
+`prepare folder`. Other rates are resampled, several channels mixed down. Positions and lengths passed in are in samples
+at the requested rate.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_
 from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, by default
-# NumPy's type of a coding's samples, and the factor that brings them to -1..1; three bytes are made four.
+# The NumPy type of each coding's samples and the factor that scales them to -1..1; 24 bits are widened to 32.
 PCM_TYPES = {
     "pcm_u8": ("u1", 2.0**-7),
     "pcm_s16": ("<i2", 2.0**-15),
@@ -37,15 +37,15 @@ PCM_TYPES = {
     "float64": ("<f8", 1.0),
 }
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
-# A header with another rate is broken: resampling from it would take filters of gigabytes.
+# A header with a rate outside these bounds is broken; resampling from it would take filters of gigabytes.
 LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
-# 24 dB above full scale, which no recording reaches; samples that were int16 go far beyond.
+# 24 dB above full scale: no recording reaches it, and unscaled int16 samples go far beyond.
 LOUDEST_SAMPLE = 16.0
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
 READABLE_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au", ".sph"})
 AUDIO_SUFFIXES = READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES
-"""What a walk through a folder takes for audio."""
-# First bytes of what ffmpeg decodes, and its name for them; MP4 is recognised by its first box.
+"""Suffixes that count as audio when a folder is searched."""
+# First bytes of the formats that ffmpeg decodes, and its names for them; MP4 is recognised by its first box.
 CONTAINERS = {
     b"\x1aE\xdf\xa3": "matroska",
     b"0&\xb2u\x8ef\xcf\x11": "asf",
@@ -55,14 +55,14 @@ CONTAINERS = {
     b"\xff\xf9": "aac",
 }
 MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
-CUT_SHORT_SECONDS, CUT_SHORT_SHARE = 0.15, 0.01  # a container may promise so much more than it decodes to
-KEPT_DECODED = 8  # files that ffmpeg decoded: a long recording is read window by window
+CUT_SHORT_SECONDS, CUT_SHORT_SHARE = 0.15, 0.01  # by which a file may decode to less than its container claims
+KEPT_DECODED = 8  # files decoded by ffmpeg: a long recording is read window by window
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MOST_SAMPLES_PER_BYTE = 8192
-"""Of any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is broken."""
-DECODED_AT_ONCE = 1 << 22  # samples; a claim is believed so far and no further
-EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or take it off the list"
+"""For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is broken."""
+DECODED_AT_ONCE = 1 << 22  # samples allocated at once, since a header may claim any number
+EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or remove it from the list"
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
 WAV_CODINGS = {
     (1, 8): "pcm_u8",
@@ -72,11 +72,11 @@ WAV_CODINGS = {
     (3, 32): "float32",
     (3, 64): "float64",
 }
-EXTENSIBLE = 0xFFFE  # the code is in a GUID, whose last 14 bytes are these for the plain codings
+EXTENSIBLE = 0xFFFE  # the code is in a GUID, which ends in these 14 bytes for plain codings
 GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
 RIFF_HEADER_BYTES = 4096  # Read at once; nearly every header fits, so that a file costs one read.
 MOST_CHUNKS = 1024
-MOST_CHANNELS = 1024  # as soundfile has it
+MOST_CHANNELS = 1024  # soundfile's limit
 
 
 class AudioError(FileError):
@@ -85,14 +85,14 @@ class AudioError(FileError):
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What a header says."""
+    """The facts in a file's header."""
 
     num_samples: int
     sample_rate: int
     num_channels: int
     format: str
     data_offset: int
-    """Of the samples if they can be read by seeking in the file, else -1."""
+    """Byte offset of the samples if they can be read by seeking, else -1."""
     is_truncated: bool
     file_bytes: int
     modified_ns: int
@@ -108,7 +108,7 @@ class AudioInfo:
 
 
 def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
-    """Samples that give so many frames of 10 ms with a window of 25 ms.
+    """Number of samples that give `frames` frames of 10 ms with a window of 25 ms.
 
     >>> crop_samples(200)
     32240
@@ -117,16 +117,16 @@ def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
 
 
 def audio_info(path: str | Path) -> AudioInfo:
-    """Read a file's header (of what only ffmpeg reads, decode the file)."""
+    """Read a file's header; a file that only ffmpeg can read is decoded for it."""
     with open_audio(path) as (_, info):
         return info
 
 
 @contextlib.contextmanager
 def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tuple[IO[bytes], AudioInfo]]:
-    """An open file for `crop_of_file` and its header, which is not read again if it is `known` and the file the same.
+    """Open a file for `crop_of_file` and read its header, unless it is `known` and the file unchanged.
 
-    What only ffmpeg reads is decoded first.
+    A file that only ffmpeg can read is decoded first.
     """
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -135,7 +135,7 @@ def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tup
         if not (known and known.data_offset >= 0) and (container := _container_of(file)):
             decoded = _decode_kept(str(path), size, modified_ns, container)
             info = _info_of_file(io.BytesIO(decoded), container, len(decoded), 0)
-            # The samples are not in the file itself: there is no offset.
+            # The samples are not in the file itself, so there is no offset.
             facts: dict[str, Any] = {
                 "format": container,
                 "data_offset": -1,
@@ -174,7 +174,7 @@ def read_audio(
 ) -> np.ndarray:
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
-    The crop is cut at the file's end: fewer samples than asked for may come back, `wrap_to_length` fills them up.
+    The crop ends at the end of the file, so it may be shorter than requested; `wrap_to_length` extends it.
     """
     with open_audio(path) as (file, info):
         return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
@@ -190,15 +190,15 @@ def crop_of_file(
     *,
     mixes: bool = True,
 ) -> np.ndarray:
-    """The crop of an open file whose header is known; see `read_audio`."""
+    """Read a crop of an open file whose header is known; see `read_audio`."""
     total = info.num_samples_at(sample_rate)
     stop = total if num_samples is None else min(total, start + num_samples)
     if total == 0:
         raise AudioError(f"{name}: the file holds no samples (header only); convert it again from its source")
     if start < 0 or stop <= start:
-        raise AudioError(f"{name}: asked for samples {start} to {stop}, but it holds {total} at {sample_rate} Hz")
-    # resample_poly keeps sample k * down of the source at sample k * up of the result, so cutting the source at such a
-    # multiple, far enough before the crop, gives the samples that resampling the whole file would give.
+        raise AudioError(f"{name}: samples {start} to {stop} requested, but it has {total} at {sample_rate} Hz")
+    # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting the source at a
+    # multiple of `down`, far enough before the crop, gives the same samples as resampling the whole file.
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
     reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
     blocks = start if up == down else max(0, start // up - (reach // down + 1))
@@ -217,15 +217,15 @@ def crop_of_file(
 
 
 def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
-    """`up` / `down` times as many float32 samples (scipy's polyphase filter)."""
-    # Late: scipy.signal takes 40 MB in every worker process, and few corpora are resampled.
+    """Resample float32 audio by `up` / `down` with scipy's polyphase filter."""
+    # Imported late: scipy.signal takes 40 MB in every worker process, and few corpora are resampled.
     from scipy.signal import resample_poly
 
     return resample_poly(audio, up, down).astype(np.float32, copy=False)
 
 
 def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> np.ndarray:
-    """Samples in memory as `read_audio` would give them from a file: float32 in -1..1, mono, at `wanted_rate`.
+    """Convert samples in memory to what `read_audio` returns for a file: float32 in -1..1, mono, at `wanted_rate`.
 
     Returns:
         (samples,) float32.
@@ -248,18 +248,18 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
 
 
 def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
-    """Write mono 16-bit WAV or FLAC, by the suffix, atomically; samples beyond -1..1 are clipped."""
+    """Atomically write mono 16-bit WAV or FLAC, depending on the suffix; samples beyond -1..1 are clipped."""
     format_name = WRITABLE.get(Path(path).suffix.lower())
     if format_name is None:
-        raise AudioError(f"{path}: can write {' and '.join(WRITABLE)}, not {Path(path).suffix!r}")
-    # Into memory first: on a full disk soundfile ends in an assertion, which names neither disk nor file.
+        raise AudioError(f"{path}: cannot write {Path(path).suffix!r}; expected {' or '.join(WRITABLE)}")
+    # In memory first: on a full disk soundfile fails with an assertion that names neither disk nor file.
     content = encode_audio(waveform, sample_rate, format_name)
     with atomic_write(path, "wb") as file:
         file.write(content)
 
 
 def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str = "FLAC") -> bytes:
-    """A mono waveform, (samples,), as a 16-bit file; FLAC has half the size of WAV, and every browser plays it."""
+    """Encode a mono waveform, (samples,), as a 16-bit file; FLAC is half the size of WAV and plays in every browser."""
     samples, buffer = np.asarray(waveform), io.BytesIO()
     samples = samples if samples.dtype == np.int16 else to_int16(samples)
     soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
@@ -267,12 +267,12 @@ def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str = "FLA
 
 
 def to_int16(waveform: np.ndarray) -> np.ndarray:
-    """Float samples in -1..1 as int16, rounded and clipped; the reverse of dividing by 32768."""
+    """Convert float samples in -1..1 to int16, rounded and clipped; the inverse of dividing by 32768."""
     return np.clip(np.rint(waveform * np.float32(32768.0)), -32768, 32767).astype(np.int16)
 
 
 def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
-    """Repeat a short waveform from its start until it has `num_samples`; a longer one is cut.
+    """Repeat a short waveform from its start until it has `num_samples`; cut a longer one.
 
     >>> wrap_to_length(np.array([1.0, 2.0, 3.0]), 5).tolist()
     [1.0, 2.0, 3.0, 1.0, 2.0]
@@ -280,19 +280,19 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
     if len(waveform) >= num_samples:
         return waveform[:num_samples]
     if len(waveform) == 0:
-        raise AudioError("cannot repeat an empty waveform; take the file off the list")
+        raise AudioError("cannot repeat an empty waveform; remove the file from the list")
     return np.resize(waveform, num_samples)
 
 
 def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
-    """Little-endian samples of a WAV as float32 in -1..1, interleaved as they come."""
+    """Decode a WAV file's little-endian samples to float32 in -1..1; channels stay interleaved."""
     dtype, scale = PCM_TYPES[format_name]
     if format_name == "pcm_s24":
         # Placed in the upper three bytes of an int32, so that the sign comes out right.
         wide = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
         wide[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
         raw = wide.reshape(-1)
-    # Cast first: a product of int32 and float32 is a float64 of twice the size.
+    # Cast first: int32 times float32 gives float64, twice the size.
     samples = np.frombuffer(raw, dtype=dtype).astype(np.float32)
     if format_name == "pcm_u8":
         samples -= 128
@@ -300,23 +300,23 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
 
 
 def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> np.ndarray:
-    """Mix (samples, channels) to (samples,), or take the first channel; refuse NaN and far too loud samples."""
+    """Mix (samples, channels) to (samples,), or take the first channel; reject NaN and far too loud samples."""
     # Comparisons with NaN are false.
     if not (frames.max() <= LOUDEST_SAMPLE and frames.min() >= -LOUDEST_SAMPLE):
         loudest = float(np.abs(frames).max())
         if not math.isfinite(loudest):
             raise AudioError(f"{name}: holds NaN or infinite samples; convert it again from its source")
         raise AudioError(
-            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1: divide what was int16 by 32768"
+            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1 (divide int16 values by 32768)"
         )
     mono = frames.mean(axis=1, dtype=np.float32) if mixes and frames.shape[1] > 1 else frames[:, 0]
     return np.ascontiguousarray(mono)
 
 
 def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int) -> AudioInfo:
-    """The header of an open file of `size` bytes."""
+    """Read the header of an open file of `size` bytes."""
     if size == 0:
-        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or take it off the list")
+        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or remove it from the list")
     info = parse_riff(file, name, size, modified_ns)
     if info is None:
         file.seek(0)
@@ -343,10 +343,10 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
 def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: int = 0) -> AudioInfo | None:
     """Find the samples of an open WAV file of `file_bytes` bytes; None if it is not a WAV of plain samples.
 
-    Takes every layout that plain PCM and float WAV files come in: chunks before and after the samples, the extensible
-    form, RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder that wrote to a pipe. Everything
-    else (A-law, ADPCM, big-endian RIFX) is left to soundfile. A data chunk that promises more than the file holds is
-    cut to what is there (`is_truncated`).
+    Accepts every layout of plain PCM and float WAV files: chunks before and after the samples, the extensible form,
+    RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder that wrote to a pipe. Everything else
+    (A-law, ADPCM, big-endian RIFX) is left to soundfile. If the data chunk claims more than the file has, only what is
+    there counts (`is_truncated`).
     """
     head = file.read(RIFF_HEADER_BYTES)
     if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
@@ -380,7 +380,7 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
                 raise _broken(name, "the samples come before the 'fmt ' chunk")
             offset, available = position + 8, max(0, file_bytes - position - 8)
             size = long_size if size == 0xFFFFFFFF and long_size is not None else size
-            # 0 and 0xFFFFFFFF are what a recorder leaves that never filled the size in: all the rest is samples.
+            # A recorder that never filled in the size leaves 0 or 0xFFFFFFFF: the rest of the file is samples.
             is_unfinished = size == 0xFFFFFFFF or (size == 0 and available > 0)
             num_samples = (available if is_unfinished else min(size, available)) // (SAMPLE_BYTES[coding] * channels)
             is_cut = not is_unfinished and size > available
@@ -395,13 +395,13 @@ def _broken(name: str | Path, problem: str) -> AudioError:
 
 
 def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) -> np.ndarray:
-    """Frames through libsndfile, (count, channels)."""
+    """Decode frames with libsndfile, (count, channels)."""
     file.seek(0)
     try:
         with soundfile.SoundFile(file) as sound:
             if start:
                 sound.seek(start)
-            # A header may promise any length: memory is taken for what was decoded, not for what is promised.
+            # A header may claim any length, so memory is allocated only for what was decoded.
             blocks = []
             for first in range(0, count, DECODED_AT_ONCE):
                 wanted = min(DECODED_AT_ONCE, count - first)
@@ -417,7 +417,7 @@ def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) ->
 
 
 def _container_of(file: IO[bytes]) -> str:
-    """Format for ffmpeg, by the first bytes of an open file; empty for what soundfile reads."""
+    """Format name for ffmpeg, from the first bytes of an open file; empty if soundfile reads it."""
     head = file.read(12)
     file.seek(0)
     if head[4:8] in MP4_BOXES:
@@ -431,18 +431,18 @@ def _decode_kept(path: str, _size: int, _modified_ns: int, container: str) -> by
 
 
 def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> bytes:
-    """A WAV file of what ffmpeg decodes."""
+    """Decode with ffmpeg to the content of a WAV file."""
     try:
         raw, (promised_seconds, is_guess) = decode_to_bytes(find_ffmpeg(), source, SAMPLE_RATE, container)
     except FfmpegError as error:
         advice = ""
         if isinstance(source, bytes) and container == "mov":
-            advice = "; m4a and mp4 may need a file to seek in: give it as a file, or convert it to WAV or FLAC"
+            advice = "; m4a and mp4 may need a file that can be seeked: pass a file, or convert it to WAV or FLAC"
         raise AudioError(f"{name}: {error}{advice}") from error
     seconds = len(raw) / 2 / SAMPLE_RATE
     promised_seconds = None if is_guess else promised_seconds
     if promised_seconds and seconds < promised_seconds - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised_seconds):
-        raise AudioError(f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is cut short")
+        raise AudioError(f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is truncated")
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, SAMPLE_RATE, len(raw) // 2, "NONE", ""))

@@ -1,8 +1,8 @@
-"""From rows of the list to a batch of crops: what a worker process does, whole batches at a time.
+"""From rows of the list to a batch of crops: the work of a worker process, whole batches at a time.
 
-A `BatchMaker` reads the crops of a request into one array and, when augmentation runs on the CPU, disturbs them; a
-`ResidentMaker` cuts them from a corpus on the training device. They know no labels but for finding another utterance of
-the same speaker, no queue and no process. Every random choice is keyed by (seed, epoch, row).
+A `BatchMaker` reads the crops of a request into one array and augments them if that happens on the CPU; a
+`ResidentMaker` cuts them from a corpus on the training device. Neither knows about queues or processes, and labels only
+serve to find another utterance of the same speaker. Every random choice is keyed by (seed, epoch, row).
 """
 
 import functools
@@ -26,12 +26,12 @@ from speakernet.data.sharing import Shareable
 from speakernet.data.sources import RowReader
 from speakernet.random import REPLACEMENT_STREAM, START_STREAM, KeyedRandom
 
-RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so that its end is not the filter's
+RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so that its end has no filter transient
 KAISER_BETA = 5.0  # of scipy's default window
-LARGEST_DENOMINATOR = 20  # of a factor: with larger ones the resampler's filter grows long
+LARGEST_DENOMINATOR = 20  # of a factor: larger ones would make the resampler's filter long
 KEPT_FILTERS = 64
 COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the corpus is needed
-MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has none
+MAX_REPLACEMENTS = 8  # attempts after which a speaker counts as having no readable utterance
 
 
 @dataclass
@@ -48,11 +48,11 @@ class Batch:
 
 @dataclass
 class BatchRequest:
-    """What one batch is to hold: a few hundred bytes that travel to worker processes."""
+    """The specification of one batch: a few hundred bytes that travel to worker processes."""
 
     epoch: int
     rows: np.ndarray
-    """As in `EpochPlan`: what is drawn for an utterance is keyed by them."""
+    """As in `EpochPlan`; they key the random choices of each utterance."""
     speeds: np.ndarray
     num_samples: int
     batch: int = 0
@@ -61,12 +61,12 @@ class BatchRequest:
 
 @dataclass
 class BatchReport:
-    """What came of a request: the rows that were read in the end, and what went wrong."""
+    """The outcome of a request: the rows that were finally read, and what went wrong."""
 
     rows: np.ndarray
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    # As text: an exception would arrive from a worker with the worker's traceback around it.
+    # As text: an exception from a worker would arrive with the worker's traceback.
     error: str = ""
     read_seconds: float = 0.0
 
@@ -75,7 +75,7 @@ Made = tuple[BatchRequest, Tensor, BatchReport]
 
 
 class SpeakerIndex(Shareable):
-    """The rows of each speaker, for finding another utterance of the same one."""
+    """The rows of each speaker, for finding another utterance of the same speaker."""
 
     shared_arrays = ("order", "first", "labels")
 
@@ -100,24 +100,24 @@ class CropMaker(ABC):
     speakers: SpeakerIndex | None = None
     speeds: Sequence[Fraction] = (Fraction(1),)
     augmenter: Augmenter | None = None
-    """Augments the crops at once; None: it is done later, or not at all."""
+    """Augments the crops right away; None: they are augmented later or not at all."""
     changes_speed: bool = True
-    """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
+    """Whether the crops already have their speeds; else each row has the samples that its speed needs."""
 
     @abstractmethod
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Each request with its crops (batch, samples), which are valid until the next one, and report, in order."""
 
     def close(self) -> None:
-        """Release what is held between epochs."""
+        """Release the resources held between epochs."""
         return
 
     def crop_places(
         self, request: BatchRequest, lengths: np.ndarray, places: np.ndarray | slice = slice(None)
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Where in its utterance of `lengths` each crop begins, and the samples that are read for it, int64 (crops,).
+        """Where each crop begins in its utterance of `lengths`, and how many samples are read for it, int64 (crops,).
 
-        Keyed by the row that was asked for, so that a replacement is cut where the original would have been.
+        Keyed by the requested row, so that a replacement is cut where the original would have been.
         """
         uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
         counts = np.array([samples_to_read(factor, request.num_samples) for factor in self.speeds])
@@ -125,18 +125,18 @@ class CropMaker(ABC):
         return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """Read `rows` into `out[places]`; returns place -> what is wrong."""
+        """Read `rows` into `out[places]`; returns place -> problem."""
         raise NotImplementedError
 
     def _read_or_replace(self, request: BatchRequest, report: BatchReport, out: np.ndarray) -> None:
-        """Read the rows of a request; one that cannot be read is replaced by another of its speaker and reported."""
+        """Read the rows of a request; an unreadable row is replaced by another of its speaker and reported."""
         places = np.arange(len(request.rows))
         attempt = 0
         while problems := self._read(request, report.rows[places], places, out):
             if self.speakers is None or attempt == MAX_REPLACEMENTS:
                 advice = "" if self.speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
                 raise AudioError(next(iter(problems.values())) + advice)
-            # Another draw at each attempt, keyed by the row that was asked for: no worker or rank changes it.
+            # A new draw for each attempt, keyed by the requested row, so that workers and ranks do not matter.
             attempt += 1
             report.problems.extend(problems.values())
             places = np.array(sorted(problems))
@@ -154,10 +154,10 @@ class BatchMaker(Shareable, CropMaker):
 
     shared_arrays = ("lengths",)
     dtype: type = np.float32
-    """Of the samples that are handed on; or int16, which only unaugmented ones are."""
+    """Of the samples returned; int16 is possible only without augmentation."""
 
     def width(self, num_samples: int) -> int:
-        """Samples in a row of what is handed on for crops of `num_samples`."""
+        """Samples per returned row for crops of `num_samples`."""
         return num_samples if self.changes_speed else most_samples_to_read(self.speeds, num_samples)
 
     def share(self) -> None:
@@ -170,13 +170,13 @@ class BatchMaker(Shareable, CropMaker):
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Make the batches here, one after the other; see `CropMaker.run`."""
         for request in requests:
-            # New memory for each: float32 crops are handed out without a copy.
+            # New memory for each batch, because float32 crops are passed on without a copy.
             out: np.ndarray = np.empty((len(request.rows), self.width(request.num_samples)), dtype=self.dtype)
             yield request, torch.from_numpy(out), self.make(request, out)
 
     def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
         """Fill `out` (batch, `width`) of `dtype`."""
-        # The reader counts since it was made, here or in a worker; the report has this batch's part.
+        # The reader counts from its creation, here or in a worker; the report has only this batch's share.
         before = Counter(self.reader.counts)
         report = BatchReport(request.rows % len(self.lengths))
         begin = time.perf_counter()
@@ -193,7 +193,7 @@ class BatchMaker(Shareable, CropMaker):
         starts, counts = self.crop_places(request, self.lengths[rows], places)
         speeds, num_samples = request.speeds[places], request.num_samples
         if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
-            # The usual batch, at one speed and without replacements, is read in its place.
+            # The usual batch, at one speed and without replacements, is read in place.
             return self.reader.fill(rows, starts, out)
         problems: dict[int, str] = {}
         for speed in np.unique(speeds):
@@ -212,10 +212,10 @@ class BatchMaker(Shareable, CropMaker):
 
 @dataclass(eq=False)
 class ResidentMaker(CropMaker):
-    """Cuts the crops on a device, from a packed or in-memory corpus that lies there as one int16 tensor.
+    """Cuts the crops on a device, from a packed or in-memory corpus stored there as one int16 tensor.
 
-    The CPU only draws where crops begin. Crops begin where `BatchMaker` would begin them, by the lengths in the
-    headers. The same code runs on a CPU device, for tests.
+    The CPU only draws where crops begin: where `BatchMaker` would begin them, based on the lengths in the headers. The
+    same code runs on a CPU device, for tests.
     """
 
     reader: PackedRows
@@ -225,7 +225,7 @@ class ResidentMaker(CropMaker):
         samples = self.reader.samples
         self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=self.device))
         for first in range(0, len(samples), COPY_SAMPLES):
-            # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
+            # Copied: a packed corpus is mapped read-only, and torch warns about tensors over read-only memory.
             part = np.array(samples[first : first + COPY_SAMPLES])
             self.corpus.samples[first : first + len(part)] = torch.from_numpy(part).to(self.device)
 
@@ -240,14 +240,14 @@ class ResidentMaker(CropMaker):
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
         lengths = self.reader.lengths[report.rows]
-        # An utterance that is shorter than its header promised may end before the place that was drawn in it.
+        # An utterance shorter than its header claims may end before the start that was drawn for it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)
         crops = self.corpus.crops(self.reader.starts_of(report.rows), starts, lengths, most)
         return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """Nothing is read; rows that the corpus does not hold are problems."""
+        """Report rows that the corpus does not have; nothing is read."""
         problems = {}
         for position in np.flatnonzero(self.reader.lengths[rows] <= 0).tolist():
             try:
@@ -258,7 +258,7 @@ class ResidentMaker(CropMaker):
 
 
 def speed_fractions(factors: list[float]) -> list[Fraction]:
-    """The speed factors as fractions, 1 first if it is among them, so that its speakers keep their labels.
+    """The speed factors as fractions, 1 first if included, so that its speakers keep their labels.
 
     >>> speed_fractions([0.9, 1.0, 1.1])
     [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]
@@ -268,21 +268,21 @@ def speed_fractions(factors: list[float]) -> list[Fraction]:
 
 
 def samples_to_read(factor: Fraction, num_samples: int) -> int:
-    """Samples that a crop of `num_samples` at that speed is made of."""
+    """Number of source samples for a crop of `num_samples` at a speed."""
     if factor == 1:
         return num_samples
     return -(-num_samples * factor.numerator // factor.denominator) + RESAMPLER_MARGIN
 
 
 def most_samples_to_read(factors: Sequence[Fraction], num_samples: int) -> int:
-    """Samples that a crop of `num_samples` is made of at the fastest of several speeds."""
+    """Number of source samples for a crop of `num_samples` at the fastest of several speeds."""
     return max(samples_to_read(factor, num_samples) for factor in factors)
 
 
 def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
-    """Play float32 (batch, samples) `factor` times as fast (tempo and pitch, as sox's `speed`), cut to `num_samples`.
+    """Play float32 (batch, samples) `factor` times as fast (tempo and pitch, like sox's `speed`), cut to `num_samples`.
 
-    Before the first sample and after the last there is silence.
+    The signal counts as silent before the first sample and after the last.
     """
     if factor == 1:
         return crops[:, :num_samples]
@@ -293,8 +293,8 @@ def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
     needed = (num_windows - 1) * down + len(bank)
     padded = functional.pad(crops, (before, max(0, needed - before - crops.shape[1])))
     windows = padded[:, :needed].unfold(1, len(bank), down)
-    # Of matrices, whose products keep all bits of float32 (`machine.settings`): TF32 would leave the stop band ten. And
-    # whoever takes a batch within autocast, as the measuring of statistics does, wants no bfloat16 audio.
+    # As a matrix product, which keeps all bits of float32 (`machine.settings`): TF32 would leave the stop band ten. And
+    # without autocast, since a caller within it, such as the measuring of statistics, does not want bfloat16 audio.
     with torch.autocast(crops.device.type, enabled=False):
         filtered = windows @ bank
     return filtered.reshape(len(crops), num_windows * up)[:, :num_samples]
@@ -319,7 +319,7 @@ def change_speeds(crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction]
 
 @functools.lru_cache(maxsize=KEPT_FILTERS)
 def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
-    """Float32 (taps, up), a filter for each of the `up` outputs of a window, and samples before the window's own."""
+    """Float32 (taps, up), one filter for each of the `up` outputs of a window, and the taps before its own sample."""
     up, down = factor.denominator, factor.numerator
     slower = max(up, down)
     reach = RESAMPLER_REACH * slower
@@ -327,7 +327,7 @@ def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
     taps = np.sinc(places / slower) * np.kaiser(2 * reach + 1, KAISER_BETA)
     taps *= up / taps.sum()
     before, after = reach // up, ((up - 1) * down + reach) // up
-    # Output p, `p * down` steps of the fine grid behind the window's own sample, meets sample j at `j * up`.
+    # Output p is `p * down` steps of the fine grid after the window's own sample; sample j is at `j * up`.
     distance = np.arange(up) * down - np.arange(-before, after + 1)[:, None] * up
     is_inside = np.abs(distance) <= reach
     bank = np.where(is_inside, taps[np.where(is_inside, distance, 0) + reach], 0.0)

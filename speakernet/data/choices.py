@@ -1,6 +1,6 @@
-"""Automatic choices about loading, each with its reason: workers, prefetching, RAM corpus, corpus on the device.
+"""Automatic choices for loading, each with its reason: workers, prefetching, RAM corpus, corpus on the device.
 
-Pure functions of facts about machine and corpus; the caller passes them in and logs the reasons.
+Pure functions of facts about machine and corpus, which the caller passes in; the caller logs the reasons.
 """
 
 import math
@@ -11,11 +11,11 @@ from speakernet.options import Choice
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before a worker is warm
 MAX_WORKERS = 12  # beyond it the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
-MEMORY_SHARE = 0.5  # of what is free, for corpora kept in memory
-# Of a two-second crop, measured on one core: 0.20 to 0.25 ms for another speed, 0.03 ms to hand it to another process.
+MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
+# For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass it to a process.
 SPEED_MILLISECONDS = 0.25
 HANDOVER_MILLISECONDS = 0.05
-MOST_CROPS_A_SECOND = 10_000  # beyond what one GPU trains on, so more readers would wait
+MOST_CROPS_A_SECOND = 10_000  # more than one GPU trains on, so further workers would wait
 
 
 def choose_num_workers(
@@ -31,49 +31,49 @@ def choose_num_workers(
     is_spawned: bool = False,
     changed_share: float = 0.0,
 ) -> Choice[int]:
-    """How many loader processes."""
+    """How many loader processes to start."""
     share = max(1, cores // max(1, processes_on_machine))
     if share == 1:
-        return Choice(0, "one core for this process: a worker would only take turns with training")
+        return Choice(0, "one core for this process: a worker would only compete with training")
     if num_batches < MIN_BATCHES_FOR_WORKERS:
         return Choice(0, f"an epoch of {num_batches} batches is over before a worker is warm")
     speed_milliseconds, is_copy = changed_share * SPEED_MILLISECONDS, is_reading_free and not augments_in_workers
     if is_copy and speed_milliseconds <= HANDOVER_MILLISECONDS:
-        return Choice(0, "a crop is one copy from memory: handing it over would cost more")
+        return Choice(0, "a crop is one copy from memory: passing it between processes would cost more")
     useful = math.ceil(speed_milliseconds * MOST_CROPS_A_SECOND / 1000)
-    # Half of what is free, at two batches a worker: `choose_prefetch` then finds memory for two each.
+    # Half of the free memory, at two batches per worker, so that `choose_prefetch` finds memory for two each.
     fitting = int(free_shared_bytes // 2 // max(1, 2 * batch_bytes))
-    room = f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)}"
+    memory = f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)}"
     limits = [
-        (max(1, share // 4), f"the network needs most of {share} cores itself", trains_on_cpu),
+        (max(1, share // 4), f"the network itself needs most of the {share} cores", trains_on_cpu),
         (share - 1, f"{share} cores, one of them for training", not trains_on_cpu),
-        (useful, f"changing speed takes about {speed_milliseconds:.1f} ms a crop", is_copy),
+        (useful, f"changing speed takes about {speed_milliseconds:.1f} ms per crop", is_copy),
         (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing", True),
-        (MAX_SPAWNED_WORKERS, "each worker starts from nothing on this platform", is_spawned),
-        (fitting, f"{room} (in Docker: --shm-size or --ipc=host)", True),
+        (MAX_SPAWNED_WORKERS, "each worker imports everything again on this platform", is_spawned),
+        (fitting, f"{memory} (in Docker: --shm-size or --ipc=host)", True),
     ]
     return Choice(*min((number, reason) for number, reason, applies in limits if applies))
 
 
 def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> Choice[int]:
-    """Batches that each worker prepares ahead: four, fewer when shared memory is short."""
+    """Batches that each worker prepares ahead: four, or fewer if shared memory is short."""
     if num_workers == 0:
         return Choice(2, "no workers")
     fitting = free_shared_bytes // 2 // max(1, batch_bytes * num_workers)
     if fitting < 4:
         return Choice(max(1, int(fitting)), f"shared memory has {human_bytes(free_shared_bytes)} left")
-    return Choice(4, "evens out slow reads; more only takes memory")
+    return Choice(4, "evens out slow reads; more would only take memory")
 
 
 def choose_ram_corpus(
     *, switch: str, corpus_bytes: int, is_compressed: bool, is_packed: bool, budget_bytes: int
 ) -> Choice[bool]:
-    """Whether to decode the corpus once into shared memory; ValueError if it is asked for and too large."""
-    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
+    """Whether to decode the corpus once into shared memory; ValueError if it is requested but too large."""
+    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
     if switch == "off":
         return Choice(False, "switched off")
     if is_packed:
-        return Choice(False, "a packed corpus is memory already")
+        return Choice(False, "a packed corpus is already mapped into memory")
     if corpus_bytes > budget_bytes:
         if switch == "on":
             raise ValueError(
@@ -96,16 +96,16 @@ def choose_device_resident(
     budget_bytes: int,
     augments_elsewhere: bool = False,
 ) -> Choice[bool]:
-    """Whether to keep the corpus on the training device; ValueError if it is asked for and impossible.
+    """Whether to keep the corpus on the training device; ValueError if it is requested but impossible.
 
-    `augments_elsewhere`: augmentation was asked for on another device than that one.
+    `augments_elsewhere`: augmentation is configured to run on another device.
     """
-    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
+    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
     obstacle = ""
     if not is_flat:
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
-        obstacle = "its crops would be augmented there, without noise and RIRs (augment.device, data.device_gigabytes)"
+        obstacle = "its crops would be augmented there without noise and RIRs (augment.device, data.device_gigabytes)"
     elif corpus_bytes > budget_bytes:
         obstacle = sizes
     if switch == "on" and obstacle:
@@ -120,9 +120,9 @@ def choose_device_banks(
 ) -> Choice[bool]:
     """Whether to keep noise and RIRs on the training device.
 
-    `needs_corpus`: babble is mixed from training utterances, so the corpus has to be there too.
+    `needs_corpus`: babble is mixed from training utterances, so the corpus must be there too.
     """
-    sizes = f"they take {human_bytes(bank_bytes)}, {human_bytes(budget_bytes)} are allowed"
+    sizes = f"they take {human_bytes(bank_bytes)}, the limit is {human_bytes(budget_bytes)}"
     if bank_bytes <= budget_bytes and needs_corpus and not is_corpus_there:
         return Choice(False, "babble is mixed from training utterances, which are not there (add a folder 'speech')")
     return Choice(bank_bytes <= budget_bytes, sizes)

@@ -1,7 +1,7 @@
-"""Find ffmpeg and decode with it: many files in one call, no shell, names that cannot be mistaken for options.
+"""Find ffmpeg and decode with it: many files per call, no shell, file names that cannot be mistaken for options.
 
-ffmpeg is needed for what soundfile cannot read (m4a, aac, webm …) and for nothing else. Starting it costs four times as
-much as decoding a short file, therefore the batches.
+ffmpeg is needed only for formats that soundfile cannot read (m4a, aac, webm …). Starting it costs four times as much as
+decoding a short file, hence the batches.
 """
 
 import functools
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 FFMPEG_VARIABLE = "SPEAKERNET_FFMPEG"
-#: A damaged file may make a decoder spin; an hour of audio decodes in seconds.
+#: A damaged file can hang a decoder; an hour of audio decodes in seconds.
 TIMEOUT_SECONDS = 600
-#: Names of files with sound that soundfile cannot read.
+#: Suffixes of files with sound that soundfile cannot read.
 CONVERTIBLE_SUFFIXES = frozenset(
     {".m4a", ".aac", ".mp4", ".webm", ".wma", ".3gp", ".amr", ".mka", ".mkv", ".mov", ".caf"}
 )
 ADVICE = (
     "install it (Debian, Ubuntu: apt install ffmpeg; macOS: brew install ffmpeg; anywhere: pip install imageio-ffmpeg) "
-    f"or name it with --ffmpeg FILE or the environment variable {FFMPEG_VARIABLE}"
+    f"or give its path with --ffmpeg FILE or the environment variable {FFMPEG_VARIABLE}"
 )
 _INPUT = re.compile(r"^Input #(\d+),", re.MULTILINE)
 _DURATION = re.compile(r"^\s*Duration: (\d+):(\d\d):(\d\d(?:\.\d+)?)", re.MULTILINE)
@@ -32,15 +32,15 @@ ENCODINGS = {"wav": ("-c:a", "pcm_s16le", "-f", "wav"), "flac": ("-c:a", "flac",
 
 
 class FfmpegError(ValueError):
-    """ffmpeg is absent or refused a file."""
+    """ffmpeg is missing or failed on a file."""
 
 
 Decoded: TypeAlias = tuple[float | None, bool]
-"""Seconds of one source according to ffmpeg (None if it does not know), and whether that is a guess."""
+"""Duration of one source in seconds according to ffmpeg (None if unknown), and whether it is an estimate."""
 
 
 def find_ffmpeg(given: str | None = None) -> str:
-    """The ffmpeg that is named, else that of the environment variable, of the PATH, of `imageio-ffmpeg`."""
+    """Path of ffmpeg: the given one, else that of the environment variable, the PATH or `imageio-ffmpeg`."""
     named = given or os.environ.get(FFMPEG_VARIABLE)
     found = shutil.which(named or "ffmpeg")
     if found is not None:
@@ -49,7 +49,7 @@ def find_ffmpeg(given: str | None = None) -> str:
         raise FfmpegError(f"no ffmpeg at {named}; {ADVICE}")
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         return str(importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe())
-    raise FfmpegError(f"ffmpeg was not found, and it is needed to decode m4a and aac; {ADVICE}")
+    raise FfmpegError(f"ffmpeg was not found but is needed to decode m4a and aac; {ADVICE}")
 
 
 @functools.cache
@@ -65,15 +65,15 @@ def ffmpeg_version(ffmpeg: str) -> str:
 def decode_batch(
     ffmpeg: str, sources: Sequence[Path], targets: Sequence[Path], file_format: str, sample_rate: int
 ) -> list[Decoded]:
-    """Decode each source into its target: mono, 16 bit, `sample_rate`. One process for all of them."""
+    """Decode each source to its target (mono, 16 bit, `sample_rate`), all in one process."""
     command = ["-y"]
     for source in sources:
-        # One thread a file: the callers run several batches at once.
+        # One thread per file: the callers run several batches at once.
         command += ["-threads", "1", "-i", _as_url(source)]
-    # Every output names its input: without a map ffmpeg chooses one stream among all inputs for each of them.
+    # Without a map, ffmpeg would choose each output's stream from among all inputs.
     for row, target in enumerate(targets):
         command += ["-map", f"{row}:a:0", "-ac", "1", "-ar", str(sample_rate), *ENCODINGS[file_format]]
-        # No encoder name or date in the output: the same source gives the same bytes.
+        # No encoder name or date in the output, so that the same source gives the same bytes.
         command += ["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:a", "+bitexact", "-threads", "1"]
         command.append(_as_url(target))
     _, decoded = _run(ffmpeg, command, len(sources))
@@ -81,9 +81,9 @@ def decode_batch(
 
 
 def decode_to_bytes(ffmpeg: str, source: Path | bytes, sample_rate: int, container: str = "") -> tuple[bytes, Decoded]:
-    """Decode one file, or the content of one, to raw 16-bit mono samples (little-endian) in memory."""
+    """Decode a file, or the content of a file, to raw 16-bit mono samples (little-endian) in memory."""
     content = source if isinstance(source, bytes) else b""
-    # No other protocol: a playlist in place of audio must not make ffmpeg open other files or addresses.
+    # No other protocol: a playlist posing as audio must not make ffmpeg open other files or addresses.
     name, protocol = ("pipe:0", "pipe") if isinstance(source, bytes) else (_as_url(source), "file")
     command = ["-protocol_whitelist", protocol, *(("-f", container) if container else ()), "-i", name]
     command += ["-map", "0:a:0", "-ac", "1", "-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
@@ -94,17 +94,17 @@ def decode_to_bytes(ffmpeg: str, source: Path | bytes, sample_rate: int, contain
 
 
 def _as_url(path: Path) -> str:
-    # "file:" keeps ffmpeg from reading protocols ("concat:a|b") or options ("-y.m4a") into a name.
+    # "file:" keeps ffmpeg from taking a name for a protocol ("concat:a|b") or an option ("-y.m4a").
     return f"file:{path.absolute()}"
 
 
 def _run(ffmpeg: str, arguments: list[str], num_inputs: int, content: bytes = b"") -> tuple[bytes, list[Decoded]]:
-    """What ffmpeg writes to its output, and each input's duration from its description of it."""
+    """Run ffmpeg; returns its standard output and each input's duration, taken from its log."""
     command = [ffmpeg, "-hide_banner", "-nostats", "-loglevel", "info", *arguments]
     try:
         outcome = subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise FfmpegError(f"ffmpeg was stopped after {TIMEOUT_SECONDS} s") from error
+        raise FfmpegError(f"ffmpeg did not finish within {TIMEOUT_SECONDS} s") from error
     except OSError as error:
         raise FfmpegError(f"{ffmpeg} does not run ({error}); {ADVICE}") from error
     log = outcome.stderr.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Several training corpora as one list and one source; each keeps its own, a folder, packed or at an address.
+"""Several training corpora as one list and one source; each corpus is a folder, packed or at an address.
 
-Utterances and speakers have the corpus's name before their own (`vox2/id00012/…`), so that nobody is in two corpora.
-Which part of a batch each corpus has is decided here; the order is `mixing.mixed`'s.
+Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker is in two corpora.
+This file decides which share of a batch each corpus has; the order is that of `mixing.mixed`.
 """
 
 import functools
@@ -44,7 +44,7 @@ def join(
     joined = mapped_list(f"joined {digest}", make) if sum(sizes) >= LONG_ROWS else make()
     source = JoinedSource({name: source for name, (_, source) in corpora.items()}, lists, options)
     owners = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
-    # Their own tables: names of a million rows are not taken apart again.
+    # With the corpora's own tables, so that a million names need not be split again.
     source.keep(joined.paths, Split(owners, [one.paths for one in lists.values()]))
     return joined, source
 
@@ -54,7 +54,7 @@ def _prefixed(tables: Mapping[str, StringTable]) -> StringTable:
 
 
 class Split:
-    """The corpus of each of some names, int16 (names,), its place among the corpus's own, int32 (names,), and those."""
+    """The corpus of each name, int16 (names,), its place among that corpus's own names, int32 (names,), and those."""
 
     def __init__(self, owners: np.ndarray, own: list[StringTable]) -> None:
         self.owners, self.own, self.places = owners, own, np.empty(len(owners), np.int32)
@@ -63,7 +63,7 @@ class Split:
 
 
 class JoinedSource(AudioSource):
-    """The audio of several corpora, by names that begin with the corpus's."""
+    """The audio of several corpora, by names prefixed with the corpus's."""
 
     def __init__(
         self, sources: Mapping[str, AudioSource], lists: Mapping[str, TrainingList], options: DataOptions
@@ -90,7 +90,7 @@ class JoinedSource(AudioSource):
         return self.sources[corpus].path_of(own)
 
     def apart(self, training: TrainingList) -> list[TrainingList]:
-        """A list of this source taken apart: for each corpus what is of it, by its own names."""
+        """Split a list of this source: one list per corpus, with the corpus's own names."""
         split, found = self._split(training.paths), []
         for number, (own, listed) in enumerate(zip(split.own, self._lists.values(), strict=True)):
             labels, renumbered = np.unique(training.labels[split.owners == number], return_inverse=True)
@@ -99,7 +99,7 @@ class JoinedSource(AudioSource):
         return found
 
     def keep(self, names: StringTable, split: Split) -> Split:
-        """Remember which of `names` are whose for as long as they are used."""
+        """Remember the split of `names` for as long as they are used."""
         self._splits[id(names)] = split
         weakref.finalize(names, self._splits.pop, id(names), None)
         return split
@@ -125,7 +125,7 @@ class JoinedSource(AudioSource):
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "JoinedRows":
         """See `AudioSource.rows`."""
         split = self._split(names)
-        # Each is keyed by rows of its own.
+        # One per corpus, since a cache is keyed by the corpus's own rows.
         caches = [cache and AudioCache(cache.budget_bytes // len(split.own)) for _ in split.own]
         readers = [
             source.rows(own, source.lookup_table(own), one)
@@ -134,7 +134,7 @@ class JoinedSource(AudioSource):
         return JoinedRows(split.owners, split.places, readers)
 
     def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
-        """Give every batch of a sampler the same part of each corpus."""
+        """Give every batch of a sampler the same share of each corpus."""
         size, numbers = sampler.batch_size, {name: number for number, name in enumerate(self.sources)}
         of_speaker = np.array([numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16)
         owners = of_speaker[sampler.labels[sampler.eligible]]
@@ -148,13 +148,13 @@ class JoinedSource(AudioSource):
             except ValueError as error:
                 raise ValueError(f"data.corpora: {name} has {part} of a batch of {size}, but {error}") from error
             if source.is_remote:
-                # One stream: each process has its part of every batch.
+                # One stream: each process has its share of every batch.
                 source.order(own, training, table, 1)  # type: ignore[attr-defined]
             self._samplers[name] = own
         sampler.in_parts = functools.partial(mixed, self._samplers)
 
     def _parts(self, utterances: np.ndarray, batch_size: int) -> list[int]:
-        """How many of a batch each corpus of so many usable utterances has."""
+        """How many items of a batch each corpus has, given its number of usable utterances."""
         given = [one.weight for one in self._options.corpora.values()]
         weights = utterances ** (1 / self._options.corpora_temperature) if "auto" in given else np.array(given)
         exact = weights / weights.sum() * batch_size
@@ -169,9 +169,9 @@ class JoinedSource(AudioSource):
         return parts.tolist()
 
     def summary(self, training: TrainingList, plan: EpochPlan) -> str:
-        """A table of the corpora, and of what an epoch draws of each."""
+        """A table of the corpora and of the utterances that an epoch draws from each."""
         speakers = Counter(speaker.partition("/")[0] for speaker in training.speakers)
-        rows = [["corpus", "speakers", "utterances", "of a batch", "in an epoch", "times each"]]
+        rows = [["corpus", "speakers", "utterances", "per batch", "per epoch", "passes"]]
         for name, sampler in self._samplers.items():
             count, drawn = len(sampler.eligible), plan.drawn[name]
             numbers = f"{speakers[name]:,}", f"{count:,}", f"{sampler.batch_size:,}", f"{drawn:,}"
@@ -221,7 +221,7 @@ class JoinedRows(RowReader):
         return problems
 
     def ahead(self, maker: "CropMaker", num_asked: int) -> "CropMaker":
-        """A maker around `maker` that has the shards of all corpora at addresses fetched in time."""
+        """Wrap `maker` so that the shards of all corpora at addresses are fetched in time."""
         for number, reader in enumerate(self.readers):
             if reader.is_remote:
                 own = functools.partial(self._own, number)
@@ -229,5 +229,5 @@ class JoinedRows(RowReader):
         return maker
 
     def _own(self, number: int, rows: np.ndarray) -> np.ndarray:
-        """Which rows of a corpus are among rows of the joined list."""
+        """The rows of a corpus among rows of the joined list."""
         return self.places[rows[self.owners[rows] == number]]

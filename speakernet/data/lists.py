@@ -1,7 +1,7 @@
-"""Training and trial lists as compact arrays: read first, and what samplers and sources refer to by row.
+"""Training and trial lists as compact arrays, whose rows samplers and sources refer to.
 
-A Kaldi folder (`utt2spk` and `wav.scp`) is a training list as well; its utterances go by their ids. A million rows are
-two byte buffers and two integer arrays, never a Python object a row, so that worker processes share them for nothing.
+A Kaldi folder (`utt2spk` and `wav.scp`) is also a training list, with utterances named by id. A million rows are two
+byte buffers and two integer arrays, never one Python object per row, so that worker processes share them at no cost.
 Nothing here opens audio. The end of the file recognises published trial lists.
 """
 
@@ -31,14 +31,14 @@ KALDI_ARCHIVE = re.compile(r"\.ark(?:\.gz)?:\d+$")
 
 
 class ListError(FileError):
-    """A list that cannot be used; the message names the file, the line and what was expected."""
+    """An unusable list; the message names the file, the line and what was expected."""
 
 
 class ListFile:
-    """A list that is being read: iterate to get (number, stripped line) of every line that is not blank.
+    """Reads a list: iterate to get (number, stripped line) of every non-blank line.
 
-    A malformed line is an error, or becomes a sentence in the list `malformed` and is left out. `kind` is what a file
-    that cannot be read should have been, if not a list.
+    A malformed line raises an error; if `malformed` is given, it is skipped and described there instead. `kind`
+    describes the expected file in error messages, if it is not a list.
     """
 
     def __init__(self, path: str | Path, malformed: list[str] | None = None, kind: str = "") -> None:
@@ -52,12 +52,12 @@ class ListFile:
         self._malformed.append(f"line {number}: {problem}")
 
     def expected(self, number: int, form: str, line: bytes) -> None:
-        """Report a line that is not of a form."""
+        """Report a line that does not have the given form."""
         self.refuse(number, f"expected {form}, found {line.decode('utf-8')[:SHOWN_CHARACTERS]!r}")
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         expected = self._kind or (
-            f"a text file. Lists are made by {own_command('prepare folder')} of your recordings, by "
+            f"a text file. {own_command('prepare folder')} makes lists of your recordings, "
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
@@ -72,13 +72,13 @@ class ListFile:
             yield from self._text_of(number, [rest])
 
     def _text_of(self, number: int, lines: list[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Stripped lines with their numbers, of which the first is given, without blank and unreadable ones."""
+        """Stripped lines with their numbers, counted from `number`, without blank and unreadable lines."""
         is_fine = _is_text(b"\n".join(lines))
         for place, line in enumerate(map(bytes.strip, lines), number):
             if len(line) > LONGEST_LINE_BYTES:
                 raise ListError(
-                    f"{self.path}, line {place}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a line "
-                    "for each utterance or trial"
+                    f"{self.path}, line {place}: longer than {LONGEST_LINE_BYTES:,} bytes; expected one utterance or "
+                    "trial per line"
                 )
             if not is_fine and not _is_text(line):
                 self.refuse(place, "not text; save the list as UTF-8")
@@ -95,17 +95,17 @@ def _is_text(content: bytes) -> bool:
 
 
 def split_row(line: bytes) -> list[bytes]:
-    """The words of a line; one with tabs is split at tabs only, so that names may hold spaces."""
+    """The words of a line; a line with tabs is split only at tabs, so that names may contain spaces."""
     return [word.strip() for word in line.split(b"\t") if word] if b"\t" in line else line.split()
 
 
 def numbers() -> defaultdict[bytes, int]:
-    """Words and their numbers, in order of first mention: a new word is given the next one."""
+    """A dictionary that numbers words in order of first mention."""
     return defaultdict(itertools.count().__next__)
 
 
 def one_word(speaker: str) -> str:
-    """The speaker's name with white space turned to underscores, since a list ends the speaker at white space.
+    """The speaker's name with underscores for white space, at which the speaker ends in a list.
 
     >>> one_word("Anna Maria")
     'Anna_Maria'
@@ -124,7 +124,7 @@ class StringTable(Shareable, Sequence[str]):
 
     @classmethod
     def from_bytes(cls, strings: Iterable[bytes]) -> "StringTable":
-        """A table of encoded strings, in their order."""
+        """A table of encoded strings, in the given order."""
         content, offsets = bytearray(), array("q", [0])
         for string in strings:
             content += string
@@ -133,7 +133,7 @@ class StringTable(Shareable, Sequence[str]):
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> "StringTable":
-        """A table of the strings, in their order."""
+        """A table of strings, in the given order."""
         return cls.from_bytes(string.encode("utf-8", "surrogateescape") for string in strings)
 
     @functools.cached_property
@@ -143,13 +143,13 @@ class StringTable(Shareable, Sequence[str]):
 
     def take(self, rows: np.ndarray) -> "StringTable":
         """The table of the strings at `rows` (an empty one for row -1)."""
-        # Row -1 would end before it begins, which is an empty string.
+        # Row -1 ends before it begins, which gives an empty string.
         return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
     def raws(self, rows: np.ndarray | None = None) -> Iterator[bytes]:
-        """The UTF-8 bytes of the strings at `rows`, or of all, as the operating system takes paths."""
+        """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system uses for paths."""
         content, num_rows = self.content.data, len(self) if rows is None else len(rows)
-        # A list of a hundred million numbers takes gigabytes.
+        # In blocks: a Python list of a hundred million numbers takes gigabytes.
         for first in range(0, num_rows, ROWS_AT_ONCE):
             some = (
                 np.arange(first, min(first + ROWS_AT_ONCE, num_rows)) if rows is None else rows[first:][:ROWS_AT_ONCE]
@@ -180,7 +180,7 @@ class StringTable(Shareable, Sequence[str]):
 
 
 class NameIndex:
-    """Rows of a table by name: hashes in order, 16 bytes a name, where a dictionary would take ten times as much."""
+    """Finds rows of a table by name with sorted hashes: 16 bytes per name, a tenth of what a dictionary takes."""
 
     def __init__(self, names: StringTable) -> None:
         self._names = names
@@ -189,12 +189,12 @@ class NameIndex:
         self._sorted = hashes[self._order]
 
     def find(self, names: StringTable) -> np.ndarray:
-        """The first row that has each name, -1 if none has; int64 (names,)."""
+        """The first row with each name, -1 if there is none; int64 (names,)."""
         if not len(self._sorted):
             return np.full(len(names), -1, dtype=np.int64)
         hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
         rows = self._order[np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)]
-        # Of two names with one hash, which no one will see, the second is not found, never taken for the first.
+        # Should two names ever have the same hash, the second is not found rather than taken for the first.
         pairs = zip(names.raws(), self._names.raws(rows), strict=True)
         return np.where(np.fromiter((one == other for one, other in pairs), bool, len(names)), rows, -1)
 
@@ -244,7 +244,7 @@ class TrialList:
 
 @dataclass
 class Recordings:
-    """Which file, absolute or from the working directory, holds which utterance, and who speaks (None: not known)."""
+    """The file of each utterance, absolute or relative to the working directory, and its speaker (None: unknown)."""
 
     names: StringTable
     files: StringTable
@@ -252,15 +252,15 @@ class Recordings:
 
 
 def audio_folder_of(path: str | Path) -> Path:
-    """The default folder of a list's audio: a Kaldi folder itself, else the folder of the list."""
+    """The default folder of a list's audio: the Kaldi folder itself, else the folder of the list."""
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
 def read_training_list(path: str | Path, malformed: list[str] | None = None) -> TrainingList:
-    """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped."""
+    """Read `speaker path` lines; the path is everything after the first white space. Blank lines are skipped."""
     if Path(path).name in (UTT2SPK, WAV_SCP):
-        # Its columns are the other way round: every utterance would be a speaker.
-        raise ListError(f"{path}: a file of a Kaldi folder; name the folder, {Path(path).parent}")
+        # Its columns are swapped: every utterance would be a speaker.
+        raise ListError(f"{path}: this file is part of a Kaldi folder; give the folder, {Path(path).parent}")
     is_kaldi = Path(path).is_dir()
     file = ListFile(Path(path) / UTT2SPK if is_kaldi else path, malformed)
     if is_kaldi and not Path(file.path).is_file():
@@ -273,14 +273,14 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
     for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
         speaker, utterance = pair[::-1] if is_kaldi else pair
         if len(speaker) > MAX_SPEAKER_BYTES:
-            file.refuse(number, f"a speaker name of {len(speaker)} bytes; at most {MAX_SPEAKER_BYTES} are taken")
+            file.refuse(number, f"a speaker name of {len(speaker)} bytes; expected at most {MAX_SPEAKER_BYTES}")
             continue
         labels.append(known[speaker])
         content += utterance
         offsets.append(len(content))
     if not labels:
-        raise ListError(f"{file.path}: the list is empty; expected one {form} a line")
-    # By name, not by first mention: a list that is shuffled has the same classes.
+        raise ListError(f"{file.path}: the list is empty; expected one {form} per line")
+    # By name, not by first mention, so that a shuffled list has the same classes.
     by_name = sorted(known)
     new_label = np.empty(len(known), dtype=np.int32)
     new_label[[known[name] for name in by_name]] = np.arange(len(known))
@@ -292,7 +292,7 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
 
 
 def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple[int, list[bytes]]]:
-    """Number and words of every line of two words; the second is all the rest of the line unless it `is_one_word`."""
+    """Number and words of every line of two words; the second is the rest of the line unless it `is_one_word`."""
     for number, line in file:
         pair = line.split(None, -1 if is_one_word else 1)
         if len(pair) == 2:
@@ -302,7 +302,7 @@ def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
-    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is all after the first white space."""
+    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is everything after the first white space."""
     file, form = ListFile(path), "'utterance file'"
     pairs = []
     for number, pair in _pairs_of(file, form, is_one_word=False):
@@ -310,30 +310,30 @@ def read_wav_scp(path: str | Path) -> Recordings:
             file.refuse(number, problem)
         pairs.append(pair)
     if not pairs:
-        raise ListError(f"{path}: the list is empty; expected one {form} a line")
+        raise ListError(f"{path}: the list is empty; expected one {form} per line")
     return Recordings(*map(StringTable.from_bytes, zip(*pairs, strict=True)))
 
 
 def not_a_file(text: str) -> str:
-    """Why a command or a place in one of Kaldi's archives is refused; empty for the name of a file."""
+    """Why a command or a place in a Kaldi archive is refused; empty for a file name."""
     if not (text.endswith("|") or KALDI_ARCHIVE.search(text)):
         return ""
     what = "a command, and lists may not run commands" if text.endswith("|") else "a place in a Kaldi archive"
-    return f"{text!r} is {what}; write the audio out as WAV files and name those"
+    return f"{text!r} is {what}; save the audio as WAV files and name those"
 
 
-# Forms of a trial list's lines: a description, fields, which of them is the label, and what labels mean.
+# Forms of a trial list's lines: description, number of fields, which of them is the label, what the labels mean.
 FORMS: tuple[tuple[str, int, int, dict[bytes, int]], ...] = (
     ("'1 enrol test' or '0 enrol test'", 3, 0, {b"0": 0, b"1": 1}),
     ("'enrol test target' or 'enrol test nontarget'", 3, 2, {b"nontarget": 0, b"target": 1}),
-    ("'enrol test' (unlabelled, as its other lines)", 2, 0, {}),
+    ("'enrol test' (unlabelled, like the other lines)", 2, 0, {}),
 )
 
 
 def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialList:
-    """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form a file.
+    """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form per file.
 
-    A line with tabs is split at tabs only, so that names may hold spaces.
+    A line with tabs is split only at tabs, so that names may contain spaces.
     """
     file = ListFile(path, malformed)
     known, sides, labels, forms = numbers(), array("i"), array("b"), FORMS
@@ -346,7 +346,7 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
         else:
             file.expected(number, ", or ".join(one[0] for one in forms), line)
             continue
-        # A file has the form of the first line that has any.
+        # The first valid line determines the form of the file.
         forms = (form,)
         if meaning:
             labels.append(meaning[row.pop(place)])
@@ -355,14 +355,14 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     if not sides:
         raise ListError(f"{path}: the list is empty; expected lines {', or '.join(one[0] for one in FORMS)}")
     enrol, test = np.array(sides).reshape(-1, 2).T.copy()
-    # A dictionary keeps the order in which it grew, so position n of it is row n.
+    # A dictionary keeps insertion order, so its n-th key is row n.
     names = StringTable.from_bytes(known)
     return TrialList(names, enrol, test, np.array(labels) if labels else None, str(path), file.digest.hexdigest())
 
 
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
-    """How many trials repeat an ordered pair, and which rows of them contradict its label, int64 (rows,)."""
-    # Row numbers of a million names, multiplied, pass 2^31.
+    """How many trials repeat an ordered pair, and the rows of those that contradict its label, int64 (rows,)."""
+    # With a million names, products of row numbers exceed 2^31.
     pairs = trials.enrol.astype(np.int64) * len(trials.names) + trials.test
     order = np.argsort(pairs, kind="stable")
     is_again = np.diff(pairs[order]) == 0
@@ -372,24 +372,24 @@ def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
 
 
 def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
-    """Write (speaker, path) pairs, atomically."""
+    """Atomically write (speaker, path) pairs."""
     with atomic_write(path) as file:
         for speaker, name in pairs:
             if not speaker or speaker.split() != [speaker] or not name.strip() or len(name.splitlines()) != 1:
-                raise ListError(f"{path}: speaker {speaker!r}, path {name!r}: a speaker is one word, a path one line")
+                raise ListError(f"{path}: speaker {speaker!r}, path {name!r}; expected one word and one line")
             file.write(f"{speaker} {name}\n")
 
 
 def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) -> None:
-    """Write (label, enrol, test) rows, label first, atomically; label None writes unlabelled pairs.
+    """Atomically write (label, enrol, test) rows, label first; label None writes unlabelled pairs.
 
-    Names with spaces make the line tab-separated.
+    A line whose names contain spaces is separated by tabs.
     """
     with atomic_write(path) as file:
         for label, *names in rows:
             if any("\t" in name or len(name.splitlines()) != 1 for name in names):
                 raise ListError(
-                    f"{path}: cannot write the trial {names}: names hold a tab or a line break, or are empty"
+                    f"{path}: cannot write the trial {names}: a name contains a tab or a line break, or is empty"
                 )
             fields = names if label is None else [str(int(label)), *names]
             file.write(("\t" if any(" " in name for name in names) else " ").join(fields) + "\n")
@@ -405,14 +405,14 @@ PUBLISHED = (
     ("VoxCeleb1-H, cleaned", 550894, 275488, "857790e09d579a68eb2e339a090343c8"),
 )
 VOXCELEB_NAME = re.compile(r"(?:.*/)?(id1\d{4}/[\w-]{11}/\d{5})(?:\.\w+)?")
-"""Speaker, video and clip of a VoxCeleb1 utterance, in any folder and with any file ending."""
+"""Speaker, video and clip of a VoxCeleb1 utterance, in any folder and with any suffix."""
 
 
 def identify_trials(trials: TrialList) -> str:
-    """A sentence on which published list a trial list is, and what it is confused with; empty if it is none of them.
+    """A sentence that says which published list this is and which one it is confused with; empty if it is none.
 
-    Original and cleaned VoxCeleb1 lists differ by a sixth of the error rate; the file's name does not show it. A list
-    is recognised by the MD5 of the published file, else as likely by its counts and names.
+    Error rates on the original and the cleaned VoxCeleb1 lists differ by a sixth, and the file name does not show which
+    one it is. A list is identified by the MD5 of the published file, or as a likely match by its counts and names.
     """
     place = next((place for place, one in enumerate(PUBLISHED) if one[1] == len(trials)), None)
     if place is None:
@@ -423,7 +423,7 @@ def identify_trials(trials: TrialList) -> str:
     if Path(trials.source).is_file() and digest_of(trials.source, "md5") == md5:
         return f"this is {name}, {size}, as published; {confused}"
     if trials.labels is not None and np.count_nonzero(trials.labels) != num_targets:
-        return f"as many trials as {name} ({size}), but not as many targets: not that list as published"
+        return f"as many trials as {name} ({size}), but a different number of targets: not the published list"
     if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
-        return f"as many trials as {name} ({size}), but other names than VoxCeleb1's: not that list as published"
-    return f"most likely {name}: {size} and VoxCeleb1's names, not the published file; {confused}"
+        return f"as many trials as {name} ({size}), but other names than VoxCeleb1's: not the published list"
+    return f"most likely {name}: {size} and VoxCeleb1's names, but not the published file; {confused}"

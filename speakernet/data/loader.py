@@ -1,8 +1,8 @@
 """The training loader: plans of epochs go in, batches on the training device come out.
 
-Worker processes (`workers.py`) are sent whole-batch requests and write into a ring of shared memory that is made once:
-what travels between processes is a few hundred bytes. With a GPU the transfer (int16 if possible) and device
-augmentation run on a stream of their own beside the step before.
+Worker processes (`workers.py`) receive requests for whole batches and write into a ring of shared memory that is made
+once, so that only a few hundred bytes travel between processes. With a GPU, the transfer (int16 if possible) and device
+augmentation run on their own stream, in parallel with the previous step.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingLoader:
-    """Iterate to get `Batch`es of the epoch that `set_epoch` chose, from the position that `load_state_dict` gave."""
+    """Iterates over the `Batch`es of the epoch set by `set_epoch`, from the position set by `load_state_dict`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TrainingLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
         if epoch != self.epoch:
-            # Else it is kept: the trainer asks for the epoch's length first, and then for its batches.
+            # Otherwise it is kept: the trainer asks for the length of the epoch first, then for its batches.
             self._plan = None
         self.epoch, self.batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
         self._counts.clear()
@@ -81,13 +81,13 @@ class TrainingLoader:
     def __iter__(self) -> Iterator[Batch]:
         plan, options = self.plan, self.options
         requests = Requests(self, plan, range(self.batch, len(plan)))
-        # Of this rank's share of the epoch.
+        # Utterances in this rank's share of the epoch.
         total = max(1, len(plan.rows) // self.world_size)
         allowed = options.max_bad_share * total
         made = self._batches(requests)
         for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
             bad, problems = self._counts["bad_utterances"] + len(report.problems), [*self._problems, *report.problems]
-            # Before hours are lost if it is hopeless, but not because of one file in the first batch.
+            # Early, before hours are lost, but not because of one file in the first batch.
             if bad > allowed and (self.batch + 1 == len(plan) or bad > max(10, allowed)):
                 raise AudioError(
                     f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
@@ -103,12 +103,12 @@ class TrainingLoader:
 
     @functools.cached_property
     def identity(self) -> dict[str, int]:
-        """Checksums of the classes' names and of the list: path and class of every utterance."""
+        """Checksums of the speakers' names and of the list (path and class of every utterance)."""
         utterances = zlib.crc32(self._labels.astype(np.int64).data, self.training.paths.checksum)
         return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, the number of batches handed out in it, what could not be read, and a checksum of the plan."""
+        """The epoch, the number of its batches yielded so far, what could not be read, and a checksum of the plan."""
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -120,24 +120,24 @@ class TrainingLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume after that many batches of that epoch."""
+        """Resume in the saved epoch after the saved number of batches."""
         self.set_epoch(int(state["epoch"]))
         if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
             processes, reason = state.get("processes", self.world_size), "the batch size, the sampler, the seed"
             if processes != self.world_size:
-                reason = f"the number of processes ({processes}, now {self.world_size}; it orders corpora at addresses)"
+                reason = f"the number of processes ({processes}, now {self.world_size}; corpora at addresses use it)"
             raise ValueError(
-                f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} others; "
-                f"{reason} or the training list was changed"
+                f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} other "
+                f"ones; {reason} or the training list has changed"
             )
         self.batch = int(state["batch"])
         if self.rank == 0:
-            # Counted there alone, or each rank would count them.
+            # Only on rank 0, or every rank would count them.
             self._counts.update(state["counts"])
             self._problems += state["problems"]
 
     def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:
-        """The paths of some rows, as the list has them."""
+        """The paths of some rows, as in the list."""
         return [self.training.paths[int(row)] for row in indices]
 
     def read_bytes_a_second(self) -> float:
@@ -160,11 +160,11 @@ class TrainingLoader:
         return {**counts, **drawn, "left_out": self.plan.num_left_out}
 
     def close(self) -> None:
-        """Stop what makes the crops."""
+        """Stop the crop maker."""
         self.maker.close()
 
     def _batches(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
-        """Batches on the training device; a maker's memory is asked for again only when the copy from it is done."""
+        """Batches on the training device; the maker's memory is reused only after the copy from it is done."""
         plan, sampler, size = self.plan, self.sampler, self.world_size
         while self._copies:
             self._copies.popleft().synchronize()
@@ -178,46 +178,46 @@ class TrainingLoader:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             shares = [rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)]
             voices = plan.voices[shares[self.rank]]
-            # With the rows that were read. In another voice a speaker is another class.
+            # Of the rows that were actually read. In another voice, a speaker is another class.
             labels = torch.from_numpy(sampler.voices.classes_of(self._labels[report.rows], voices, self.num_speakers))
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
             counts, warps = tuple(one.stop - one.start for one in shares), voices // len(sampler.voices.speeds)
             key = derive_seed(sampler.seed, request.epoch)
             yield Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps), report
-            # Of the ring's spare slots one holds the last batch, still being copied; the other is written next.
+            # One of the ring's spare slots holds the last batch, still being copied; the other is written next.
             while len(self._copies) > 1:
                 self._copies.popleft().synchronize()
 
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
-        """Crops on the training device, float32, in memory that nobody writes into."""
+        """Crops on the training device, float32, in memory that nothing else writes to."""
         if crops.device.type != "cpu":
             # Cut there, from a resident corpus.
             return crops
         if self.device.type == "cpu":
-            # Workers hand over their ring, which they go on writing into.
+            # Crops of workers are in their ring, which they keep writing to.
             return crops if crops.dtype == torch.float32 and self.options.num_workers == 0 else to_float(crops)
-        # Only page-locked memory is copied while the GPU computes.
+        # Only page-locked memory can be copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
         if self.options.pin_memory and staged.data_ptr() == crops.data_ptr():
-            # From the workers' ring itself, which is page-locked.
+            # Copied directly from the workers' ring, which is page-locked.
             self._copies.append(torch.cuda.current_stream(self.device).record_event())
-        # As int16 a batch takes half the time over the bus; the GPU scales it for next to nothing.
+        # As int16, a batch takes half the time over the bus; the GPU scales it at almost no cost.
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Requests(Sequence[BatchRequest]):
-    """What is left of an epoch for one rank, each request made when it is asked for: an epoch may have a million.
+    """The remaining requests of an epoch for one rank, each made on access: an epoch may have a million.
 
-    Whole batches are asked for, not utterances: what goes to a worker and back is then a few hundred bytes.
+    Each is for a whole batch, not an utterance, so that only a few hundred bytes travel to a worker and back.
     """
 
     loader: TrainingLoader
     plan: EpochPlan
     numbers: range
-    """Of the batches, within the epoch."""
+    """Numbers of the batches within the epoch."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -235,9 +235,9 @@ class Requests(Sequence[BatchRequest]):
 def _one_ahead(
     batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
 ) -> Iterator[tuple[Batch, BatchReport]]:
-    """Transfer and augment each batch on a stream of their own, beside the step before, which the host has only queued.
+    """Transfer and augment each batch on its own stream, parallel to the previous step, which the host has only queued.
 
-    A batch that is there is handed out before the next one is waited for.
+    A finished batch is yielded before the next one is waited for.
     """
     stream = torch.cuda.Stream(device)
 
@@ -253,6 +253,6 @@ def _one_ahead(
         current = torch.cuda.current_stream(device)
         current.wait_event(ready)
         for tensor in (made[0].waveforms, made[0].labels):
-            # Its memory must not be given away while the training stream still reads it.
+            # Its memory must not be reused while the training stream still reads it.
             tensor.record_stream(current)
         yield made

@@ -1,8 +1,8 @@
-"""Lookup tables: what the headers of a list's files say, built by threads and kept on disk.
+"""Lookup tables: the header facts of a list's files, read by threads and cached on disk.
 
-A table is a handful of arrays with one entry a row of the list (35 bytes a row), so a million rows cost little to hold
-and to share. Only headers are read. The copy on disk is found again by the content of the list, the folder and the
-rate; sizes and times of the files are asked for at every start, and headers of files that changed are read again.
+A table is a handful of arrays with one entry per row of the list (35 bytes a row), so a million rows cost little to
+hold and to share. Only headers are read. The cached copy is keyed by the content of the list, the folder and the rate;
+every start checks sizes and times of the files and reads the headers of changed files again.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from speakernet.files import FileError, atomic_write, exclusive, parallel_map, r
 
 logger = logging.getLogger(__name__)
 
-FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" has to be decoded.
+FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" must be decoded.
 PCM_S16 = FORMATS.index("pcm_s16")
 CACHE_VERSION, LIST_VERSION = 1, 2
 COMPLETE = "complete"
 LONG_ROWS, LONG_LIST_BYTES = 1_000_000, 32 << 20
-"""From here on a table is kept and mapped: shorter ones are read in a second and take a few megabytes."""
+"""From this size on, a table is cached and memory-mapped; shorter ones load in a second and take a few megabytes."""
 ROWS_PER_TASK = 256
-FEWEST_FOR_A_BAR = 5000  # fewer are read before a bar could be looked at
+FEWEST_FOR_A_BAR = 5000  # fewer headers are read before anyone could look at a progress bar
 COLUMNS = {
     "native_samples": np.int64,
     "sample_rates": np.int32,
@@ -68,7 +68,7 @@ class LookupTable(Shareable):
 
     @classmethod
     def empty(cls, num_rows: int, sample_rate: int) -> "LookupTable":
-        """A table of `num_rows` rows to be filled by `put`."""
+        """A table of `num_rows` rows, to be filled by `put`."""
         return cls(sample_rate, {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()})
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class LookupTable(Shareable):
     def num_samples(self) -> np.ndarray:
         """Length of each utterance at `sample_rate`, int64 (rows,)."""
         if (self.sample_rates == self.sample_rate).all():
-            # Nearly always; no second array of a million lengths.
+            # The usual case: no second array of a million lengths.
             return self.native_samples
         return -(-self.native_samples * self.sample_rate // np.maximum(self.sample_rates, 1))
 
@@ -88,7 +88,7 @@ class LookupTable(Shareable):
         return self.num_samples / self.sample_rate
 
     def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Whether files are 16-bit mono PCM at `sample_rate`, whose samples are taken as they are; bool (rows,)."""
+        """Whether files are 16-bit mono PCM at `sample_rate`, so that samples are used as they are; bool (rows,)."""
         return (
             (self.formats[rows] == PCM_S16)
             & (self.num_channels[rows] == 1)
@@ -97,7 +97,7 @@ class LookupTable(Shareable):
 
     @property
     def all_plain(self) -> bool:
-        """Whether every file that can be read is plain."""
+        """Whether every readable file is plain."""
         return bool((self.is_plain() | (self.native_samples == 0)).all())
 
     def put(self, row: int, info: AudioInfo) -> None:
@@ -108,7 +108,7 @@ class LookupTable(Shareable):
         self.file_bytes[row], self.modified_ns[row] = info.file_bytes, info.modified_ns
 
     def info(self, row: int) -> AudioInfo:
-        """One row as the header's facts."""
+        """The header facts of one row."""
         samples, rate, channels, code, offset, size, modified = (int(getattr(self, name)[row]) for name in COLUMNS)
         return AudioInfo(samples, rate, channels, FORMATS[code], offset, False, size, modified)
 
@@ -122,9 +122,9 @@ def build_lookup_table(
     cache_folder: Path | None = None,
     show_progress: bool = False,
 ) -> LookupTable:
-    """Read the header of every `root`/name by `num_threads` threads, or take the table kept from the last time.
+    """Read the header of every `root`/name with `num_threads` threads, or load the cached table.
 
-    Rows that could not be read the last time are read again, and those whose file has another size or time since.
+    Rows that were unreadable before, or whose file has changed in size or time, are read again.
     """
     # A hash of everything that the table depends on.
     key = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
@@ -135,19 +135,19 @@ def build_lookup_table(
     table = kept or LookupTable.empty(len(names), sample_rate)
 
     def read_rows(first: int) -> int:
-        """Read headers of a few rows; how many of them had to be read."""
+        """Read the headers of a few rows; returns how many had to be read."""
         some, num_read = slice(first, first + ROWS_PER_TASK), 0
         facts = zip(table.file_bytes[some].tolist(), table.modified_ns[some].tolist(), strict=True)
         for row, known in enumerate(facts, first):
             file = os.path.join(root, names[row])  # noqa: PTH118  a million times
             with contextlib.suppress(OSError, ValueError):
-                # A million headers take minutes, a million sizes and times seconds.
+                # Reading a million headers takes minutes; a million sizes and times, seconds.
                 if kept and row not in table.problems:
                     status = os.stat(file)  # noqa: PTH116
                     if (status.st_size, status.st_mtime_ns) == known:
                         continue
             num_read += 1
-            # Assigning to and dropping from a dictionary is one step for other threads.
+            # Assigning to a dictionary and popping from it are atomic for other threads.
             table.problems.pop(row, None)
             try:
                 table.put(row, info := audio_info(file))
@@ -159,7 +159,7 @@ def build_lookup_table(
                     getattr(table, name)[row] = 0
         return num_read
 
-    # Several files a task: handing a task to a thread costs as much as reading a header.
+    # Several files per task: handing a task to a thread costs as much as reading a header.
     tasks = range(0, len(names), ROWS_PER_TASK)
     description = "reading headers" if show_progress and len(names) >= FEWEST_FOR_A_BAR and not kept else ""
     results = parallel_map(read_rows, tasks, num_threads, description, total=len(names), units_of=int)
@@ -170,7 +170,7 @@ def build_lookup_table(
                 problem_rows = np.array(sorted(table.problems), dtype=np.int64)
                 np.savez(file, allow_pickle=False, problem_rows=problem_rows, **columns)
         except OSError as error:
-            logger.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
+            logger.warning("The lookup table is not cached for the next start: cannot write %s (%s)", path, error)
     if len(names) < LONG_ROWS:
         return table
     columns = {name: getattr(table, name) for name in COLUMNS}
@@ -180,9 +180,9 @@ def build_lookup_table(
 
 
 def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays by name, each mapped from a file in the cache folder, so that all processes of a machine have one copy.
+    """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine share one copy.
 
-    The first process that asks makes them, and the others wait. What they depend on is in the key.
+    The first process makes them while the others wait. The key has everything they depend on.
     """
     folder = default_cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
     with exclusive(folder, waits=True):
@@ -191,7 +191,7 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
                 with atomic_write(folder / f"{name}.npy", "wb") as file:
                     np.save(file, array, allow_pickle=False)
             (folder / COMPLETE).touch()
-    # A row whose file changes is this process's own from then on. An empty array cannot be mapped.
+    # Copy on write: rows of changed files are private to this process. An empty array cannot be mapped.
     found = {
         path.stem: np.load(path, mmap_mode="c" if path.stat().st_size > 128 else None) for path in folder.glob("*.npy")
     }
@@ -199,18 +199,18 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
 
 
 def mapped_training_list(path: str | Path) -> TrainingList:
-    """`read_training_list` for a long list, whose columns are mapped; it is read when it is new or changed."""
+    """`read_training_list` for a long list, with memory-mapped columns; it is read only when new or changed."""
     status = Path(path).stat()
     key = f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
     return dataclasses.replace(mapped_list(key, lambda: read_training_list(path)), source=str(path))
 
 
 def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
-    """A training list whose columns are mapped; what it depends on is in the key."""
+    """A training list with memory-mapped columns; the key has everything it depends on."""
 
     def make() -> dict[str, np.ndarray]:
         found = read()
-        logger.info("%s: a long list, kept as a table in %s", found.source, default_cache_folder())
+        logger.info("%s: a long list, cached as a table in %s", found.source, default_cache_folder())
         texts = {"paths": found.paths, "speakers": found.speakers}
         texts["facts"] = StringTable.from_strings([found.sha256, found.source])
         columns = {f"{name}_{part}": getattr(text, part) for name, text in texts.items() for part in StringTable.parts}
@@ -224,7 +224,7 @@ def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
 
 
 def default_cache_folder() -> Path:
-    """Where lookup tables are kept: `SPEAKERNET_CACHE`, else the user's cache folder."""
+    """Where lookup tables are cached: `SPEAKERNET_CACHE`, else the user's cache folder."""
     if named := os.environ.get("SPEAKERNET_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
@@ -232,15 +232,15 @@ def default_cache_folder() -> Path:
 
 
 def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
-    """The table on disk; None with a warning if it is damaged."""
+    """Load a cached table; None with a warning if it is damaged."""
     try:
         with reading(path, "a lookup table"):
             stored: dict[str, Any] = dict(read_arrays(path, "a lookup table"))
             problem_rows = stored["problem_rows"].astype(np.int64, casting="safe").tolist()
             table = LookupTable(sample_rate, stored, dict.fromkeys(problem_rows, "not read yet"))
             if len(table) != num_rows or not all(0 <= row < num_rows for row in problem_rows):
-                raise FileError(f"{path}: another number of rows than {num_rows}")
+                raise FileError(f"{path}: its rows are not those of a list of {num_rows}")
             return table
     except FileError as error:
-        logger.warning("The kept lookup table is damaged, the headers are read again: %s", error)
+        logger.warning("The cached lookup table is damaged; reading the headers again: %s", error)
         return None

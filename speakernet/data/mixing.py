@@ -1,7 +1,7 @@
-"""The order of what is not shuffled as a whole: shards that are streamed, and several corpora.
+"""Epoch orders for data that is not shuffled as a whole: streamed shards, and several corpora.
 
-An epoch is made of parts, from which every batch takes its share. The plan depends on (labels, seed, epoch, number of
-streams) alone. Touches no audio.
+An epoch consists of parts, and every batch takes its share of each. The plan depends only on (labels, seed, epoch,
+number of streams). No audio is read here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, Sampler, by_speaker_
 from speakernet.random import numpy_generator
 
 FIRST_BLOCK = 1024
-"""Utterances: training begins when the first shards are here, not the whole buffer."""
+"""Utterances in the first block: training starts once the first shards have arrived, not the whole buffer."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Units of several parts in their orders, each (units, utterances of a unit), and each part's share of a batch.
+    """The ordered units of several parts, each (units, utterances per unit), and each part's share of a batch.
 
     >>> parts = Parts([np.arange(6)[:, None], np.arange(10, 13)[:, None]], np.array([2 / 3, 1.0]), names=("a", "b"))
     >>> sizes = np.array([3, 3, 3, 3])
@@ -30,29 +30,29 @@ class Parts:
     ends: np.ndarray
     """Where each part of a batch ends, as a share of the batch; the last one is 1."""
     names: Sequence[str] = ()
-    """Of corpora, which are spread over a batch; else a batch has part after part, as ranks are."""
+    """Names of corpora, which are spread over a batch; if empty, parts follow each other in the order of the ranks."""
 
     def __len__(self) -> int:
         return sum(map(len, self.units))
 
     def counts(self, sizes: np.ndarray) -> np.ndarray:
-        """Units of each part in batches of those sizes, int64 (batches, parts)."""
-        # As `rank_share` cuts a batch.
+        """Units of each part in batches of the given sizes, int64 (batches, parts)."""
+        # Rounded as in `rank_share`.
         return np.diff(np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0)
 
     def num_batches(self, sizes: np.ndarray) -> int:
-        """How many batches of those sizes every part can give its share of."""
+        """How many batches of the given sizes every part can fill its share of."""
         needed = np.cumsum(self.counts(sizes), axis=0)
         return min(
             int(np.searchsorted(needed[:, part], len(units), side="right")) for part, units in enumerate(self.units)
         )
 
     def take(self, sizes: np.ndarray) -> np.ndarray:
-        """The units of batches of those sizes, (units, utterances of a unit)."""
+        """The units of batches of the given sizes, (units, utterances per unit)."""
         counts = self.counts(sizes).ravel()
         owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), counts)
         if self.names:
-            # Evenly over the batch, so that every process has its part of every corpus.
+            # Spread evenly over the batch, so that every process gets its share of every corpus.
             places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
             order = (places + 0.5) / np.repeat(counts, counts)
             owners = owners[np.lexsort((order, np.repeat(np.arange(len(sizes)), sizes)))]
@@ -63,22 +63,22 @@ class Parts:
         return taken
 
     def drawn(self, sizes: np.ndarray, unit: int = 1) -> dict[str, int]:
-        """Utterances of each corpus in batches of those sizes, `unit` in a unit."""
+        """Utterances of each corpus in batches of the given sizes, with `unit` utterances per unit."""
         return dict(zip(self.names, (unit * self.counts(sizes).sum(axis=0)).tolist(), strict=False))
 
 
 def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int) -> Parts:
-    """An epoch of a corpus that is read shard by shard, each stream for a process of its own.
+    """An epoch of a corpus that is read shard by shard, with one stream per process.
 
-    The shards come in random order, a run of them for each stream (one at the border is in two). Each stream is cut
-    into blocks of `data.shuffle_buffer` utterances, all streams together, and each block is shuffled, or dealt into
-    groups, as a whole corpus is.
+    The shards come in random order, and each stream gets a run of them (a shard at the border is in two). Each stream
+    is cut into blocks that hold `data.shuffle_buffer` utterances over all streams, and each block is shuffled, or dealt
+    into groups, like a whole corpus.
 
     Args:
         sampler: orders a block.
         shards: the shard of each row of the list, int32 (rows,).
         num_streams: 1, or the number of processes.
-        turn: the epoch, counted from 0; of a corpus that is repeated in an epoch, also how often it was there before.
+        turn: the epoch, counted from 0; for a corpus that is repeated within an epoch, also the number of the repeat.
     """
     seed, eligible, buffer = sampler.seed, sampler.eligible, sampler.options.shuffle_buffer
     place = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)[shards[eligible]]
@@ -88,7 +88,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
         is_kept = np.empty(len(rows), dtype=bool)
         is_kept[by_speaker] = number < sampler.max_utterances
         rows = rows[is_kept]
-    # Groups of one speaker are found in a large block only.
+    # Only a large block contains groups of one speaker.
     smallest = min(FIRST_BLOCK, buffer) if sampler.unit == 1 else buffer
     found = []
     for stream in range(num_streams):
@@ -104,33 +104,33 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
 
 
 def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
-    """An epoch of several corpora, each with a sampler of its own, whose batches are its part of every batch.
+    """An epoch of several corpora, each with its own sampler, whose batch size is the corpus's share of every batch.
 
-    It has as many utterances as all corpora together. One that ends before comes again, in another order; its rows are
-    then larger by the number of rows of the list, so that they are cropped and augmented in another way.
+    It has as many utterances as all corpora together. A corpus that runs out is repeated in another order; the number
+    of rows of the list is then added to its rows, so that they are cropped and augmented differently.
 
     Args:
-        samplers: the corpora's by name, all over the same list.
+        samplers: one per corpus, by name, all over the same list.
         epoch: counted from 0.
     """
     sizes = np.array([one.batch_size for one in samplers.values()])
-    orders = [_in_turn(sampler, epoch, number, 0) for number, sampler in enumerate(samplers.values())]
+    orders = [_units_of_pass(sampler, epoch, number, 0) for number, sampler in enumerate(samplers.values())]
     total = sum(map(len, orders))
     for number, sampler in enumerate(samplers.values()):
         found, have, needed = [orders[number]], len(orders[number]), -(-total * int(sizes[number]) // int(sizes.sum()))
         while 0 < have < needed:
-            again = _in_turn(sampler, epoch, number, len(found))
+            again = _units_of_pass(sampler, epoch, number, len(found))
             found.append(again.astype(np.int64) + len(found) * len(sampler.labels))
             have += len(again)
         orders[number] = np.concatenate(found)[:needed]
     return Parts(orders, np.cumsum(sizes) / sizes.sum(), tuple(samplers))
 
 
-def _in_turn(sampler: Sampler, epoch: int, number: int, repeat: int) -> np.ndarray:
-    """The units of a corpus, the `number`-th of several, in the order in which they come for the `repeat`-th time."""
+def _units_of_pass(sampler: Sampler, epoch: int, number: int, repeat: int) -> np.ndarray:
+    """The units of corpus `number` in the order of its `repeat`-th repeat in an epoch."""
     if sampler.in_parts is not None:
         (units,) = sampler.in_parts(epoch, repeat).units
     else:
         units = sampler.units_of(numpy_generator(sampler.seed, CORPUS, epoch, number, repeat), sampler.eligible)
-    # Groups of one speaker are dealt by batches; between two dealings a batch would see a speaker twice.
+    # Groups are dealt batch by batch; a batch across two passes could contain a speaker twice.
     return units if sampler.unit == 1 else units[: len(units) // sampler.batch_size * sampler.batch_size]

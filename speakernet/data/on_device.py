@@ -1,4 +1,4 @@
-"""Int16 audio that lies on a device as one tensor: crops of it by one indexed read, and small arrays sent there."""
+"""Int16 audio on a device as one tensor: crops by one indexed read, and the transfer of small arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from speakernet.data.sources import INT16_SCALE
 
 
 def send(device: torch.device, arrays: Sequence[np.ndarray]) -> list[Tensor]:
-    """Flat int64 and float64 arrays as tensors on a device, in one transfer that nobody waits for."""
+    """Send flat int64 and float64 arrays to a device as tensors, in one asynchronous transfer."""
     words = [array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False) for array in arrays]
-    # Page-locked memory is given out again only when its copy is done: torch's allocator sees to that.
+    # torch's allocator reuses page-locked memory only after its copy is done.
     parcel = torch.empty(sum(map(len, words)), dtype=torch.int64, pin_memory=device.type == "cuda")
     np.concatenate([word.view(np.int64) for word in words], out=parcel.numpy())
     sent = parcel.to(device, non_blocking=True).split([len(word) for word in words])
@@ -23,7 +23,7 @@ def send(device: torch.device, arrays: Sequence[np.ndarray]) -> list[Tensor]:
 
 
 def to_float(crops: Tensor) -> Tensor:
-    """Int16 samples as float32 in -1..1; float32 ones as they are, in memory of their own."""
+    """Convert int16 samples to float32 in -1..1; copy float32 samples."""
     if crops.dtype == torch.int16:
         return crops.to(torch.float32).mul_(float(INT16_SCALE))
     return crops.clone()
@@ -36,13 +36,13 @@ class DeviceAudio:
     samples: Tensor
 
     def crops(self, firsts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> Tensor:
-        """Crops of `num_samples`; a recording that ends before is wrapped around from its own start.
+        """Crops of `num_samples`; a recording that ends before that wraps around to its start.
 
         Returns:
             Int16 (crops, num_samples), on the device.
         """
         device = self.samples.device
-        # Known on the host, so that nobody asks the device which recordings are too short.
+        # Computed on the host: asking the device which recordings are too short would wait for it.
         short = np.flatnonzero(starts + num_samples > lengths)
         begins = firsts + starts
         begins[short] = 0
@@ -50,7 +50,7 @@ class DeviceAudio:
             device, [begins, short, firsts[short], starts[short], lengths[short]]
         )
         if len(short) < len(begins):
-            # Every place of the corpus is the begin of a window: a read by begins makes no index for each sample.
+            # A view with a window at every sample of the corpus: reading by window needs no index for each sample.
             crops = self.samples.unfold(0, num_samples, 1)[begins_there]
         else:
             crops = torch.empty(len(begins), num_samples, dtype=torch.int16, device=device)

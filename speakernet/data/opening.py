@@ -13,23 +13,20 @@ from speakernet.files import is_address
 
 
 def is_kaldi(folder: str | Path) -> bool:
-    """Whether a folder's audio goes by utterance id."""
+    """Whether a folder's audio is named by utterance id."""
     return (Path(folder) / WAV_SCP).is_file()
 
 
 class KaldiSource(FolderSource):
-    """The recordings that a folder's `wav.scp` names, by utterance id.
-
-    Files that it does not name absolutely lie below the working directory, as Kaldi has it.
-    """
+    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start at the working directory."""
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
         super().__init__(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
         if (Path(root) / SEGMENTS).exists():
             raise ListError(
-                f"{Path(root) / SEGMENTS}: pieces of recordings are not read; write each out as a file of its own "
-                "(Kaldi: utils/data/extract_wav_segments_data_dir.sh) and name that folder"
+                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as its own file "
+                "(Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
             )
         self._wav_scp = Path(root) / WAV_SCP
         recordings = read_wav_scp(self._wav_scp)
@@ -58,11 +55,11 @@ class KaldiSource(FolderSource):
         return super().rows(self._files_of(names), table, cache)
 
     def _files_of(self, names: StringTable) -> StringTable:
-        """The file of each, empty if it is not here, which no file is called."""
+        """The file of each utterance; empty if `wav.scp` does not have it."""
         return self.files.take(self._index.find(names))
 
     def _lacks(self, name: str) -> str:
-        return f"{self._wav_scp} names no utterance {name!r}"
+        return f"{self._wav_scp} has no utterance {name!r}"
 
 
 def open_source(
@@ -70,11 +67,11 @@ def open_source(
 ) -> AudioSource:
     """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a folder of files."""
     if is_address(root):
-        # Late: it loads fsspec, which no corpus on a disk needs.
+        # Imported late: it loads fsspec, which a corpus on disk does not need.
         from speakernet.data.shards import RemoteSource
 
         return RemoteSource(str(root), sample_rate, shard_cache_gigabytes)
-    # Neither is a half-written corpus a folder of files: opening it raises the error.
+    # A half-written corpus is not a folder of files either: opening it here raises the error.
     if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
     if not Path(root).exists():

@@ -1,4 +1,4 @@
-"""The options of lists, samplers and loaders, and of where audio is kept. No torch is imported here."""
+"""The options of lists, samplers, loaders and audio storage. No torch is imported here."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,31 +23,31 @@ from speakernet.options import (
 
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 ListName = Annotated[str, StringConstraints(pattern=r"^\w[\w+-]{0,99}$")]
-"""Of letters, digits and `_ + -`: it is a folder, and a part of the names of columns."""
+"""Letters, digits and `_ + -`, since it names a folder and columns."""
 
 
 class NamedListOptions(Options):
     """One of several trial lists."""
 
     list: Annotated[InputPath, MinLen(1)]
-    """The trials, labelled."""
+    """The labelled trials."""
     path: InputPath = ""
-    """As test_path; empty: test_path, else the folder of the list."""
+    """Like test_path; empty: test_path, else the folder of the list."""
     test_interval: CountOrZero = 0
-    """Epochs between its evaluations, which are some of the run's (training.test_interval); 0: all of them."""
+    """Epochs between evaluations of this list, at evaluations of the run (training.test_interval); 0: at every one."""
     optional: bool = False
-    """Leave the list out, with a warning, while its file or any of its recordings is missing."""
+    """Skip the list, with a warning, while its file or any of its recordings is missing."""
 
 
 class CorpusOptions(Options):
     """One of several training corpora."""
 
     train_list: Annotated[InputPath, MinLen(1)]
-    """As data.train_list. Its speakers are others than those of the other corpora, whatever their names."""
+    """Like data.train_list. Its speakers are distinct from those of the other corpora, even if names are equal."""
     train_path: InputPath = ""
-    """As data.train_path."""
+    """Like data.train_path."""
     weight: Annotated[float, Gt(0.0), Le(1e9)] | Literal["auto"] = "auto"
-    """Its part of each batch, relative to the others' weights; auto: by its utterances (corpora_temperature)."""
+    """Its share of each batch, relative to the other weights; auto: by number of utterances (corpora_temperature)."""
 
 
 def _as_options(value: Any) -> Any:
@@ -55,35 +55,35 @@ def _as_options(value: Any) -> Any:
 
 
 class DataOptions(Options):
-    """Which recordings, and how they become batches."""
+    """Which recordings are used, and how they become batches."""
 
     train_list: InputPath = ""
-    """Training list: `speaker path` a line; or a Kaldi folder, whose utt2spk names speakers and utterances."""
+    """Training list with one `speaker path` per line, or a Kaldi folder (utt2spk names speakers and utterances)."""
     train_path: InputPath = ""
-    """Folder that the paths in train_list are relative to, or a packed corpus, or a Kaldi folder with a wav.scp; empty:
-    the folder of the list. Or the address of a packed corpus, such as s3://bucket/vox2."""
+    """Folder that the paths in train_list are relative to, a Kaldi folder with a wav.scp, or a packed corpus, possibly
+    at an address such as s3://bucket/vox2; empty: the folder of the list."""
     corpora: dict[ListName, CorpusOptions] = Field(default={})
-    """Several training corpora by name, in place of train_list and train_path; every batch has its part of each."""
+    """Several training corpora by name, instead of train_list and train_path; every batch has a share of each."""
     corpora_temperature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
-    """Of corpora without weights: parts are as their utterances to the power of 1 / corpora_temperature. 1: as many as
-    they have; higher values bring them nearer to equal parts."""
+    """For corpora without weights: shares are proportional to the number of utterances to the power of
+    1 / corpora_temperature. 1: proportional to the utterances; higher values: closer to equal shares."""
     validation_list: InputPath = ""
     """Trials that choose the best checkpoint during training; empty: test_list is used, and the report says so."""
     validation_path: InputPath = ""
-    """As train_path, of validation_list."""
+    """Like train_path, for validation_list."""
     validation_speakers: Annotated[int, Ge(0), Le(100_000)] = 0
-    """Speakers of train_list that are held out for validation, with trials among them; 0: none."""
+    """Speakers of train_list held out for validation, with trials among them; 0: none."""
     test_list: InputPath = ""
-    """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
+    """Trials to report: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores only."""
     test_path: InputPath = ""
-    """As train_path, of test_list."""
+    """Like train_path, for test_list."""
     test_lists: dict[ListName, Annotated[NamedListOptions, BeforeValidator(_as_options)]] = Field(default={})
-    """More lists that are evaluated during training and reported, each with a column of its own and under eval/<name>.
-    Without test_list the first one is it."""
+    """More lists to evaluate during training and report, each in its own column and under eval/<name>. Without
+    test_list, the first one takes its place."""
     synthetic_corpus: InputPath = ""
     """Folder of the synthetic corpus, which is made on first use."""
     sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
-    """Samples a second; recordings of another rate are resampled."""
+    """Samples per second; recordings at other rates are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Speakers in the classification head; 0: as many as the training list has."""
     min_seconds: Seconds = 0.0
@@ -95,17 +95,17 @@ class DataOptions(Options):
     crop_frames: Frames = 200
     """Length of a training crop in frames of 10 ms (200 frames are 2 seconds)."""
     crop_frames_max: FramesOrZero = 0
-    """Longest crop: each batch draws a length from crop_frames to this and holds as much audio; 0: fixed length."""
+    """Longest crop: each batch draws a length from crop_frames to this; longer crops, smaller batches. 0: fixed."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Utterances in a batch; with utterances_per_speaker above 1, speakers in a batch."""
     utterances_per_speaker: Annotated[int, Ge(1), Le(100_000)] = 1
     """Utterances of each speaker in a batch; metric losses need 2 or more."""
     max_utterances_per_speaker: Count | Literal["auto"] = "auto"
-    """Most utterances of one speaker in an epoch, drawn for each epoch; auto: 500 if balanced, all if shuffled."""
+    """Most utterances of one speaker in an epoch, drawn anew each epoch; auto: 500 if balanced, all if shuffled."""
     sampler: Literal["auto", "shuffled", "balanced"] = "auto"
-    """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: by the loss."""
+    """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: depends on the loss."""
     num_workers: Processes | Literal["auto"] = "auto"
-    """Loader processes; 0 loads in the training process; auto: from cores and corpus, the reason is logged."""
+    """Loader processes; 0: load in the training process; auto: from cores and corpus (the reason is logged)."""
     prefetch_factor: Annotated[int, Ge(1), Le(10_000)] | Literal["auto"] = "auto"
     """Batches that each worker prepares ahead."""
     worker_timeout_seconds: Annotated[float, Ge(0.0), Le(1e6)] = 600.0
@@ -117,43 +117,43 @@ class DataOptions(Options):
     max_bad_share: Share = 0.01
     """With on_bad_audio: skip, the share of unreadable utterances in an epoch above which the run stops."""
     cache_megabytes: Annotated[int, Ge(0), Le(10_000_000)] = 512
-    """Memory of each process for decoded audio that is read repeatedly (noise, RIRs, short utterances)."""
+    """Memory per process for decoded audio that is read repeatedly (noise, RIRs, short utterances)."""
     ram_corpus: Switch = "auto"
     """Decode the training corpus once into shared memory as int16; auto: when it is compressed and fits."""
     ram_corpus_gigabytes: Gigabytes = 0.0
     """Memory limit of the RAM corpus; 0: half of the free memory."""
     shard_cache_gigabytes: Annotated[float, Gt(0.0), Le(1e6)] = 50.0
-    """Most disk space of a machine that shards of a corpus at an address take (below ~/.cache/speakernet)."""
+    """Most disk space per machine for shards of a corpus at an address (below ~/.cache/speakernet)."""
     shuffle_buffer: Annotated[int, Ge(1), Le(10**9)] = 65_536
-    """Of a corpus at an address, the utterances that are shuffled among each other: shards come in random order, and
-    batches are drawn from so many utterances at a time."""
+    """Utterances of a corpus at an address that are shuffled together: shards come in random order, and batches are
+    drawn from this many utterances at a time."""
     device_resident: Switch = "auto"
-    """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory and cut crops there; auto: what fits."""
+    """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory and cut crops there; auto: whatever fits."""
     device_gigabytes: Gigabytes = 0.0
-    """Limit of GPU memory for corpus, noise and RIRs together; 0: half of what training leaves free."""
+    """GPU memory limit for corpus, noise and RIRs together; 0: half of what training leaves free."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Two kinds of training lists, weights or validation, a corpus given twice, and bounds that leave nothing."""
+        """Conflicting training lists, weights or validation, a corpus given twice, and bounds that leave nothing."""
         if self.corpora and (self.train_list or self.train_path):
-            found = f"{', '.join(self.corpora)} beside train_list: {self.train_list or self.train_path}"
-            yield "corpora", f"{found}; give one of the two (train_list: '' and train_path: '' unset them)"
+            found = f"{', '.join(self.corpora)} together with train_list: {self.train_list or self.train_path}"
+            yield "corpora", f"{found}; give only one of them (train_list: '' and train_path: '' unset the other)"
         if len({(one.train_list, one.train_path) for one in self.corpora.values()}) < len(self.corpora):
-            found = f"{', '.join(self.corpora)}, two of them with one train_list and train_path"
-            yield "corpora", f"{found}; expected different ones: every speaker would be two classes"
+            found = f"{', '.join(self.corpora)}, two of them with the same train_list and train_path"
+            yield "corpora", f"{found}; expected different ones, or every speaker would be two classes"
         weighted = [name for name, one in self.corpora.items() if one.weight != "auto"]
         if weighted and (len(weighted) < len(self.corpora) or self.corpora_temperature != 1):
-            found = f"a weight of {', '.join(weighted)}"
-            yield "corpora", f"{found}; expected weights of all corpora and no corpora_temperature, or no weight"
+            found = f"a weight for {', '.join(weighted)}"
+            yield "corpora", f"{found}; expected weights for all corpora and no corpora_temperature, or no weights"
         if self.validation_speakers and self.validation_list:
-            found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
-            yield "validation_speakers", f"{found}; give one of the two"
+            found = f"{self.validation_speakers} together with validation_list: {self.validation_list}"
+            yield "validation_speakers", f"{found}; give only one of them"
         if self.validation_speakers == 1:
-            yield "validation_speakers", "1; expected 0, or two speakers or more"
+            yield "validation_speakers", "1; expected 0 or at least 2"
         stem = Path(self.test_list).stem.casefold()
         own = {name.casefold() for name, one in self.test_lists.items() if one.list != self.test_list}
         if stem in own or len({name.casefold() for name in self.test_lists}) < len(self.test_lists):
-            found = f"{', '.join(self.test_lists)} beside test_list: {self.test_list}"
-            yield "test_lists", f"{found}; expected names of their own, whatever the case, and other than the list's"
+            found = f"{', '.join(self.test_lists)} together with test_list: {self.test_list}"
+            yield "test_lists", f"{found}; expected names that differ from each other and the list's, ignoring case"
         if self.max_seconds and self.max_seconds < self.min_seconds:
             yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
         if 0 < self.crop_frames_max < self.crop_frames:

@@ -1,9 +1,9 @@
 """The packed corpus: one memory-mapped int16 array and an index, so that a crop is one copy and opens no file.
 
-A corpus is a folder of three files: in NumPy's own formats `samples.npy` (every utterance, end to end) and `index.npz`
-(names, where each starts, its checksum), and `corpus.json` with the version and the checksum of the index. One that
-several machines packed is a folder of such folders, one a shard, and a `corpus.json` that names them; it is read as if
-it were one. This file reads; `packing.py` writes. The RAM corpus, at the end, is read in the same way.
+A corpus is a folder of three files: `samples.npy` (all utterances end to end) and `index.npz` (names, where each
+starts, checksums) in NumPy's own formats, and `corpus.json` with the version and the checksum of the index. If several
+machines packed it, it is a folder with such a folder per shard and a `corpus.json` that names them, and is read as one.
+This file reads; `packing.py` writes. The RAM corpus, at the end, is read in the same way.
 """
 
 import bisect
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
 PARTS_VERSION = 2
-"""Of a corpus of several shards, each of which is of version 1."""
+"""Version of a corpus of several shards, each of which has version 1."""
 SAMPLES, INDEX, DESCRIPTION = "samples.npy", "index.npz", "corpus.json"
 PLAN_OF_PARTS = "parts.json"
-"""Beside shards: what they are shards of."""
-PARTIAL_SUFFIX = ".partial"  # A corpus that is being written lies beside its name, under its name and this.
+"""File beside the shards that says what they are shards of."""
+PARTIAL_SUFFIX = ".partial"  # Added to the corpus's name while it is being written.
 NOT_HERE = -1
 INDEX_COLUMNS = {
     "name_content": np.uint8,
@@ -61,12 +61,12 @@ ROWS_PER_TASK = 64
 
 
 class PackedError(AudioError):
-    """A packed corpus that cannot be used; the message says what is wrong with it and what to do."""
+    """An unusable packed corpus; the message says what is wrong with it and what to do."""
 
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """What lies where in a packed corpus."""
+    """The position of every utterance in a packed corpus."""
 
     sample_rate: int
     names: StringTable
@@ -76,15 +76,15 @@ class PackedIndex:
 
     @property
     def num_samples(self) -> int:
-        """Samples of all utterances together."""
+        """Number of samples of all utterances together."""
         return int(self.sample_offsets[-1])
 
 
 class FileSamples:
-    """Int16 (samples,) in a file from byte `begin` on, sliced like the array that they are; every slice is a copy.
+    """Int16 (samples,) in a file from byte `begin` on, sliced like an array; every slice is a copy.
 
-    For a corpus that memory does not hold: a memory map reads what lies around a missing page too (the system's
-    read-ahead, 128 KiB to megabytes), which for crops at random places is mostly thrown away. Safe with threads.
+    For a corpus larger than memory: a memory map also reads around a missing page (the system's read-ahead, 128 KiB to
+    megabytes), most of which is wasted on crops at random places. Thread-safe.
     """
 
     def __init__(self, path: Path, begin: int, num_samples: int) -> None:
@@ -96,13 +96,13 @@ class FileSamples:
         return self._num_samples
 
     def __getitem__(self, some: slice) -> np.ndarray:
-        """Raises AudioError if the disk does not give them."""
+        """Raises AudioError if they cannot be read from disk."""
         first, stop, _ = some.indices(len(self))
         return read_samples(self._file, self._path, self._begin + 2 * first, stop - first)
 
 
 def read_samples(file: int, path: Path, begin: int, num_samples: int) -> np.ndarray:
-    """Int16 (samples,) from byte `begin` of an open file; AudioError if the disk does not give them."""
+    """Int16 (samples,) from byte `begin` of an open file; AudioError if they cannot be read."""
     samples, done = np.empty(max(0, num_samples), dtype=np.int16), 0
     while done < len(samples):
         try:
@@ -117,7 +117,7 @@ def read_samples(file: int, path: Path, begin: int, num_samples: int) -> np.ndar
 
 
 class JoinedSamples:
-    """The samples of several shards one after the other, int16 (samples,); sliced like the array that they would be.
+    """The samples of several shards one after the other, int16 (samples,); sliced like one array.
 
     >>> joined = JoinedSamples([np.arange(3, dtype=np.int16), np.arange(3, 8, dtype=np.int16)])
     >>> len(joined), joined[3:5], joined[2:4]
@@ -135,7 +135,7 @@ class JoinedSamples:
         first, stop, _ = some.indices(len(self))
         shard = bisect.bisect_right(self.begins, first) - 1
         if shard < len(self.shards) and stop <= self.begins[shard + 1]:
-            # What lies within a shard, as every utterance does, is a view of it.
+            # A slice within one shard, as of every utterance, is a view of it.
             return self.shards[shard][first - self.begins[shard] : stop - self.begins[shard]]
         pieces = [
             samples[max(first - begin, 0) : max(stop - begin, 0)]
@@ -146,11 +146,11 @@ class JoinedSamples:
 
 
 Samples: TypeAlias = np.ndarray | JoinedSamples | FileSamples
-"""Of a packed corpus, int16 (samples,), one after the other; sliced without a step."""
+"""The samples of a packed corpus end to end, int16 (samples,); sliced without a step."""
 
 
 def is_packed(root: str | Path) -> bool:
-    """Whether `root` is a packed corpus, whole, damaged or half written, and so not a folder of audio files."""
+    """Whether `root` is a packed corpus, be it complete, damaged or half-written, rather than a folder of audio."""
     root = Path(root)
     return (
         any((root / name).is_file() for name in (DESCRIPTION, PLAN_OF_PARTS, SAMPLES, INDEX))
@@ -160,7 +160,7 @@ def is_packed(root: str | Path) -> bool:
 
 
 def partial_of(corpus: str | Path) -> Path:
-    """The folder of a corpus until it is whole."""
+    """The folder of a corpus until it is complete."""
     return Path(corpus).with_name(Path(corpus).name + PARTIAL_SUFFIX)
 
 
@@ -181,7 +181,7 @@ def read_description(root: Path) -> dict[str, Any]:
     if root.name.endswith(PARTIAL_SUFFIX) or (not root.exists() and partial_of(root).exists()):
         raise PackedError(f"{root}: packing was not finished; run the same `speakernet pack` again")
     if not path.is_file():
-        problem = f"not a packed corpus, or not a whole one (it holds no {DESCRIPTION}); make it with `speakernet pack`"
+        problem = f"not a packed corpus, or an incomplete one (no {DESCRIPTION}); make it with `speakernet pack`"
         if found := parts_in(root):
             missing = list_parts(missing_parts(list(found), root))
             what = (
@@ -203,14 +203,14 @@ def read_description(root: Path) -> dict[str, Any]:
     newest = PARTS_VERSION if shards else FORMAT_VERSION
     if version > newest:
         raise PackedError(f"{path}: format version {version}, this speakernet reads {newest}; update speakernet")
-    # Names are data from outside: none may lead elsewhere.
+    # The names are untrusted: none may lead outside the folder.
     if not is_ours or version != newest or not all(map(PART_NAME.fullmatch, shards)):
         raise _damaged(path, f"not the description of a {FORMAT_NAME} of version {newest}")
     return {**numbers, **more, "parts": shards}
 
 
 def read_index(root: str | Path) -> PackedIndex:
-    """Open a corpus's index and check that the files fit it and one another."""
+    """Open a corpus's index and check that its files fit together."""
     root = Path(root)
     description = read_description(root)
     path, rate, digest = root / INDEX, description["sample_rate"], description["index_sha256"]
@@ -225,7 +225,7 @@ def read_index(root: str | Path) -> PackedIndex:
         offsets, checksums = np.concatenate([*parts, begins[-1:]]), np.concatenate([one.checksums for one in shards])
     else:
         with reading(path, "the index of a packed corpus; copy or pack it again", PackedError):
-            # At every start; the samples' own sums only by `--verify`: 39 GB would take a minute.
+            # At every start; the checksums of the samples only with `--verify`, since 39 GB would take a minute.
             if sha256_of(path) != digest:
                 raise _damaged(path, f"the checksum is not the one in {DESCRIPTION}")
             stored = read_arrays(path, "the index of a packed corpus", PackedError)
@@ -245,7 +245,7 @@ def read_index(root: str | Path) -> PackedIndex:
 
 
 def open_index(root: str | Path) -> PackedIndex:
-    """`read_index`; that of a large corpus is joined once, and mapped by all processes of the machine."""
+    """`read_index`; the index of a large corpus is joined once and mapped by all processes of the machine."""
     description = read_description(Path(root))
     if description["num_utterances"] < LONG_ROWS:
         return read_index(root)
@@ -262,14 +262,14 @@ def open_index(root: str | Path) -> PackedIndex:
 
 
 def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) -> Samples:
-    """The corpus's samples as a read-only memory map, int16 (samples,); of several shards one that acts like it."""
+    """The corpus's samples as a read-only memory map, int16 (samples,), or an object that acts like one."""
     opened: list[np.ndarray | FileSamples] = []
     shards = read_description(Path(root))["parts"]
     for path in [Path(root, name, SAMPLES) for name in shards] or [Path(root, SAMPLES)]:
         with reading(path, "samples of 2 bytes and a header; copy or pack it again", PackedError):
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         if mapped.dtype != np.dtype("<i2") or mapped.ndim != 1:
-            raise _damaged(path, f"found {mapped.dtype} of shape {mapped.shape}, expected int16 of one dimension")
+            raise _damaged(path, f"found {mapped.dtype} of shape {mapped.shape}, expected one-dimensional int16")
         # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
         opened.append(mapped.view(np.ndarray) if is_mapped else FileSamples(path, mapped.offset, len(mapped)))
     samples = JoinedSamples(opened) if shards else opened[0]
@@ -282,7 +282,7 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
     """Read a whole corpus and compare every checksum.
 
     Returns:
-        One sentence for each damaged utterance; empty if the corpus is as it was written.
+        One sentence for each damaged utterance; empty if the corpus is intact.
     """
     index = read_index(root)
     samples = open_samples(root, index.num_samples)
@@ -302,7 +302,7 @@ def damaged(index: PackedIndex, samples: Samples, rows: range) -> list[str]:
     problems = []
     for row in rows:
         first, last = index.sample_offsets[row : row + 2].tolist()
-        # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
+        # CRC-32 is as fast as the disk, and one per utterance shows which is damaged.
         if zlib.crc32(samples[first:last].data) != index.checksums[row]:
             problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
     return problems
@@ -317,10 +317,10 @@ class PackedSource(AudioSource):
         self.index = self._read_index()
         if self.index.sample_rate != sample_rate:
             raise PackedError(
-                f"{root}: packed at {self.index.sample_rate} Hz, but {sample_rate} Hz were asked for; "
+                f"{root}: packed at {self.index.sample_rate} Hz, but {sample_rate} Hz requested; "
                 f"pack it again with --sample-rate {sample_rate}"
             )
-        # Mapped if the system's page cache holds all of it, and on systems where a read at a place takes two steps.
+        # Mapped if the system's page cache can hold all of it, or if the system cannot read at an offset in one call.
         self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes() or not CAN_READ_AT
         self.samples = self._open_samples()
 
@@ -339,7 +339,7 @@ class PackedSource(AudioSource):
 
     @property
     def identity(self) -> str:  # type: ignore[override]
-        """See `AudioSource.identity`; the same however many shards it was packed in."""
+        """See `AudioSource.identity`; it does not depend on the number of shards."""
         index, found = self.index, hashlib.sha256(str(self.sample_rate).encode())
         for column in (index.names.offsets, index.names.content, index.sample_offsets, index.checksums):
             found.update(column.data)
@@ -354,22 +354,22 @@ class PackedSource(AudioSource):
         total = last - first
         stop = total if num_samples is None else min(total, start + num_samples)
         if start < 0 or stop <= start:
-            raise AudioError(f"{self.root}: {name}: asked for samples {start} to {stop}, but it holds {total}")
+            raise AudioError(f"{self.root}: {name}: samples {start} to {stop} requested, but it has {total}")
         return self.samples[first + start : first + stop] * INT16_SCALE
 
     def find(self, names: StringTable) -> np.ndarray:
-        """The row of each name in the corpus, -1 if it is not here; int64 (names,)."""
+        """The row of each name in the corpus, -1 if it is missing; int64 (names,)."""
         return self._name_index.find(names)
 
     def _lacks(self, name: str) -> str:
-        return f"{self.root}: holds no utterance {name!r}; pack the list that names it"
+        return f"{self.root}: has no utterance {name!r}; pack the list that names it"
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         # Nothing is opened, so threads are not needed.
         make = functools.partial(self._places, names)
         key = f"places {self.root} {self.index.digest} {len(names)} {names.checksum}" if len(names) >= LONG_ROWS else ""
         found = mapped(key, make) if key else make()
-        # The same for every row, and no memory.
+        # The same for every row, without using memory.
         table = LookupTable.empty(1, self.sample_rate)
         table.sample_rates[:], table.num_channels[:], table.formats[:] = self.sample_rate, 1, PCM_S16
         same = {name: np.broadcast_to(getattr(table, name), len(names)) for name in COLUMNS}
@@ -377,32 +377,32 @@ class PackedSource(AudioSource):
         return LookupTable(self.sample_rate, {**same, **found}, problems)
 
     def _places(self, names: StringTable) -> dict[str, np.ndarray]:
-        """Length, place in the samples in bytes, and checksum of each utterance; columns of a lookup table."""
+        """Length, byte offset in the samples and checksum of each utterance; columns of a lookup table."""
         packed_rows = self.find(names)
         is_here = packed_rows != NOT_HERE
         starts = self.index.sample_offsets[packed_rows]
         return {
             "native_samples": np.where(is_here, self.index.sample_offsets[packed_rows + 1] - starts, 0),
             "data_offsets": np.where(is_here, starts * 2, NOT_HERE),
-            # By its checksum an utterance that was packed again is recognised as another one.
+            # The checksum shows whether an utterance was packed again with other samples.
             "modified_ns": np.where(is_here, self.index.checksums[packed_rows], 0).astype(np.int64),
         }
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "PackedRows":
-        """See `AudioSource.rows`; nothing is decoded, so nothing is kept."""
+        """See `AudioSource.rows`; nothing is decoded, so nothing is cached."""
         return PackedRows(self.root, self.samples, table.data_offsets, table.native_samples, is_mapped=self.is_mapped)
 
 
 @dataclass(eq=False)
 class PackedRows(RowReader):
-    """Rows of a list read from a packed corpus: one copy a crop."""
+    """Rows of a list read from a packed corpus: one copy per crop."""
 
     shared_arrays = ("offsets", "lengths")
 
     root: str
     samples: Samples
     offsets: np.ndarray
-    """Of each row in `samples`, in bytes."""
+    """Byte offset of each row in `samples`."""
     lengths: np.ndarray
     is_mapped: bool = True
 
@@ -411,10 +411,10 @@ class PackedRows(RowReader):
         return self.offsets[rows] // 2
 
     def span(self, row: int) -> tuple[int, int]:
-        """First sample of a row in `samples`, and how many it has; AudioError if the corpus does not hold it."""
+        """First sample of a row in `samples`, and how many it has; AudioError if it is not in the corpus."""
         length = int(self.lengths[row])
         if length <= 0:
-            raise AudioError(f"{self.root}: holds no utterance for row {row} of the list; pack the list again")
+            raise AudioError(f"{self.root}: has no utterance for row {row} of the list; pack the list again")
         return int(self.offsets[row]) // 2, length
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
@@ -429,31 +429,31 @@ class PackedRows(RowReader):
         return count
 
     def whole_crops(self, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> np.ndarray:
-        """The first sample in `samples` of crops that lie wholly in their rows, -1 for the others; int64 (crops,)."""
+        """The first sample in `samples` of crops that lie entirely in their rows, -1 for others; int64 (crops,)."""
         is_whole = (starts >= 0) & (starts + num_samples <= self.lengths[rows])
         return np.where(is_whole, self.offsets[rows] // 2 + starts, -1)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without a further look."""
+        """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without further checks."""
         if not self.is_mapped:
-            # One that the disk does not give is one problem, not the batch's end.
+            # One by one, so that an unreadable crop is one problem and does not end the batch.
             return super().fill(rows, starts, out)
         wanted, samples, is_int16 = out.shape[1], self.samples, out.dtype == np.int16
         problems = {}
-        # From the memory map: `pread` into the batch is 5.5 us against 4.1 if the pages were touched before.
+        # From the memory map: if the pages are in memory, this takes 4.1 us, `pread` into the batch 5.5.
         for place, first in enumerate(self.whole_crops(rows, starts, wanted).tolist()):
             if first < 0:
                 if problem := self.fill_one(int(rows[place]), int(starts[place]), out[place]):
                     problems[place] = problem
             else:
-                # Casting on assignment and scaling in place is faster than one product that casts.
+                # Casting on assignment and scaling in place is faster than a product that casts.
                 out[place] = samples[first : first + wanted]
                 if not is_int16:
                     out[place] *= INT16_SCALE
         return problems
 
     def __getstate__(self) -> dict[str, Any]:
-        # The map is opened again by the other process: pickling it would copy the corpus.
+        # The other process opens the map again: pickling it would copy the corpus.
         return {**super().__getstate__(), "samples": len(self.samples)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -462,7 +462,7 @@ class PackedRows(RowReader):
 
 
 class RamRows(PackedRows):
-    """Rows of a list that were decoded once to int16 in shared memory; FLAC then costs no more than a packed corpus."""
+    """Rows of a list decoded once to int16 in shared memory, so that FLAC costs no more than a packed corpus."""
 
     def __init__(
         self, samples: "torch.Tensor", starts: np.ndarray, lengths: np.ndarray, problems: dict[int, str]
@@ -472,7 +472,7 @@ class RamRows(PackedRows):
         self._problems = problems
 
     def span(self, row: int) -> tuple[int, int]:
-        """See `PackedRows.span`; a file that could not be decoded says why."""
+        """See `PackedRows.span`; raises the original error of a file that could not be decoded."""
         if row in self._problems:
             raise AudioError(self._problems[row])
         return super().span(row)
@@ -488,7 +488,7 @@ def load_into_ram(
     starts = np.cumsum(lengths) - lengths
     shared = shared_zeros((int(lengths.sum()),), np.int16)
     samples = shared.numpy()
-    # Several threads write to it, each to rows of its own; assigning is one step for the others.
+    # Several threads write to it, each to its own rows; assignment is atomic.
     problems = dict(table.problems)
 
     def decode(first_row: int) -> int:

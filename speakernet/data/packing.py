@@ -1,9 +1,9 @@
-"""Write a packed corpus: decode in threads, append in order, keep a journal, take the final name only when whole.
+"""Write a packed corpus: decode in threads, append in order, keep a journal, take the final name only when complete.
 
-While it is written, a corpus lies beside its name as `<name>.partial`. The journal says which utterances are safely in
-the array; a run that was killed at any moment is finished by starting the same command again. Several machines pack a
-shard each: a packed corpus below the corpus's folder. Joining writes one description that names the shards, the same
-whoever does it, so it may be done twice or at the same moment; nothing is copied.
+While it is being written, a corpus is called `<name>.partial`. The journal records which utterances are safely in the
+array; after a kill at any moment, the same command finishes the corpus. With several machines, each packs a shard: a
+packed corpus below the corpus's folder. Joining copies nothing; it writes one description that names the shards and
+does not depend on the writer, so it may be done twice or at the same moment.
 """
 
 import contextlib
@@ -60,9 +60,9 @@ from speakernet.options import SAMPLE_RATE
 logger = logging.getLogger(__name__)
 
 PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
-# A record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
+# One record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
 RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
-# How much work a kill can cost at most.
+# The most work that a kill can cost.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
 COUNTS = ("num_utterances", "num_samples", "num_skipped")
@@ -72,7 +72,7 @@ class PackInput(ABC):
     """Utterances in a fixed order, to be decoded one by one in threads."""
 
     part_of = ""
-    """Of a shard: the digest of the whole's names, rate and number of shards."""
+    """For a shard: the digest of the whole corpus's names, rate and number of shards."""
 
     def __init__(self, names: StringTable, description: str, speakers: StringTable | None = None) -> None:
         self.names = names
@@ -80,13 +80,13 @@ class PackInput(ABC):
         self.speakers = speakers
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """(row, content) for `decode`, rows ascending; the content is None if `decode` fetches it itself."""
+        """(row, content) for `decode`, rows ascending; content is None if `decode` reads it itself."""
         for row in rows:
             yield row, None
 
     @abstractmethod
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        """One utterance as mono int16 (samples,); called from several threads."""
+        """Decode one utterance to mono int16 (samples,); called from several threads."""
 
 
 class Shard(PackInput):
@@ -138,10 +138,10 @@ def pack(
             samples = source.decode(*item, sample_rate)
         except AudioError as error:
             return error
-        # The checksum here and not by the writer: it runs in the threads.
+        # The checksum is computed here, in the threads, rather than by the writer.
         return samples, zlib.crc32(samples.data)
 
-    # Under its final name a folder is always a whole corpus; a killed run is found under this one.
+    # A folder with the final name is always a complete corpus; a killed run leaves this one.
     with writing(partial, "free some space, then run the same command"), exclusive(partial):
         plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
         _check_plan(partial / PLAN, plan)
@@ -160,36 +160,35 @@ def pack(
                         writer.skip(f"{source.names[row]}\t{result}")
                     else:
                         raise AudioError(
-                            f"{result}; what was packed so far is kept: fix the file and run the same command again, "
-                            "or add --skip-bad to leave such files out"
+                            f"{result}; the utterances packed so far are kept: fix the file and run the same command "
+                            "again, or add --skip-bad to leave such files out"
                         ) from result
             finally:
-                # What was decoded before an error need not be decoded again.
+                # So that utterances decoded before an error need not be decoded again.
                 writer.flush()
         summary = _finish(partial, source, sample_rate, num_resumed)
     (partial / LOCK_NAME).unlink(missing_ok=True)
-    # The one moment at which the corpus appears.
     partial.rename(corpus)
     return summary
 
 
 def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse to continue what was begun with another plan; a new one is written."""
+    """Refuse to continue a corpus with another plan; the plan of a new one is written."""
     if not path.exists():
         with atomic_write(path) as file:
             json.dump(plan, file)
-    # Read in any case: two that began at the same moment have both written theirs.
+    # Read in any case: two processes that start at the same moment both write their plans.
     with reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError), open_text(path) as file:
         begun = json.load(file)
     if begun != plan:
         raise PackedError(
-            f"{path.parent}: was begun with other utterances, another rate or another number of parts; remove it, or "
-            "give the sources, lists and options that began it"
+            f"{path.parent}: started with other utterances, another rate or another number of parts; remove it, or "
+            "give the original sources, lists and options"
         )
 
 
 class _Writer:
-    """The growing array and its journal; what the journal names is in the array, whatever happens."""
+    """The growing array and its journal; every utterance in the journal is in the array, whatever happens."""
 
     def __init__(self, folder: Path) -> None:
         self._samples, self._journal, self._skipped = (
@@ -197,7 +196,7 @@ class _Writer:
         )
         self._records: list[tuple[int, int]] = []
         self._unflushed_bytes, self._last_flush = 0, time.monotonic()
-        # What a killed run wrote after its last journal entry is cut away; half a record is what a kill leaves.
+        # Cut off what a killed run wrote after its last journal entry; a kill may also leave half a record.
         records = _read_journal(folder)
         self.num_done = len(records)
         os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
@@ -210,7 +209,7 @@ class _Writer:
             self._samples.write(describe_samples(0))
             self._samples.flush()
         elif found < wanted:
-            raise PackedError(f"{folder}: {found} bytes of samples, the journal names {wanted}; remove it, pack again")
+            raise PackedError(f"{folder}: {found} bytes of samples, {wanted} in the journal; remove it and pack again")
         else:
             os.truncate(folder / SAMPLES, wanted)
 
@@ -224,12 +223,12 @@ class _Writer:
         self._record(len(samples), checksum, samples.nbytes)
 
     def skip(self, line: str) -> None:
-        """Leave the next utterance out and note why."""
+        """Leave out the next utterance and record why."""
         self._skipped.write((line.replace("\n", " ") + "\n").encode())
         self._record(NOT_HERE, 0, 0)
 
     def flush(self) -> None:
-        """Bring samples to the disk, and only then the records that promise them."""
+        """Write samples to disk, and only then the journal records for them."""
         for file in (self._samples, self._skipped, self._journal):
             if file is self._journal:
                 file.write(np.array(self._records, dtype=RECORD).tobytes())
@@ -257,11 +256,11 @@ def _read_journal(folder: Path) -> np.ndarray:
 
 
 def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int) -> PackSummary:
-    """Write header, index and description, and clear the journal away."""
+    """Write header, index and description, and remove the journal."""
     names, records = source.names, _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
-        raise PackedError(f"{partial}: not one of {len(names)} utterances could be read; see {SKIPPED} there")
+        raise PackedError(f"{partial}: none of {len(names)} utterances could be read; see {SKIPPED} there")
     offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
     summary = PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
     kept_names = names.take(kept)
@@ -294,7 +293,7 @@ def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
 
 
 def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
-    """The summary of a corpus that already holds just these names; PackedError if something else is at its place."""
+    """The summary of an existing corpus with exactly these names; PackedError if something else is in its place."""
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose another name")
     index, num_skipped = read_index(corpus), read_description(corpus)["num_skipped"]
@@ -303,7 +302,7 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
     if index.sample_rate != sample_rate or not is_known or total != len(source.names):
         raise PackedError(
             f"{corpus}: exists with other utterances or another rate ({total} utterances at {index.sample_rate} Hz; "
-            f"asked for {len(source.names)} at {sample_rate} Hz); remove it or give a different name"
+            f"requested {len(source.names)} at {sample_rate} Hz); remove it or give a different name"
         )
     logger.info("%s: already packed", corpus)
     return PackSummary(len(index.names), index.num_samples, len(index.names), num_skipped)
@@ -312,7 +311,7 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
 def pack_part(
     source: PackInput, corpus: str | Path, part: WorkPart, *, sample_rate: int = SAMPLE_RATE, **options: Any
 ) -> tuple[PackSummary, list[WorkPart]]:
-    """Write (or finish) one shard, and join all of them after the last.
+    """Write (or finish) one shard, and join all shards after the last one.
 
     Returns:
         The summary of the shard, and the shards that are still missing.
@@ -324,7 +323,7 @@ def pack_part(
     if not rows:
         raise PackedError(
             f"--part {part}: {source.description} has {len(source.names)} utterances, too few for {part.count} "
-            "parts; take fewer"
+            "parts; use fewer parts"
         )
     own = Shard(source, rows, f"part {part} of {source.description}")
     plan = plan_of_parts(source, sample_rate, part.count)
@@ -338,29 +337,29 @@ def pack_part(
 
 
 def plan_of_parts(source: PackInput, sample_rate: int, count: int) -> dict[str, Any]:
-    """What `count` shards have to be of to make one corpus."""
+    """What `count` shards must have in common to be one corpus."""
     return {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": count}
 
 
 def join_parts(corpus: str | Path) -> PackSummary:
-    """Make the shards below a folder one corpus."""
+    """Join the shards below a folder into one corpus."""
     corpus = Path(corpus)
     found = parts_in(corpus)
     if not found:
-        raise PackedError(f"{corpus}: holds no parts to join; make them with speakernet pack … --part 1/N")
+        raise PackedError(f"{corpus}: no parts to join; make them with speakernet pack … --part 1/N")
     if missing := missing_parts(list(found), corpus):
         raise PackedError(f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them first")
     shards = {shard: read_description(path) for shard, path in found.items()}
     rates = {one["sample_rate"] for one in shards.values()}
-    # Those of older versions do not say what they are part of.
+    # Shards of older versions do not record what they are part of.
     origins = {one["part_of"] for one in shards.values()} - {""}
     if len(rates) > 1 or len(origins) > 1:
         raise PackedError(f"{corpus}: its parts have different lists or rates; pack them again with one command")
     totals = {name: sum(one[name] for one in shards.values()) for name in COUNTS}
     named = [{"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()]
-    # Of the digests in their order: two copies with the same one are the same.
+    # A digest of the digests in order, which is equal only for equal copies.
     digest = hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest()
     description = {"version": PARTS_VERSION, "sample_rate": rates.pop(), **totals}
     _describe(corpus, {**description, "index_sha256": digest, "parts": named})
-    logger.info("%s: %d parts are one corpus", corpus, len(found))
+    logger.info("%s: joined %d parts", corpus, len(found))
     return PackSummary(num_resumed=0, **totals)

@@ -1,7 +1,7 @@
-"""Which rows make which batch: plans of whole epochs, from labels alone.
+"""Which rows make up which batch: plans of whole epochs, from labels alone.
 
-A plan depends on (labels, seed, epoch) only; a rank takes its share of every batch, so one process and many see the
-same batches. No audio is touched, nothing is a Python object a row, and what does not fill a batch is counted.
+A plan depends only on (labels, seed, epoch); each rank takes its share of every batch, so one process and many see the
+same batches. No audio is read, there is no Python object per row, and utterances that do not fill a batch are counted.
 """
 
 import functools
@@ -29,8 +29,8 @@ MAX_ROUNDS = 30
 
 @dataclass(frozen=True)
 class Voices:
-    """The voices of every speaker: every speed with every vocal-tract length. Each but the recorded one, which is voice
-    0 if it is among them, makes new speakers: here the classes of a head are numbered and drawn. Voice n has the speed
+    """The voices of every speaker: every speed with every vocal-tract length. Each except the recorded one, which is
+    voice 0 if included, makes new speakers, so the classes of a head are numbered and drawn here. Voice n has the speed
     n % len(speeds) and the warp n // len(speeds).
 
     >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10)), warps=(1.0, 0.9, 1.1))
@@ -48,27 +48,27 @@ class Voices:
 
     @property
     def has_real(self) -> bool:
-        """Whether the recorded voice is among them."""
+        """Whether the recorded voice is included."""
         return self.speeds[0] == 1 and self.warps[0] == 1
 
     @property
     def share_at_other_speeds(self) -> float:
-        """The share of utterances, on average, that are played faster or slower."""
+        """The average share of utterances that are played faster or slower."""
         changed = len(self.warps) * sum(speed != 1 for speed in self.speeds)
         if self.real_share is None or len(self) == 1:
             return changed / len(self)
         return (1 - self.real_share) * changed / (len(self) - 1)
 
     def classes_of(self, labels: np.ndarray, voices: np.ndarray, num_speakers: int) -> np.ndarray:
-        """Classes int64 (utterances,) of speakers (labels) in voices: those of voice n follow those of voice n - 1."""
-        # In 64 bits, whatever the arrays hold: 128 speakers in voice 1 do not fit into a byte.
+        """Classes of speakers (labels) in voices, int64 (utterances,); those of voice n follow those of voice n - 1."""
+        # In 64 bits, whatever the type of the arrays: 128 speakers in voice 1 do not fit into a byte.
         return labels.astype(np.int64) + num_speakers * voices.astype(np.int64)
 
     def draw(self, seed: int, epoch: int, rows: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        """The voice of each utterance (or of each unit of utterances) of an epoch, int64 (utterances,).
+        """Draw the voice of each utterance (or of each unit of utterances) of an epoch, int64 (utterances,).
 
-        What is drawn for a row depends on seed, epoch and row alone; with `real_share` it depends on the batch too, in
-        which those with the lowest numbers are left as recorded.
+        The draw for a row depends only on seed, epoch and row; with `real_share` it also depends on the batch, in which
+        the rows with the lowest draws stay as recorded.
         """
         if len(self) == 1 or (self.real_from is not None and epoch >= self.real_from):
             return np.broadcast_to(np.int64(0), len(rows))
@@ -76,7 +76,7 @@ class Voices:
         if self.real_share is None:
             return (choice * len(self)).astype(np.int64)
         others = 1 + (choice * (len(self) - 1)).astype(np.int64)
-        # Rounded over the whole epoch, not batch by batch: a tenth of batches of 4 is one in every third batch or so.
+        # Rounded over the whole epoch, not per batch: a tenth of batches of 4 is one in every second or third batch.
         wanted = np.diff(np.floor(self.real_share * bounds + 0.5)).astype(np.int64)
         batches = np.repeat(np.arange(len(wanted)), np.diff(bounds))
         places = np.empty(len(rows), dtype=np.int64)
@@ -89,7 +89,7 @@ class EpochPlan:
     """The batches of one epoch."""
 
     rows: np.ndarray
-    """Of the list; one that comes for the n-th time more (`mixing.mixed`) with n times the number of rows added."""
+    """Rows of the list; in the n-th repeat of a corpus (`mixing.mixed`), with n times the number of rows added."""
     bounds: np.ndarray
     crop_frames: np.ndarray
     voices: np.ndarray
@@ -102,12 +102,12 @@ class EpochPlan:
 
     @functools.cached_property
     def checksum(self) -> int:
-        """CRC-32 of which rows make which batch."""
+        """CRC-32 of the rows and of the bounds of the batches."""
         return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.astype(np.int64, copy=False).data))
 
 
 class Sampler(ABC):
-    """Plans epochs; subclasses say in which order the utterances come."""
+    """Plans epochs; subclasses define the order of the utterances."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class Sampler(ABC):
         self.labels, self.options, self.seed, self.voices = labels, options, seed, voices or Voices()
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
         if len(labels) <= np.iinfo(np.int32).max:
-            # Kept for the whole run, as are the rows of an epoch.
+            # Half the memory, kept for the whole run, as are the rows of an epoch.
             self.eligible = self.eligible.astype(np.int32)
         self.batch_size = options.batch_size
         most = options.max_utterances_per_speaker
         self.max_utterances = self.auto_max_utterances if most == "auto" else most
         self.shortest_frames = options.crop_frames
         self.longest_frames = max(options.crop_frames, options.crop_frames_max)
-        # Longer crops come in smaller batches; never in none.
+        # Longer crops come in smaller batches, but never in empty ones.
         self.smallest_batch = max(1, self.batch_size * self.shortest_frames // self.longest_frames)
         self._check()
 
@@ -139,14 +139,14 @@ class Sampler(ABC):
     """Utterances of one speaker that stay together."""
 
     in_parts: Callable[..., Any] | None = None
-    """The parts of an epoch (`mixing.Parts`), for a corpus that is streamed, or several; None: all is shuffled."""
+    """Makes the parts of an epoch (`mixing.Parts`) for a streamed corpus or several; None: everything is shuffled."""
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
         parts = None if self.in_parts is None else self.in_parts(epoch)
         units = self.units_of(numpy_generator(self.seed, _ORDER, epoch), self.eligible) if parts is None else parts
         most = len(units) if self.longest_frames > self.shortest_frames else len(units) // self.batch_size
-        # Longer crops in smaller batches, so that memory and time of a step stay what they are.
+        # Longer crops in smaller batches, so that the memory and time of a step stay the same.
         frames = numpy_generator(self.seed, _LENGTH, epoch).integers(
             self.shortest_frames, self.longest_frames + 1, most
         )
@@ -158,7 +158,7 @@ class Sampler(ABC):
             count = parts.num_batches(sizes)
             used = parts.take(sizes[:count])
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
-        # One voice for the utterances of a unit: in another one they would be another speaker.
+        # One voice for all utterances of a unit: in another voice they would be another speaker.
         voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]
         voices = np.broadcast_to(voices, used.shape).reshape(-1)
         rows = used.reshape(-1)
@@ -172,18 +172,18 @@ class Sampler(ABC):
 
     @abstractmethod
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
-        """Rows in the order in which they are used, (units, utterances of a unit)."""
+        """Rows in the order in which they are used, (units, utterances per unit)."""
 
 
 class ShuffledSampler(Sampler):
-    """All utterances in random order, of each speaker at most `max_utterances_per_speaker` where that is a number."""
+    """All utterances in random order, at most `max_utterances_per_speaker` of each speaker if that is a number."""
 
     def _check(self) -> None:
         counts = np.bincount(self.labels[self.eligible], minlength=1)
         usable = int(np.minimum(counts, self.max_utterances).sum())
         if usable < self.batch_size:
             raise ValueError(
-                f"the training list has {usable} usable utterances an epoch, fewer than data.batch_size "
+                f"the training list has {usable} usable utterances per epoch, fewer than data.batch_size "
                 f"({self.batch_size}); lower the batch size"
             )
 
@@ -201,10 +201,10 @@ class ShuffledSampler(Sampler):
 class BalancedSampler(Sampler):
     """P speakers x K utterances with no speaker twice in a batch; row = speaker * K + utterance.
 
-    Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances_per_speaker` an epoch).
+    Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances_per_speaker` per epoch).
     """
 
-    auto_max_utterances = 500  # voxceleb_trainer's, whose sampler this is
+    auto_max_utterances = 500  # as in voxceleb_trainer, whose sampler this is
 
     def __init__(self, labels: np.ndarray, options: DataOptions, **more: Any) -> None:
         self.unit = options.utterances_per_speaker
@@ -217,13 +217,11 @@ class BalancedSampler(Sampler):
         if short:
             logger.warning("%s with fewer than %d utterances left out", counted(short, "speaker"), self.unit)
         if self.max_utterances < self.unit:
-            raise ValueError(
-                f"max_utterances_per_speaker is {self.max_utterances}, less than the {self.unit} of a batch"
-            )
+            raise ValueError(f"max_utterances_per_speaker is {self.max_utterances}; a batch needs at least {self.unit}")
         if usable < self.batch_size:
             raise ValueError(
-                f"a batch takes {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have as "
-                "many; lower data.batch_size or data.utterances_per_speaker"
+                f"a batch needs {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have "
+                "that many; lower data.batch_size or data.utterances_per_speaker"
             )
 
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
@@ -231,12 +229,12 @@ class BalancedSampler(Sampler):
         shuffled = random.permutation(rows)
         by_speaker, place, counts = by_speaker_of(self.labels[shuffled])
         groups = np.minimum(counts, self.max_utterances) // self.unit
-        # Utterance j of a speaker is used when j < groups * K; the survivors lie in runs of K of one speaker.
+        # Utterance j of a speaker is used if j < groups * K; those kept come in runs of K of one speaker.
         kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
         return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
 
     def _deal(self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Order of the groups (given speaker after speaker) in which no batch holds a speaker twice."""
+        """Order the groups, given speaker by speaker, so that no batch contains a speaker twice."""
         size = self.batch_size
         if len(speakers) // size * len(groups) <= EXACT_WORK:
             return _deal_exactly(groups, size, random)
@@ -248,14 +246,14 @@ class BalancedSampler(Sampler):
             repeated = by_key[1:][key[by_key[1:]] == key[by_key[:-1]]]
             if not len(repeated):
                 return order
-            # A repeated group changes places with one from anywhere.
+            # Swap each repeated group with a random one.
             for place, other in zip(repeated, random.integers(0, len(order), len(repeated)), strict=True):
                 order[place], order[other] = order[other], order[place]
         return _deal_exactly(groups, size, random)
 
 
 def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows ordered by speaker, (rows,); the place of each among its speaker's, (rows,); rows of each speaker."""
+    """Rows ordered by speaker, (rows,); each one's place among its speaker's rows, (rows,); rows per speaker."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -264,11 +262,11 @@ def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
-    """As many full batches as there can be, drawn at random.
+    """As many full batches as possible, drawn at random.
 
-    With b batches to come, no speaker can be used more than b times. Cutting every speaker to that and the total to b x
-    size leaves an order that always works out: whoever has b groups left must be in the next batch, the rest is drawn
-    in proportion to what they have left.
+    With b batches to come, no speaker can be used more than b times. Once every speaker is cut to that, and the total
+    to b x size, a valid order always exists: a speaker with b groups left must be in the next batch, the others are
+    drawn in proportion to the groups they have left.
     """
     num_batches = int(groups.sum()) // size
     while num_batches and np.minimum(groups, num_batches).sum() < num_batches * size:
@@ -285,7 +283,7 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
         # Efraimidis and Spirakis (2006): the largest of u^(1/weight) are a draw in proportion to the weights.
         with np.errstate(divide="ignore"):
             rank = np.where(left > 0, np.log(random.random(len(left))) / np.maximum(left, 1), -np.inf)
-        # Above every logarithm of a number below one: who has a group left for each batch to come must be dealt now.
+        # Above any logarithm of a number below one: a speaker with a group for every batch to come must be dealt now.
         rank[left >= to_come] = 1.0
         chosen = random.permutation(np.argpartition(-rank, size - 1)[:size])
         order[batch] = next_group[chosen]
@@ -295,7 +293,7 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
 
 
 def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: int) -> slice:
-    """Where in `plan.rows` this rank's part of a batch lies: as even as whole units allow."""
+    """The slice of `plan.rows` that is this rank's share of a batch, as even as whole units allow."""
     first, last = int(plan.bounds[batch]), int(plan.bounds[batch + 1])
     units = (last - first) // unit
     return slice(first + units * rank // world_size * unit, first + units * (rank + 1) // world_size * unit)

@@ -1,9 +1,9 @@
 """A packed corpus at an address (`s3://…`, `gs://…`, `https://…`, `file://…`), read through a bounded cache of shards.
 
-What lies where (`corpus.json`, each shard's `index.npz`) is copied once and read as that of a corpus on disk. Samples
-are fetched a shard at a time: by whoever reads a row of it, and ahead of that by threads that know the epoch's order.
-When the cache is full, the shards that were not used for longest go. All processes of a machine share the cache; a
-shard that one of them fetches the others wait for. Rows, batches and resuming are those of `packed.py`.
+The description and indices (`corpus.json`, each shard's `index.npz`) are copied once and read as for a corpus on disk.
+Samples are fetched one shard at a time: by whoever reads a row of it, and ahead of that by threads that know the
+epoch's order. When the cache is full, the least recently used shards are removed. All processes of a machine share the
+cache; while one of them fetches a shard, the others wait for it. Rows, batches and resuming are as in `packed.py`.
 """
 
 import contextlib
@@ -57,11 +57,11 @@ SPACE_LOCK = "space.lock"
 
 @dataclass(frozen=True)
 class ShardCache:
-    """The samples of a corpus's shards on this disk, at most `budget_bytes` of them, by the shard's number."""
+    """The samples of a corpus's shards on this disk, by shard number, at most `budget_bytes` in total."""
 
     address: str
     folder: Path
-    """Holds the corpus's description and indices, and the samples that are here."""
+    """Holds the corpus's description and indices, and the cached samples."""
     names: tuple[str, ...]
     num_samples: np.ndarray
     budget_bytes: int
@@ -71,18 +71,18 @@ class ShardCache:
         return HEADER_BYTES + 2 * int(self.num_samples[shard])
 
     def path(self, shard: int) -> Path:
-        """Where its samples are, if they are here."""
+        """Where a shard's samples are if they are cached."""
         return self.folder / HELD / f"{shard}.npy"
 
     def touch(self, shard: int) -> bool:
-        """Mark a shard as used; False if it is not here."""
+        """Mark a shard as used; False if it is not cached."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.path(shard))
             return True
         return False
 
     def hold(self, shard: int) -> None:
-        """Fetch a shard if it is not here; of several processes and threads one does, and the others wait."""
+        """Fetch a shard if it is not cached; one process or thread does so while the others wait."""
         path = self.path(shard)
         if self.touch(shard):
             return
@@ -93,21 +93,21 @@ class ShardCache:
                 Store(self.address).fetch(place, path, lambda partial: self._problem(shard, partial))
 
     def open(self, shard: int) -> int:
-        """The open file of a shard's samples; whoever reads closes it."""
+        """Open the file of a shard's samples; the caller closes it."""
         while True:
-            # Another process may need the space at any moment, but not what is open.
+            # Another process may remove the file at any moment, but an open file stays readable.
             with contextlib.suppress(FileNotFoundError):
                 return os.open(self.path(shard), OPEN_FLAGS)
             self.hold(shard)
 
     def _make_space(self, shard: int) -> None:
-        """Remove what was not used for longest until a shard fits; its place is taken from now on."""
+        """Remove the least recently used shards until a shard fits, and reserve its space."""
         folder = self.folder / HELD
         with hold_lock(self.folder / SPACE_LOCK, "", waits=True):
             self.path(shard).with_name(f"{shard}.npy{PARTIAL}").touch()
             found = []
             for path in folder.glob("*.npy*"):
-                # A file that another process renames or removes now is not in the way.
+                # Another process may rename or remove a file meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime_ns, path, self.bytes_of(int(path.name.partition(".")[0]))))
             total = sum(size for _, _, size in found)
@@ -119,7 +119,7 @@ class ShardCache:
                     total -= size
 
     def _problem(self, shard: int, partial: Path) -> str:
-        """What is wrong with a file that was fetched as a shard's samples; empty if nothing is."""
+        """What is wrong with a file fetched as a shard's samples; empty if nothing."""
         found, wanted = partial.stat().st_size, self.bytes_of(shard)
         if found != wanted:
             return f"{found} bytes arrived, expected {wanted}"
@@ -155,12 +155,12 @@ class RemoteSource(PackedSource):
     is_remote = True
 
     def __init__(self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None) -> None:
-        """Copy and check what lies where at an address; no samples are fetched.
+        """Copy and check the description and indices at an address; no samples are fetched.
 
         Args:
             root: the address.
             sample_rate: Hz.
-            cache_gigabytes: most that samples take on this disk, by all processes; None: the option's default.
+            cache_gigabytes: disk space for samples, shared by all processes; None: the option's default.
         """
         if cache_gigabytes is None:
             cache_gigabytes = DataOptions().shard_cache_gigabytes
@@ -175,14 +175,14 @@ class RemoteSource(PackedSource):
         return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def _read_index(self) -> PackedIndex:
-        """Copy the description and the shards' indices, if this disk does not hold those that are at the address."""
+        """Copy the description and the shards' indices if this disk does not have the current ones."""
         folder, store = self._folder, Store(self.root)
         with exclusive(folder, waits=True):
             store.fetch(DESCRIPTION, folder / "newest", lambda partial: "")
             newest = (folder / "newest").read_bytes()
             if not (folder / DESCRIPTION).is_file() or (folder / DESCRIPTION).read_bytes() != newest:
                 for path in folder.glob("*"):
-                    # Of what was packed there before.
+                    # Shards of a corpus that was packed there before.
                     if path.is_dir():
                         shutil.rmtree(path)
                 (folder / INDEX).unlink(missing_ok=True)
@@ -214,20 +214,20 @@ class RemoteSource(PackedSource):
         return np.searchsorted(ends, table.data_offsets // 2, side="right").astype(np.int32)
 
     def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
-        """Have the shards come one after the other, and refuse blocks of more shards than the cache holds."""
+        """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can hold."""
         shards, buffer = self.shards_of(table), sampler.options.shuffle_buffer
-        # Of groups dealt by several processes apart, two of one speaker could meet in a batch: they share one stream.
+        # One stream for groups: if each process dealt its own, a batch could contain two groups of one speaker.
         num_streams = num_streams if sampler.unit == 1 else 1
         sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
-        # A block begins and ends within a shard; each stream of this machine has one of its own.
+        # A block begins and ends within a shard; each stream of this machine has its own block.
         most = math.ceil(buffer / num_streams * len(sizes) / len(sampler.eligible)) + 1
         needed = min(most * min(num_streams, distributed.local_world_size()) * max(sizes), sum(sizes))
         if needed > self._budget_bytes:
             raise ValueError(
-                f"data.shuffle_buffer: {buffer} utterances of {self.root} lie in shards of {human_bytes(needed)}, but "
-                f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, and shards would be fetched "
-                "again and again; lower the one, or raise the other"
+                f"data.shuffle_buffer: {buffer} utterances of {self.root} need shards of {human_bytes(needed)}, but "
+                f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, so shards would be fetched "
+                "repeatedly; lower the former or raise the latter"
             )
         logger.info("%s: %d shards, shuffled in blocks of %d utterances", self.root, len(sizes), buffer)
 
@@ -248,7 +248,7 @@ class RemoteRows(PackedRows):
     is_remote = True
 
     def shards_of(self, rows: np.ndarray) -> list[int]:
-        """The shards that some rows lie in, each once."""
+        """The shards of some rows, each once."""
         assert isinstance(self.samples, JoinedSamples)
         is_here = self.lengths[rows] > 0
         found = np.searchsorted(self.samples.begins, self.starts_of(rows[is_here]), side="right") - 1
@@ -256,11 +256,11 @@ class RemoteRows(PackedRows):
 
     @property
     def cache(self) -> ShardCache:
-        """Where the shards are kept."""
+        """The cache of shards."""
         return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. A shard that cannot be had is no broken utterance, but an error."""
+        """See `RowReader.fill`. A shard that cannot be fetched is an error, not a broken utterance."""
         for shard in self.shards_of(rows):
             self.cache.hold(shard)
         return super().fill(rows, starts, out)
@@ -268,7 +268,7 @@ class RemoteRows(PackedRows):
     def ahead(
         self, maker: CropMaker, num_asked: int, own: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> "ShardsAhead":
-        """A maker around `maker`, which is asked for so many batches at once, that has the shards fetched in time.
+        """Wrap `maker`, which prepares `num_asked` batches at once, so that shards are fetched in time.
 
         `own` finds the rows of this corpus among those of a request.
         """
@@ -278,7 +278,7 @@ class RemoteRows(PackedRows):
 
 
 class ShardsAhead(CropMaker):
-    """A `CropMaker` around another: threads fetch the shards of the coming batches, as far as the cache reaches."""
+    """A `CropMaker` around another: threads fetch the shards of the next batches, as many as fit the cache."""
 
     def __init__(
         self, maker: CropMaker, rows: RemoteRows, num_asked: int, own: Callable[[np.ndarray], np.ndarray]
@@ -304,7 +304,7 @@ class ShardsAhead(CropMaker):
                     shards = self._rows.shards_of(self._own(requests[asked].rows % len(self.lengths)))
                     new = [shard for shard in shards if shard not in last_use]
                     more_bytes = sum(map(cache.bytes_of, new))
-                    # What is read at this moment is fetched at once, whatever fits.
+                    # Shards that are being read now are fetched at once, whether they fit or not.
                     if used_bytes + more_bytes > budget and asked > number + self._num_asked:
                         break
                     last_use |= dict.fromkeys(shards, asked)
@@ -320,6 +320,6 @@ class ShardsAhead(CropMaker):
         self.maker.close()
 
     def _hold(self, shard: int) -> None:
-        # Whoever reads the shard tries again, and reports it.
+        # The reader of the shard tries again and reports the error.
         with contextlib.suppress(ShardError):
             self._rows.cache.hold(shard)

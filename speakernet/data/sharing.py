@@ -1,4 +1,4 @@
-"""Arrays that worker processes share: the same memory under fork and under spawn, nothing copied, nothing pickled."""
+"""Arrays that worker processes share: the same memory under fork and under spawn, neither copied nor pickled."""
 
 import math
 import shutil
@@ -17,21 +17,21 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedMemoryError(ValueError):
-    """What processes are to share does not fit; the message says how much there is."""
+    """Shared memory is too small; the message says how much is free."""
 
 
 def free_shared_memory() -> int:
-    """Bytes left for memory that processes share; Docker gives 64 MiB by default."""
+    """Free bytes of shared memory; Docker provides 64 MiB by default."""
     free = usable_memory_bytes()
     return min(free, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else free
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
     """Zeros in shared memory."""
-    # Late: commands that only read lists (compare, prepare) do not wait for torch.
+    # Imported late, so that commands that only read lists (compare, prepare) do not wait for torch.
     import torch
 
-    # Asked first: the system kills a process that writes to pages that are missing.
+    # Checked first: the system kills a process that writes to pages it cannot provide.
     needed, free = math.prod(shape) * np.dtype(dtype).itemsize, free_shared_memory()
     full = (
         f"{human_bytes(needed)} of shared memory needed, {human_bytes(free)} free (in Docker: --shm-size, --ipc=host)"
@@ -41,15 +41,15 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
     try:
         return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype).share_memory_()
     except RuntimeError as error:
-        # Another process was faster.
+        # Another process has taken the memory meanwhile.
         raise SharedMemoryError(full) from error
 
 
 class Shareable:
-    """Holds NumPy arrays that `share()` moves into shared memory; other processes are then sent handles."""
+    """Holds NumPy arrays that `share()` moves into shared memory; other processes then receive handles."""
 
     shared_arrays: ClassVar[tuple[str, ...]] = ()
-    """Attributes that move."""
+    """Names of the attributes to move."""
 
     def share(self) -> None:
         """Move the arrays, once."""

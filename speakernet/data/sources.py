@@ -1,7 +1,7 @@
-"""Audio by name, wherever it lies, and the source that is a folder of files. Everything that reads speech reads here.
+"""Audio by name, wherever it is stored, and the source for a folder of files. All speech is read through this file.
 
-For single files there is `read`; for training there are row readers (`RowReader`), which fill whole batches from rows
-of a list in one call. `opening.open_source` looks at a path and answers with the right source.
+`read` is for single files; for training, row readers (`RowReader`) fill whole batches from rows of a list in one call.
+`opening.open_source` returns the right source for a path.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from speakernet.data.lookup import LookupTable, build_lookup_table, default_cach
 from speakernet.data.sharing import Shareable
 
 INT16_SCALE = np.float32(1 / 32768)
-# Windows opens files as text by default and has no other flag; without O_NONBLOCK opening a pipe would wait.
+# Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a pipe would block.
 OPEN_FLAGS = os.O_RDONLY
 for _flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
     OPEN_FLAGS |= getattr(os, _flag, 0)
@@ -41,9 +41,9 @@ CAN_READ_AT = hasattr(os, "preadv")  # not on Windows
 
 @dataclass(eq=False)
 class AudioCache:
-    """Decoded audio by key within a byte budget; the least recently used goes first. Safe with threads.
+    """Decoded audio by key within a byte budget; evicts the least recently used first. Thread-safe.
 
-    Each process has a cache of its own, so the budget is that of one worker.
+    Each process has its own cache, so the budget is per worker.
     """
 
     budget_bytes: int
@@ -52,18 +52,18 @@ class AudioCache:
     _lock: Any = field(default_factory=threading.Lock)
 
     def admits(self, num_samples: int) -> bool:
-        """Whether float32 audio of that length is worth keeping: an eighth of the budget at most."""
+        """Whether float32 audio of that length may be kept: at most an eighth of the budget."""
         return 0 < 4 * num_samples <= self.budget_bytes // 8
 
     def get(self, key: Hashable) -> np.ndarray | None:
-        """The array, now the most recently used; None if it is not here."""
+        """The array, now the most recently used; None if it is not cached."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
     def put(self, key: Hashable, array: np.ndarray) -> None:
-        """Keep an array (read-only from now on) if it fits, and drop the least recently used ones."""
+        """Keep an array (read-only from then on) if it fits, and drop the least recently used ones."""
         if array.nbytes > self.budget_bytes:
             return
         array.flags.writeable = False
@@ -76,17 +76,17 @@ class AudioCache:
             self.used_bytes += array.nbytes
 
     def __reduce__(self) -> Any:
-        # A worker starts with an empty one.
+        # A worker starts with an empty cache.
         return AudioCache, (self.budget_bytes,)
 
 
 class AudioSource(ABC):
-    """Audio by name at one rate, mono."""
+    """Mono audio by name, at one rate."""
 
     identity = "files of their own"
-    """What two machines compare to find that they hold the same audio, as far as it is known without reading."""
+    """Compared between machines to check that they have the same audio, as far as is known without reading it."""
     is_remote = False
-    """Whether it is read shard by shard from an address (`shards.py`)."""
+    """Whether audio is read shard by shard from an address (`shards.py`)."""
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
@@ -95,37 +95,37 @@ class AudioSource(ABC):
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-        """A crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never wrapped."""
+        """Read a crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never wrapped."""
 
     def blocks(self, name: str, num_samples: int) -> Iterator[np.ndarray]:
-        """A whole utterance, at most `num_samples` at a time, so that its length does not matter to memory."""
+        """A whole utterance, at most `num_samples` at a time, so that memory does not depend on its length."""
         for start in itertools.count(0, num_samples):
-            # One sample more shows whether there is another block: reading from the end on is an error.
+            # One more sample shows whether there is another block: reading from the end on is an error.
             block = self.read(name, start, num_samples + 1)
             yield block[:num_samples]
             if len(block) <= num_samples:
                 return
 
     def path_of(self, name: str) -> str:
-        """An utterance's file; empty if it has none of its own."""
+        """An utterance's file; empty if it does not have its own."""
         return ""
 
     def missing(self, names: StringTable) -> np.ndarray:
-        """Rows of `names` that are not here, int64 (rows,)."""
+        """Rows of `names` that are missing here, int64 (rows,)."""
         found = [
             row for row in sorted(self.lookup_table(names).problems) if not Path(self.path_of(names[row])).is_file()
         ]
         return np.array(found, dtype=np.int64)
 
     def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
-        """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`.
+        """Lengths, rates and channels of the named utterances; unreadable ones are in its `problems`.
 
-        Asking again with the same object gives the same table.
+        The same `names` object gives the same table.
         """
         key = id(names)
         if key not in self._tables:
             self._tables[key] = self._look_up(names, num_threads)
-            # An id is given to another object once its own is gone.
+            # Python may reuse the id once the object is gone.
             weakref.finalize(names, self._tables.pop, key, None)
         return self._tables[key]
 
@@ -134,25 +134,25 @@ class AudioSource(ABC):
 
     @abstractmethod
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RowReader":
-        """A reader of batches of rows of `names`; `cache` keeps short utterances that have to be decoded, by row."""
+        """A reader of batches of rows of `names`; `cache` keeps short utterances that must be decoded, by row."""
 
 
 class RowReader(Shareable, ABC):
     """Fills batches with crops of rows of one list; cheap to send to worker processes."""
 
     counts: Mapping[str, int] = MappingProxyType({})
-    """What a reader of files counts: those that changed, and finds in its cache."""
+    """Counts of a reader of files: changed files, cache hits and misses."""
     is_remote = False
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
-        """Write samples from `start` on into `out` (samples,), float32 in -1..1 or int16; returns their number."""
+        """Write samples from `start` on to `out` (samples,), float32 in -1..1 or int16; returns their number."""
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """Fill `out` (batch, samples) with crops; an utterance that ends early is wrapped around from its own start.
+        """Fill `out` (batch, samples) with crops; an utterance that ends early wraps around to its start.
 
         Returns:
-            Position in the batch -> what is wrong, for rows that could not be read (their samples are undefined).
+            Position in the batch -> problem, for rows that could not be read (their samples are undefined).
         """
         problems = {}
         for place, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
@@ -161,18 +161,18 @@ class RowReader(Shareable, ABC):
         return problems
 
     def fill_one(self, row: int, start: int, target: np.ndarray) -> str:
-        """`fill` for one crop; returns what is wrong, empty if nothing is."""
+        """`fill` for one crop; returns the problem, empty if there is none."""
         try:
             have = self.read_row(row, start, target)
             if start and not have:
-                # The file became shorter than the place that was drawn in it.
+                # The file has become too short for the start that was drawn.
                 start, have = 0, self.read_row(row, 0, target)
             if not have:
-                return f"row {row}: the utterance holds no samples"
+                return f"row {row}: the utterance has no samples"
             if have < len(target):
                 whole = target[:have].copy()
                 if start:
-                    # From the utterance's own start, which lies before the crop: read again, for it is rare.
+                    # From the utterance's start, before the crop; reading it again is fine, since this is rare.
                     whole = np.empty(start + have, dtype=target.dtype)
                     self.read_row(row, 0, whole)
                 target[have:] = np.resize(whole, len(target) - have)
@@ -182,7 +182,7 @@ class RowReader(Shareable, ABC):
 
 
 class FolderSource(AudioSource):
-    """Files under a folder, as they are."""
+    """Audio files below a folder."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class FolderSource(AudioSource):
 
 @dataclass(eq=False)
 class FolderRows(RowReader):
-    """Rows of a list read from files; the lookup table spares the header of 16-bit mono WAV files."""
+    """Rows of a list read from files; with the lookup table, headers of 16-bit mono WAV files are not read again."""
 
     root: str
     names: StringTable
@@ -237,7 +237,7 @@ class FolderRows(RowReader):
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files, nearly all, are read here in one loop."""
-        # Bytes all the way: joining and decoding a million names costs more than opening the files.
+        # Paths stay bytes: joining and decoding a million names would cost more than opening the files.
         table, wanted, prefix = self.table, out.shape[1], os.fsencode(os.path.join(self.root, ""))  # noqa: PTH118
         is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
         facts = zip(
@@ -256,9 +256,9 @@ class FolderRows(RowReader):
             if is_simple:
                 target = scratch if is_float else crop
                 is_simple = False
-                # A file that cannot be opened is read again below, where the error gets its message.
+                # A file that cannot be opened is read again below, which gives the error message.
                 with contextlib.suppress(OSError):
-                    # By the system's own calls, without a Python file around them: this is done for every crop.
+                    # System calls without a Python file object, since this happens for every crop.
                     file = os.open(name if name[:1] == b"/" else prefix + name, OPEN_FLAGS)
                     try:
                         status = os.fstat(file)
@@ -275,13 +275,13 @@ class FolderRows(RowReader):
                 if problem := self.fill_one(int(rows[place]), int(starts[place]), crop):
                     problems[place] = problem
             elif is_float:
-                # Casting on assignment and scaling in place is faster than one product that casts.
+                # Casting on assignment and scaling in place is faster than a product that casts.
                 crop[:] = scratch
                 np.multiply(crop, INT16_SCALE, crop)
         return problems
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
-        """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are kept in the cache."""
+        """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are cached."""
         path = os.path.join(self.root, self.names[row])  # noqa: PTH118
         rate = self.table.sample_rate
         crop = self.cache.get(row) if self.cache is not None else None
@@ -296,7 +296,7 @@ class FolderRows(RowReader):
                 total = info.num_samples_at(rate)
                 if total and start >= total:
                     return 0
-                # Plain samples are read at a place; what has to be decoded is kept if it is short.
+                # Plain samples are read at their offset; decoded audio is cached if it is short.
                 if self.cache is not None and not self.table.is_plain(row) and self.cache.admits(total):
                     crop = crop_of_file(file, info, path, 0, None, rate)
                     self.cache.put(row, crop)

@@ -1,7 +1,7 @@
-"""Files at an address of fsspec (`s3://…`, `gs://…`, `https://…`, `file://…`), fetched and written with patience.
+"""Files at an fsspec address (`s3://…`, `gs://…`, `https://…`, `file://…`), fetched and written with retries.
 
-Below `shards.py`, which reads packed corpora there. `pack_to_address` writes them: shards first, each of them whole
-once its description is there, and the description of the corpus last.
+`shards.py` reads packed corpora there. `pack_to_address` writes them: shards first, each complete once its description
+is there, and the description of the corpus last.
 """
 
 import hashlib
@@ -24,24 +24,24 @@ logger = logging.getLogger(__name__)
 
 PARTIAL = ".partial"
 ATTEMPTS, FIRST_PAUSE_SECONDS = 6, 0.5
-"""To fetch or to write a file; each pause is twice the one before it, 16 s in all."""
+"""For fetching or writing a file; each pause is twice as long as the one before, 16 s in all."""
 UTTERANCES_OF_A_SHARD = 4096
-"""A gigabyte or so: fetched in seconds, and few enough shards for an epoch."""
+"""About a gigabyte: fetched in seconds, and few enough shards for an epoch."""
 NUM_THREADS = 8
 
 
 class ShardError(PackedError):
-    """A file of a corpus at an address that is missing, altered or out of reach; the message names it."""
+    """A file of a corpus at an address is missing, altered or unreachable; the message names it."""
 
 
 class Store:
-    """The files below an address. Every access is tried several times, with growing pauses."""
+    """The files below an address. A failed access is retried several times, with growing pauses."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
 
     def fetch(self, name: str, target: Path, problem_of: Callable[[Path], str]) -> None:
-        """Copy a file to `target`, whole and without a problem, or raise ShardError."""
+        """Copy a file to `target` once it is complete and `problem_of` finds nothing wrong, or raise ShardError."""
         partial = target.with_name(target.name + PARTIAL)
 
         def get(system: Any, root: str) -> None:
@@ -56,7 +56,7 @@ class Store:
             partial.unlink(missing_ok=True)
 
     def put(self, source: Path, name: str) -> None:
-        """Write a file; object stores show it whole or not at all."""
+        """Write a file; in an object store it appears whole or not at all."""
 
         def write(system: Any, root: str) -> None:
             place = f"{root}/{name}"
@@ -66,7 +66,7 @@ class Store:
         self._try(name, write)
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
+        """Whether a file of that name exists."""
 
         def is_there(system: Any, root: str) -> bool:
             system.invalidate_cache()
@@ -78,17 +78,15 @@ class Store:
         place, pause = f"{self.address}/{name}", FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                # Asked for each time: the libraries' connections do not survive a fork, and they find a new one then.
+                # Anew each time: the libraries' connections do not survive a fork, and this opens new ones.
                 return action(*url_to_fs(self.address))
             except FileNotFoundError as error:
-                advice = (
-                    "the same command resumes when it is there; speakernet pack to the address writes what is missing"
-                )
+                advice = "speakernet pack to the address writes the missing files; the same command then resumes"
                 raise ShardError(f"{place}: missing; {advice}") from error
             except ImportError as error:
                 raise ShardError(f"{self.address}: {error} (pip install 'speakernet[s3]' for s3://)") from error
             except Exception as error:
-                # Whatever the library raises: each address has a library of its own.
+                # Each kind of address has its own library, which may raise anything.
                 reason = error_line(error)
                 if attempt == ATTEMPTS:
                     raise ShardError(f"{place}: {ATTEMPTS} attempts failed, the last with {reason}") from error
@@ -101,10 +99,10 @@ class Store:
 def pack_to_address(
     source: PackInput, address: str, writer: WorkPart, num_shards: int = 0, *, sample_rate: int, **options: Any
 ) -> tuple[PackSummary, int]:
-    """Write one writer's shards of a corpus to an address; the last writer describes the whole.
+    """Write one writer's shards of a corpus to an address; the last writer adds the description of the whole.
 
-    Shard n of N holds every N-th utterance from the n-th on: a list goes speaker by speaker, but each shard must hold
-    many speakers.
+    Shard n of N has every N-th utterance from the n-th on: a list is ordered by speaker, but each shard needs many
+    speakers.
 
     Returns:
         The summary of the writer's shards, and how many shards of other writers are missing.
@@ -134,7 +132,7 @@ def pack_to_address(
             summaries.append(pack(own, folder, sample_rate=sample_rate, **options))
             names = [name for name in (SKIPPED, SAMPLES, INDEX, DESCRIPTION) if (folder / name).exists()]
             for name in names:
-                # The description last: with it the shard is there.
+                # The description last: it marks the shard as complete.
                 store.put(folder / name, f"{shard.name}/{name}")
             shutil.rmtree(folder)
         missing = _missing(store, shards, described, origin)
@@ -147,7 +145,7 @@ def pack_to_address(
 
 
 def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) -> list[WorkPart]:
-    """The shards that are not there yet; the descriptions of the others are in `folder` afterwards."""
+    """The shards that are not there yet; the descriptions of the others are saved in `folder`."""
 
     def look(shard: WorkPart) -> bool:
         place = folder / shard.name
@@ -158,7 +156,7 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
             store.fetch(f"{shard.name}/{DESCRIPTION}", place / DESCRIPTION, lambda partial: "")
         if read_description(place)["part_of"] != origin:
             raise PackedError(
-                f"{store.address}/{shard.name}: a shard of another list or rate; remove it, or give another address"
+                f"{store.address}/{shard.name}: this shard is of another list or rate; remove it or change the address"
             )
         return False
 

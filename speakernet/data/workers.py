@@ -1,8 +1,8 @@
 """The loader's worker processes, with the ring of shared memory they write into, and threads that read ahead.
 
-A signal that asks the run to stop goes to the whole process group, as `scancel`, `timeout` and container stops send it.
-The training process answers it by writing a checkpoint, for which it needs its workers alive; so workers ignore such
-signals, and end when the training process closes them or is gone, however it ended.
+A stop signal from `scancel`, `timeout` or a container goes to the whole process group. The training process answers it
+with a checkpoint, for which its workers must be alive; so workers ignore stop signals, and end when the training
+process closes them or is gone, however it ended.
 """
 
 import contextlib
@@ -32,33 +32,33 @@ from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
-# Beside those in flight: the batch that was handed over, and the one before it, which may still be copied.
+# Besides those in flight: the batch that was yielded last, and the previous one, which may still be copied.
 SPARE_SLOTS = 2
 DEFAULT_START_METHOD = "fork" if sys.platform.startswith("linux") else "spawn"
 PARENT_CHECK_SECONDS = 1.0
 WAIT_SECONDS = 5.0
-"""Between two looks at the workers while a batch does not come."""
+"""Between checks of the workers while waiting for a batch."""
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory: lower data.num_workers or data.prefetch_factor, or switch "
     "data.ram_corpus off",
-    "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, else lower "
+    "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, otherwise lower "
     "data.prefetch_factor or data.num_workers",
     "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers: 0 shows which one",
 }
 RESUME = "The same command resumes if last.pt was written"
 PAGE_LOCK_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of the process
 BATCHES_AHEAD = 4
-"""That threads read: a slow moment of a disk delays nobody; their pages are a few dozen megabytes."""
+"""That threads read ahead, so that a slow moment of the disk delays nothing; they take some dozen megabytes."""
 NUM_THREADS = 16
-"""Reads at once, more than cores: they wait for the disk."""
+"""Simultaneous reads, more than cores, since they wait for the disk."""
 CROPS_PER_TASK = 4
 
 
 class WorkerDied(ChildProcessError):
-    """A worker process gives no more batches: killed from outside, crashed, or hung."""
+    """A worker process no longer delivers batches: it was killed from outside, crashed or hangs."""
 
     exit_status = 75
-    """Of the command (EX_TEMPFAIL of sysexits.h): nothing is wrong with the input, the same command may succeed."""
+    """Of the command (EX_TEMPFAIL in sysexits.h): nothing is wrong with the input, so the same command may succeed."""
 
 
 class Workers(CropMaker):
@@ -72,26 +72,26 @@ class Workers(CropMaker):
         self.maker, self._options, self._pins, self._is_pinned = maker, options, pins, False
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
         self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
-        # Samples go through a ring made once: fresh shared tensors cost a page fault every 4 KiB of every batch.
+        # Samples go through a ring made once: new shared tensors would cost a page fault per 4 KiB of every batch.
         self._ring = torch.empty(0, 0)
         self._processes: list[Any] = []
         self._requests: list[Any] = []
         self._reports: list[Any] = []
-        # Workers in the order of the requests that they have not answered.
+        # The worker of each unanswered request, in order.
         self._owing: deque[int] = deque()
-        # They import everything again, and are sent what they need.
+        # Workers that are not forked import everything again and are sent what they need.
         if self._context.get_start_method() != "fork":
             maker.share()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Each request with its crops (memory that is valid until the next one) and report, in their order."""
+        """Each request with its crops (memory that is valid until the next one) and report, in order."""
         if not requests:
             return
         size = max(len(request.rows) * self.maker.width(request.num_samples) for request in requests)
         if not self._processes or not self._options.persistent_workers or self._ring.shape[1] < size:
             self._start(size)
         mine = self._processes
-        # What an iteration left that ended in the middle.
+        # Answers left over from an iteration that stopped early.
         while self._owing:
             self._answer("the beginning of an epoch")
         turns, coming = itertools.cycle(range(len(mine))), enumerate(requests)
@@ -103,27 +103,27 @@ class Workers(CropMaker):
                 self._send(coming, turns, 1)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
-            # Also if the reader stops early; but not the workers of the epoch after, if that has begun.
+            # Also if the reader stops early, but not the workers of the next epoch if that has started.
             if not self._options.persistent_workers and self._processes is mine:
                 self.close()
 
     def close(self) -> None:
-        """End the processes, at once: they hold nothing that is not in the ring."""
+        """End the processes at once; everything they have made is in the ring."""
         kill(self._processes)
         for connection in (*self._requests, *self._reports):
             connection.close()
         self._processes, self._requests, self._reports = [], [], []
         self._owing.clear()
         if self._is_pinned:
-            # Copies that are under way have to end first.
+            # Copies in progress must end first.
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
             self._is_pinned = False
 
     def _start(self, size: int) -> None:
-        """Make a ring for batches of `size` samples, and the processes."""
+        """Make a ring for batches of `size` samples, and start the processes."""
         self.close()
-        # The old one first: shared memory may not hold both.
+        # Free the old ring first: shared memory may not hold both.
         self._ring = torch.empty(0, 0)
         try:
             self._ring = shared_zeros((self._ahead + SPARE_SLOTS, size), self.maker.dtype)
@@ -137,43 +137,43 @@ class Workers(CropMaker):
             status = int(torch.cuda.cudart().cudaHostRegister(self._ring.data_ptr(), num_bytes, PAGE_LOCK_PORTABLE))
             self._is_pinned = status == 0
             if status:
-                # The error would be reported by the next kernel, which has nothing to do with it: one that takes it.
+                # The next kernel would report the error, so run one here that may fail.
                 with contextlib.suppress(RuntimeError):
                     torch.ones(1, device="cuda")
-                # A limit on locked memory, say.
+                # Perhaps because of a limit on locked memory.
                 logger.info(
-                    "the ring of batches cannot be page-locked (CUDA error %d): batches are copied once", status
+                    "the ring of batches cannot be page-locked (CUDA error %d): batches are copied twice", status
                 )
         with _stop_signals_held():
             for number in range(int(self._options.num_workers)):
                 requests, (reports, answers) = self._context.Queue(), self._context.Pipe(duplex=False)
-                # Requests that a process has not read yet must not hold up the end of this one.
+                # Requests that a worker has not read yet must not delay the end of this process.
                 requests.cancel_join_thread()
                 arguments = (self.maker, self._ring, requests, answers)
                 process = self._context.Process(target=_work, args=arguments, name=f"loader {number}", daemon=True)
                 process.start()
-                # Here it would stay open when the worker is gone.
+                # Otherwise it would stay open here after the worker is gone.
                 answers.close()
                 self._processes.append(process)
                 self._requests.append(requests)
                 self._reports.append(reports)
-        # Before multiprocessing's own end, which asks with the signal that they ignore and waits for ever.
+        # Before multiprocessing's own clean-up, which sends a signal that workers ignore and then waits for ever.
         multiprocessing.util.Finalize(self, kill, args=(self._processes,), exitpriority=100)
 
     def _send(self, coming: Iterator[tuple[int, BatchRequest]], turns: Iterator[int], count: int) -> None:
-        """Send the next `count` requests, if there are as many, to the workers in turn."""
+        """Send up to `count` more requests to the workers in turn."""
         for number, request in itertools.islice(coming, count):
             request.slot = number % len(self._ring)
             self._owing.append(next(turns))
             self._requests[self._owing[-1]].put(request)
 
     def _answer(self, where: str) -> BatchReport:
-        """The report on the oldest request that is not answered."""
+        """Wait for the report on the oldest unanswered request."""
         worker = self._owing[0]
         process, reports = self._processes[worker], self._reports[worker]
         who = f"loader worker {worker} of {len(self._processes)} (process {process.pid})"
         wait_seconds = min(WAIT_SECONDS, self._options.worker_timeout_seconds or WAIT_SECONDS)
-        # Waits are counted: a clock would count the night of a run that was stopped.
+        # Counts waits instead of using a clock, which would include the night of a suspended run.
         for waited in itertools.count(1):
             ready = wait_for([reports, process.sentinel], wait_seconds)
             if reports in ready:
@@ -183,25 +183,25 @@ class Workers(CropMaker):
                     return report
             if ready:
                 process.join()
-                how = f"ended with status {process.exitcode}: its output above says why"
+                how = f"ended with status {process.exitcode}: see its output above"
                 if process.exitcode < 0:
                     names = {int(one): one.name for one in signal.Signals}
                     name = names.get(-process.exitcode, f"signal {-process.exitcode}")
                     how = (
                         f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent the signal')}"
                     )
-                raise WorkerDied(f"{who} {how}; this was found at {where}. {RESUME}")
+                raise WorkerDied(f"{who} {how}; noticed at {where}. {RESUME}")
             if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
                 raise WorkerDied(
-                    f"{who} hangs: {where} did not come in {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
-                    "most likely the disk or network that holds the audio does not answer, or the process was stopped. "
+                    f"{who} hangs: {where} took over {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
+                    "most likely the disk or network with the audio does not respond, or the process was suspended. "
                     f"{RESUME}"
                 )
         raise AssertionError("counting has no end")
 
 
 def kill(processes: list[Any]) -> None:
-    """End processes that are still there, at once."""
+    """Kill the processes that are still running."""
     for process in processes:
         process.kill()
         process.join()
@@ -209,7 +209,7 @@ def kill(processes: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _stop_signals_held() -> Iterator[None]:
-    """Signals that ask to stop wait until the block is over; processes that are started in it hold them too."""
+    """Hold back stop signals until the block ends; processes started in it hold them back too."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -221,7 +221,7 @@ def _stop_signals_held() -> Iterator[None]:
 
 
 def _work(maker: BatchMaker, ring: torch.Tensor, requests: Any, answers: Any) -> None:
-    """In a worker: make the batches of requests in their slots of the ring, for as long as the training process is."""
+    """In a worker: make the requested batches in their slots of the ring, for as long as the training process lives."""
     # `scancel`, `timeout` and Ctrl-C signal the whole process group; the checkpoint that follows needs the workers.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -234,16 +234,16 @@ def _work(maker: BatchMaker, ring: torch.Tensor, requests: Any, answers: Any) ->
         try:
             report = maker.make(request, _slot_of(maker, ring, request))
         except AudioError as error:
-            # As a value, so that the message arrives without a traceback around it.
+            # As a value, so that the message arrives without a traceback.
             report = BatchReport(request.rows, error=str(error))
         answers.send(report)
 
 
 def _end_with_parent(starter: int) -> None:
-    """Wait for the end of the training process, or of the fork server `starter`, and end this one."""
+    """Wait until the training process, or the fork server `starter`, ends, then end this process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # The pipe to the parent shows it at once, but not while a younger worker, which inherited its other end, lives.
+    # The pipe to the parent shows this at once, unless a younger worker, which inherited its other end, is alive.
     while parent.is_alive() and os.getppid() == starter:
         parent.join(PARENT_CHECK_SECONDS)
     os._exit(0)
@@ -256,11 +256,11 @@ def _slot_of(maker: BatchMaker, ring: torch.Tensor, request: BatchRequest) -> np
 
 
 class ReadAhead(CropMaker):
-    """A `CropMaker` around another, for a packed corpus that memory does not hold.
+    """A `CropMaker` around another, for a packed corpus larger than memory.
 
-    A crop that is not in memory is waited for, one after another, while the network waits too. Threads read the crops
-    of the next batches, several at once, and throw them away: they then are in the system's page cache when their batch
-    is made, here or in worker processes.
+    Crops that are not in memory would be read one after another while the network waits. Threads read the crops of the
+    next batches, several at once, and discard them, so that they are in the system's page cache when their batch is
+    made, here or in worker processes.
     """
 
     def __init__(self, maker: CropMaker, planner: CropMaker, num_asked: int = 0) -> None:
@@ -273,10 +273,10 @@ class ReadAhead(CropMaker):
         """See `CropMaker.run`."""
         reads: deque[list[Future]] = deque()
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-ahead")
-        # The maker has the first by now and reads them itself.
+        # By then the maker has the first requests and reads them itself.
         begun = 1 + self._num_asked
         try:
-            # The pool starts its threads when it is first used: worker processes, copies of this one, are there then.
+            # The pool starts its threads on first use, after the worker processes were forked from this one.
             for number, made in enumerate(self.maker.run(requests)):
                 wanted = number + 1 + self._num_asked + BATCHES_AHEAD
                 for request in requests[begun:wanted]:
@@ -286,7 +286,7 @@ class ReadAhead(CropMaker):
                 begun = max(begun, wanted)
                 yield made
                 if reads:
-                    # The maker would read it crop by crop.
+                    # Otherwise the maker would read it crop by crop.
                     wait(reads.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
@@ -299,12 +299,12 @@ class ReadAhead(CropMaker):
         """First sample and end of each crop of a request."""
         starts, counts = self.crop_places(request, self.lengths[request.rows])
         begins = self._rows.starts_of(request.rows)
-        # A row that is not here has no samples.
+        # A row that the corpus does not have has no samples.
         stops = np.minimum(begins + starts + counts, begins + self._rows.lengths[request.rows])
         return list(zip((begins + starts).tolist(), stops.tolist(), strict=True))
 
     def _touch(self, spans: list[tuple[int, int]]) -> None:
         for first, stop in spans:
-            # The maker of the batch reports it, or takes another utterance.
+            # The maker of the batch reports the error, or takes another utterance.
             with contextlib.suppress(AudioError):
                 self._rows.samples[first:stop]

@@ -1,1 +1,1 @@
-"""From a network and a trial list to embeddings, scores, figures with intervals, and a report."""
+"""Embeddings, scores, figures with intervals and a report for a network and a trial list."""

@@ -1,8 +1,8 @@
 """Back ends fitted on recordings of the target domain: mean, whitening, CORAL, LDA, WCCN and two-covariance PLDA.
 
-Functions of arrays: embeddings and labels in, affine maps (with unit length between them) and PLDA's variances out. All
-take labels, also those that need none, so that a choice among them is one call.
-Nothing here reads files; `speakernet.inference.adapt` chooses among them and puts the choice into a model file.
+Functions of arrays: embeddings and labels in, affine maps (with unit length between them) and PLDA variances out. All
+accept labels, even those that ignore them, so that they can be called alike. `speakernet.inference.adapt` chooses among
+them and writes the choice into a model file.
 
 Source: Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, 2016 (CORAL); Hatch, Kajarekar and
 Stolcke, Within-class covariance normalization, 2006; Ioffe, Probabilistic linear discriminant analysis, 2006; Prince
@@ -18,12 +18,12 @@ from scipy.linalg import eigh
 from speakernet.evaluation.scoring import Plda, mean_embeddings
 
 LEAST_VARIANCE = 1e-9
-"""Share of the mean variance below which a direction counts as empty."""
+"""Share of the mean variance below which a direction counts as having none."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Affine maps of embeddings, with unit length between them, and what compares the results.
+    """Affine maps of embeddings, with unit length between them, and PLDA if it scores the results.
 
     >>> centred = Transform(((np.eye(2), np.array([-1.0, 0.0])),))
     >>> centred.apply(np.array([[1.0, 2.0]])).tolist()
@@ -33,10 +33,10 @@ class Transform:
     maps: tuple[tuple[np.ndarray, np.ndarray], ...]
     """Matrices (outputs, inputs) and offsets (outputs,)."""
     plda: Plda | None = None
-    """None compares by the cosine."""
+    """None scores by the cosine."""
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """(utterances, dim) of the network to adapted ones of unit length, float32."""
+        """Map the network's embeddings (utterances, dim) to adapted ones of unit length, float32."""
         rows = np.asarray(embeddings, dtype=np.float64)
         for number, (matrix, offset) in enumerate(self.maps):
             rows = (_units(rows) if number else rows) @ matrix.T + offset
@@ -45,24 +45,24 @@ class Transform:
 
 @dataclass(frozen=True)
 class Covariances:
-    """The two-covariance model: an embedding is a speaker's mean and a deviation from it, both normal."""
+    """The two-covariance model: an embedding is a speaker's mean plus a deviation, both normally distributed."""
 
     mean: np.ndarray
     """(dim,)"""
     between: np.ndarray
-    """(dim, dim) of speakers' means."""
+    """(dim, dim), of the speakers' means."""
     within: np.ndarray
-    """(dim, dim) of one speaker's embeddings."""
+    """(dim, dim), of one speaker's embeddings."""
 
     def shrunk(self, shrinkage: float) -> "Covariances":
-        """Both covariances mixed with that share of the identity times their mean variance.
+        """Both covariances shrunk towards the identity times their mean variance.
 
-        That between speakers rests on fewer numbers, and is mixed with half of what would be left of it.
+        The one between speakers rests on less data, and keeps only half the weight that the other keeps.
         """
         return Covariances(self.mean, shrunk(self.between, (1 + shrinkage) / 2), shrunk(self.within, shrinkage))
 
     def interpolated(self, other: "Covariances", share: float) -> "Covariances":
-        """`share` of the other's covariances and the rest of one's own, around one's own mean.
+        """`share` of the other's covariances plus the rest of its own, around its own mean.
 
         Source: Garcia-Romero and McCree 2014, equations 6 and 7.
         """
@@ -70,13 +70,13 @@ class Covariances:
         return Covariances(self.mean, *((1 - share) * own + share * theirs for own, theirs in pairs))
 
     def adapted(self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5) -> "Covariances":
-        """Adapted to unlabelled embeddings: variance that they have in excess is shared between both covariances.
+        """Adapted to unlabelled embeddings, whose excess variance is shared between both covariances.
 
         Source: Kaldi's PldaUnsupervisedAdaptor (shares 0.7 and 0.3), wespeaker's `adapt_plda` (0.5 and 0.5).
         """
         total = self.between + self.within
         variances, directions = eigh(np.cov(rows.T), total)
-        # Columns of the inverse transpose: total = basis basis^T.
+        # Columns of the inverse transpose; over all of them, total = basis basis^T.
         basis = np.linalg.inv(directions.T)[:, variances > 1]
         excess = (basis * (variances[variances > 1] - 1)) @ basis.T
         return Covariances(
@@ -84,21 +84,21 @@ class Covariances:
         )
 
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
-        """The map into the space of PLDA, to the `dim` directions that tell speakers apart best, and PLDA there."""
+        """The map to the `dim` directions that separate speakers best, and PLDA in that space."""
         variances, directions = eigh(self.between, self.within)
         matrix, variances = directions[:, ::-1][:, :dim].T, np.maximum(variances[::-1][:dim], 0.0)
         return (matrix, -matrix @ self.mean), Plda(variances, 1 / (1 + variances))
 
 
 def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
-    """The covariances between and within speakers, (dim, dim) each, by moments.
+    """Estimate the covariances between and within speakers, (dim, dim) each, by moments.
 
-    With as many recordings of each speaker this is the maximum of the likelihood (Prince and Elder 2007 maximise it by
-    EM); directions in which the speakers' means vary less than their error get no variance between speakers.
+    If all speakers have equally many recordings, this is the maximum-likelihood estimate (Prince and Elder 2007 use
+    EM). Directions in which speaker means vary less than their estimation error get no variance between speakers.
 
     Args:
         rows: (utterances, dim).
-        labels: (utterances,) numbers of the speakers.
+        labels: (utterances,) speaker numbers.
     """
     _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     means = np.add.reduceat(rows[np.argsort(numbers, kind="stable")], np.cumsum(counts) - counts) / counts[:, None]
@@ -110,7 +110,7 @@ def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
 
 
 def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
-    """A covariance mixed with a share of the identity times its mean variance.
+    """A covariance mixed with `share` of the identity times its mean variance.
 
     >>> shrunk(np.diag([1.0, 3.0]), 0.5).tolist()
     [[1.5, 0.0], [0.0, 2.5]]
@@ -124,24 +124,24 @@ def centring(rows: np.ndarray, labels: np.ndarray | None = None) -> Transform:
 
 
 def whitening(rows: np.ndarray, labels: np.ndarray | None = None, *, shrinkage: float) -> Transform:
-    """Mean zero and, but for the shrinkage of the covariance, variance one in all directions."""
+    """Zero mean and, apart from shrinkage, unit variance in all directions."""
     return _mapped(rows, _power(shrunk(np.cov(rows.T, bias=True), shrinkage), -0.5))
 
 
 def coral(rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float) -> Transform:
-    """Give the domain's embeddings the covariance of the others, for which the network was trained.
+    """Give the domain's embeddings the covariance of the others, which the network was trained on.
 
-    Source: Sun et al. 2016, algorithm 1, with the domains exchanged: what is scored is the target.
+    Source: Sun et al. 2016, algorithm 1, with the domains exchanged, since target-domain embeddings are mapped here.
     """
     here, there = (shrunk(np.cov(one.T, bias=True), shrinkage) for one in (rows, others))
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
 def wccn(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float = 0.0) -> Transform:
-    """Mean zero, unit length, and the covariance within speakers made the identity, but for its shrinkage.
+    """Zero mean, unit length, and the identity as within-speaker covariance, apart from shrinkage.
 
-    With few speakers that covariance is uncertain: `total` is the share of the covariance of all embeddings, whatever
-    the speaker, that takes its place, both scaled to the same mean variance.
+    With few speakers this covariance is uncertain: a share `total` of it is replaced by the covariance of all
+    embeddings, scaled to the same mean variance.
     """
     first, lengths = _centred_units(rows)
     within, everything = two_covariances(lengths, labels).within, np.cov(lengths.T, bias=True)
@@ -150,7 +150,7 @@ def wccn(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float
 
 
 def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> Transform:
-    """Mean zero, unit length, and the `dim` directions that tell speakers apart best."""
+    """Zero mean, unit length, and the `dim` directions that separate speakers best."""
     first, lengths = _centred_units(rows)
     found = two_covariances(lengths, labels)
     (matrix, _), _ = Covariances(found.mean, found.between, shrunk(found.within, shrinkage)).plda(dim)
@@ -158,7 +158,7 @@ def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> 
 
 
 def plda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int | None = None) -> Transform:
-    """Mean zero, unit length, and two-covariance PLDA."""
+    """Zero mean, unit length, and two-covariance PLDA."""
     first, lengths = _centred_units(rows)
     return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage), dim)
 
@@ -172,7 +172,7 @@ def adapted_plda(
     shrinkage: float,
     share: float = 0.5,
 ) -> Transform:
-    """PLDA of other labelled embeddings adapted to the domain's: interpolated by labels, else given its excess."""
+    """PLDA of other labelled embeddings adapted to the domain: interpolated if labelled, else by excess variance."""
     first, lengths = _centred_units(rows)
     theirs = two_covariances(_centred_units(others)[1], other_labels).shrunk(shrinkage)
     if labels is None:
@@ -181,7 +181,7 @@ def adapted_plda(
 
 
 def with_plda(first: tuple[np.ndarray, np.ndarray], covariances: Covariances, dim: int | None = None) -> Transform:
-    """A map, unit length, and PLDA by these covariances."""
+    """A map, unit length, and PLDA with these covariances."""
     last, plda = covariances.plda(dim)
     return Transform((first, last), plda)
 
@@ -191,7 +191,7 @@ def _units(rows: np.ndarray) -> np.ndarray:
 
 
 def _centred_units(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """The map that subtracts the mean, and the rows after it at unit length."""
+    """The map that subtracts the mean, and the mapped rows at unit length."""
     ((matrix, offset),) = centring(rows).maps
     return (matrix, offset), _units(rows + offset)
 
@@ -201,7 +201,7 @@ def _mapped(rows: np.ndarray, matrix: np.ndarray) -> Transform:
 
 
 def _power(covariance: np.ndarray, exponent: float) -> np.ndarray:
-    """A symmetric matrix to a power; directions without variance are left as small as they are."""
+    """A symmetric matrix to a power; variances near zero count as a tiny positive one."""
     variances, directions = np.linalg.eigh(covariance)
     least = max(LEAST_VARIANCE * variances.mean(), np.finfo(float).tiny)
     return (directions * np.maximum(variances, least) ** exponent) @ directions.T

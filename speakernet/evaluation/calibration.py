@@ -1,10 +1,10 @@
-"""From scores to log-likelihood ratios and named thresholds, from several score files to one; how a model keeps them.
+"""Calibration and fusion of scores into log-likelihood ratios, named thresholds, and how a model file keeps both.
 
-One affine function `offset + weights . inputs` does it: a single score is calibration, several scores are fusion,
-further inputs are quality measures. It is fitted by prior-weighted logistic regression on one list and applied to
-others. Natural logarithms throughout.
+All use one affine function, `offset + weights . inputs`: with one score it is calibration, with several it is fusion,
+and quality measures are further inputs. It is fitted by prior-weighted logistic regression on one list and applied to
+others. Logarithms are natural throughout.
 
-A quality measure gives four inputs, the smaller and the larger of the two sides, their difference and their ratio.
+A quality measure gives four inputs: the smaller and the larger of the two sides, their difference and their ratio.
 
 Source: Brümmer and van Leeuwen, On calibration of language recognition scores, 2006; Thienpondt et al., The IDLab
 VoxCeleb speaker recognition challenge 2020 system description (quality measures); wespeaker, score_calibration.py (the
@@ -34,19 +34,19 @@ from speakernet.evaluation.results import AffineFit
 logger = logging.getLogger(__name__)
 
 EER_NAME, RATE_PREFIX = "eer", "far_"
-"""Names of thresholds: at the EER, and at a false-accept rate that follows in percent."""
+"""Names of thresholds: at the EER, and (as a prefix) at a false-accept rate in percent."""
 FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
-"""A false-accept rate is only named if the list expects at least so many false accepts at it."""
+"""A false-accept rate gets a threshold only if at least this many false accepts are expected on the list."""
 FEWEST_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
-"""Keeps the weights finite if a list is separated perfectly."""
+"""Keeps the weights finite if the scores separate the list perfectly."""
 SCORE_ONLY = ("score",)
 SMALLEST = 1e-9
 FORMS = ("min", "max", "difference", "ratio")
 LOGGED = ("duration", "magnitude")
-"""Measures whose smaller and larger sides are logarithms: twice as long means as much at any length."""
-FITTED_ON_REPORTED = "calibration was fitted on the list that is reported: its actual costs and Cllr are optimistic"
+"""Measures whose smaller and larger sides enter as logarithms, so that doubling counts the same at any length."""
+FITTED_ON_REPORTED = "calibration was fitted on the reported list: its actual costs and Cllr are optimistic"
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,28 @@ class AffineCalibration:
     """(inputs,) float64."""
     offset: float
     inputs: tuple[str, ...]
-    """Names: `score` (or several score names) and quality measures."""
+    """`score` (or several score names), then quality measures."""
     prior: float
     """Target prior that the fit was weighted for."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Log-likelihood ratios of (trials,) scores or (trials, inputs)."""
+        """Log-likelihood ratios for scores (trials,) or inputs (trials, inputs)."""
         return _columns(inputs, self.inputs) @ self.weights + self.offset
 
     def to_dict(self) -> AffineFit:
-        """Plain values, as they go into a model file."""
+        """Plain values, as a model file holds them."""
         weights, offset, prior = self.weights.tolist(), float(self.offset), float(self.prior)
         return {"inputs": list(self.inputs), "weights": weights, "offset": offset, "prior": prior}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
-        """What `to_dict` returned."""
+        """Read what `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
         return cls(weights, float(values["offset"]), tuple(values["inputs"]), float(values["prior"]))
 
 
 def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
-    """The inputs of a calibration with quality measures: the score, and four of each.
+    """The inputs of a calibration with quality measures: the score, and four for each measure.
 
     >>> quality_inputs(["snr"])
     ('score', 'snr min', 'snr max', 'snr difference', 'snr ratio')
@@ -89,10 +89,10 @@ def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
 def quality_columns(
     inputs: Sequence[str], scores: np.ndarray, values: Mapping[str, np.ndarray], enrol: np.ndarray, test: np.ndarray
 ) -> np.ndarray:
-    """Values of a calibration's inputs, (trials, inputs) float64.
+    """The values of a calibration's inputs, (trials, inputs) float64.
 
     Args:
-        inputs: names, as `quality_inputs` gives them; a measure alone means its smaller side.
+        inputs: names from `quality_inputs`; a bare measure means its smaller side.
         scores: (trials,).
         values: measure -> its value for each utterance, (utterances,).
         enrol: (trials,) rows of utterances.
@@ -111,7 +111,7 @@ def quality_columns(
         low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(np.float64)
         least = np.maximum([low, high], SMALLEST)
         small, large = np.log(least) if measure in LOGGED else (low, high)
-        # Within -1 to 1: a cohort's mean score may be near zero, and below it.
+        # Clipped to -1..1: the mean score against a cohort may be near zero or negative.
         ratio = np.clip(low / least[1], -1, 1)
         columns.append({"max": large, "difference": high - low, "ratio": ratio}.get(form, small))
     return np.stack(columns, axis=1)
@@ -126,20 +126,20 @@ def fit_calibration(
         inputs: (trials,) scores or (trials, inputs).
         labels: (trials,) 1 for targets.
         prior: target prior of the application.
-        names: of the inputs.
+        names: one name per input.
 
     Raises:
-        ValueError: NaN inputs, no targets or no non-targets, or another number of names than inputs.
+        ValueError: NaN inputs, no targets or no non-targets, or not one name per input.
     """
     columns = _columns(inputs, names)
     for column in columns.T:
         _, is_target = check_trials(column, labels)
     centre, spread = columns.mean(axis=0), columns.std(axis=0)
-    # A quality measure that is the same for all trials must not divide by zero.
+    # A quality measure that is the same for all trials must not cause a division by zero.
     spread = np.where(spread > 0, spread, 1.0)
-    # Inputs of like size: a cosine spans one, a duration a hundred, and L-BFGS steps alike in all directions.
+    # L-BFGS needs inputs of similar scale; a cosine spans about 1, a duration about 100.
     standard = (columns - centre) / spread
-    # The list has its own share of targets; the application has `prior`.
+    # The share of targets in the list is replaced by the prior of the application.
     shares = np.where(is_target, prior / is_target.sum(), (1 - prior) / (~is_target).sum())
     signs = np.where(is_target, 1.0, -1.0)
     log_odds = np.log(prior / (1 - prior))
@@ -150,22 +150,22 @@ def fit_calibration(
         # 1 / (1 + exp(margins)) without overflow at either end.
         slope = -shares * signs * np.exp(-np.logaddexp(0, margins))
         gradient = np.concatenate([[slope.sum()], slope @ standard + 2 * REGULARIZATION * parameters[1:]])
-        # The cost of a prior of 0.01 is tiny; L-BFGS stops by absolute size.
+        # Scaled by the prior: at 0.01 the cost is tiny, and L-BFGS stops at absolute tolerances.
         return float(value) / prior, gradient / prior
 
     start = np.zeros(columns.shape[1] + 1)
-    # The first input is the score, which is right side up.
+    # The first input is the score; higher means more alike.
     start[1] = 1.0
     options = {"maxiter": 500, "ftol": 1e-12, "gtol": 1e-8}
     found = minimize(cost, start, jac=True, method="L-BFGS-B", options=options).x
-    # Back to the inputs as they come.
+    # Undo the standardisation.
     weights = found[1:] / spread
     return AffineCalibration(weights, float(found[0] - weights @ centre), tuple(names), prior)
 
 
 def too_few_nontargets(number: int) -> str:
-    """A warning on a calibration on so few pairs; empty if they are enough for the mildest threshold."""
-    few = f"{number} pairs of different speakers are few: a calibration fitted on so few is overconfident"
+    """A warning about a calibration on few pairs; empty if they are enough for the most lenient threshold."""
+    few = f"only {number} different-speaker pairs: a calibration fitted on so few is overconfident"
     return few if number < FEWEST_NONTARGETS else ""
 
 
@@ -177,19 +177,19 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
     """
     points, refused = [(EER_NAME, equal_error_point(rates))], []
     for rate in FALSE_ACCEPT_RATES:
-        # A count of ten is off by a third by chance alone; with fewer a threshold would be a guess.
+        # Even a count of ten has a standard deviation of a third; with fewer a threshold would be a guess.
         expected = rates.num_nontargets * rate
         if expected >= MIN_EXPECTED_ERRORS:
             points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
             continue
         refused.append(
-            f"no threshold at a false-accept rate of {100 * rate:g} %: the list's {int(rates.num_nontargets)} "
-            f"non-targets expect {expected:g} such errors, at least {MIN_EXPECTED_ERRORS} are needed"
+            f"no threshold at a false-accept rate of {100 * rate:g} %: the list has {int(rates.num_nontargets):,} "
+            f"non-targets, at least {round(MIN_EXPECTED_ERRORS / rate):,} are needed"
         )
     ascending, thresholds = rates.thresholds, []
     for name, point in points:
-        # Half-way between two scores of the list, which it decides as the point does: that lies on a score, in a list
-        # without errors on that of its worst target, and the next recording that is a little worse would be refused.
+        # Half-way to the next lower score, which decides the list in the same way. The point itself lies on a score; in
+        # a list without errors that is the worst target's, and the next recording only slightly worse would be refused.
         row = int(np.searchsorted(ascending, point.threshold))
         limit = float((ascending[row - 1] + ascending[row]) / 2 if row else point.threshold)
         shares = {"miss_rate": float(point.miss), "false_accept_rate": float(point.false_accept)}
@@ -201,11 +201,11 @@ def threshold_label(name: str) -> str:
     """A named threshold in words.
 
     >>> threshold_label("eer"), threshold_label("far_0.1%")
-    ('equal error rate', 'false accepts 0.1 % at most')
+    ('equal error rate', 'at most 0.1 % false accepts')
     """
     if name == EER_NAME:
         return "equal error rate"
-    return f"false accepts {name.removeprefix(RATE_PREFIX).removesuffix('%')} % at most"
+    return f"at most {name.removeprefix(RATE_PREFIX).removesuffix('%')} % false accepts"
 
 
 def threshold_name(rate: float) -> str:
@@ -218,7 +218,7 @@ def threshold_name(rate: float) -> str:
 
 
 def false_accept_rate_of(name: str) -> float | None:
-    """The rate that a threshold is named by; None if it is named by something else.
+    """The rate in the name of a threshold; None if it is not named by a rate.
 
     >>> false_accept_rate_of("far_0.1%"), false_accept_rate_of("eer")
     (0.001, None)
@@ -234,38 +234,38 @@ def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
     inputs = np.asarray(inputs, dtype=np.float64)
     columns = inputs[:, None] if inputs.ndim == 1 else inputs
     if columns.shape[1] != len(names):
-        raise ValueError(f"{columns.shape[1]} inputs for {len(names)} names ({', '.join(names)})")
+        raise ValueError(f"{columns.shape[1]} inputs, {len(names)} names ({', '.join(names)}); expected one name each")
     return columns
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What was fitted on one list."""
+    """A calibration and thresholds fitted on one list."""
 
     calibration: AffineCalibration
     thresholds: list[dict[str, Any]]
-    """Named decisions, as a model file keeps them."""
+    """Named thresholds, as a model file holds them."""
     refused: list[str]
     """A sentence for each threshold that the list is too small for."""
     backend: dict[str, Any]
-    """The way of embedding and scoring, plain values."""
+    """The way of embedding and scoring, as plain values."""
     origin: dict[str, Any]
-    """Name and checksum of the list, and its numbers of pairs of one and of two speakers."""
+    """Name and checksum of the list, and its numbers of targets and non-targets."""
 
     def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The calibration of the same way that a model file holds now."""
+        """The calibration for the same scoring that a model file holds now."""
         fits = (contents.get("calibration") or {}).get("fits", [])
         way = self.backend, list(self.calibration.inputs)
         return next((one for one in fits if (one["backend"], list(one["inputs"])) == way), None)
 
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of a model file of these contents, with this fit in place of one of the same way."""
+        """The new entries of a model file, in which this fit replaces one for the same scoring."""
         inputs = list(self.calibration.inputs)
         own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
 
         def stays(one: Mapping[str, Any]) -> bool:
-            # Thresholds of one scoring mean nothing under another: each fit stays with its own. A fit of the score
-            # alone also replaces those with quality measures, which come from another list.
+            # Thresholds of one scoring mean nothing under another, so only a fit for the same scoring is replaced. A
+            # fit of the score alone also replaces those with quality measures, which come from another list.
             theirs = one.get("inputs", one["backend"].get("inputs", list(SCORE_ONLY)))
             way = {**one["backend"], "inputs": theirs}
             return way != {**self.backend, "inputs": theirs if inputs == list(SCORE_ONLY) else inputs}
@@ -285,9 +285,9 @@ def fit_scores(
     columns: np.ndarray | None = None,
     names: tuple[str, ...] = SCORE_ONLY,
 ) -> Fit:
-    """Calibration and thresholds from scores of labelled trials.
+    """Fit calibration and thresholds to the scores of labelled trials.
 
-    With quality measures (`columns`, `names`) the thresholds are log-likelihood ratios, of a way of scoring of its own.
+    With quality measures (`columns`, `names`) the thresholds are log-likelihood ratios and belong to their own scoring.
     """
     reason = why_no_error_rate(trials)
     if reason or trials.labels is None:
@@ -295,8 +295,8 @@ def fit_scores(
     calibration = fit_calibration(scores if columns is None else columns, trials.labels, prior, names)
     if calibration.weights[0] <= 0:
         logger.warning(
-            "%s: the scores do not separate targets from non-targets (a higher one makes one speaker less likely), so "
-            "decisions of this calibration are meaningless; train longer, or calibrate on more people",
+            "%s: the scores do not separate targets from non-targets (higher scores make the same speaker less "
+            "likely), so decisions with this calibration are meaningless; train longer, or calibrate on more people",
             trials.source,
         )
     rates, way = error_rates(scores, trials.labels), backend
@@ -311,10 +311,10 @@ def fit_scores(
 
 
 def threshold_way(backend: Mapping[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
-    """The way of scoring that thresholds on log-likelihood ratios with quality measures belong to."""
+    """The scoring that thresholds on log-likelihood ratios with quality measures belong to."""
     return {**backend, "inputs": list(inputs)}
 
 
 def known_by(trials: TrialList) -> dict[str, Any]:
-    """Name and checksum by which a model file recognises a list."""
+    """The name and checksum by which a model file identifies a list."""
     return {"list": Path(trials.source).name, "list_sha256": trials.sha256}

@@ -1,7 +1,6 @@
-"""Score a trial list with a network and measure it: embed, score, normalise, calibrate, figures, files.
+"""Evaluate a network on a trial list: embed, score, normalise, calibrate and compute the figures.
 
-`evaluate` is the whole way for one list. Reading configurations and model files is the work of
-`assembly/evaluation.py`.
+`evaluate` does all of it for one list; `assembly/evaluation.py` reads configurations and model files.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ from speakernet.evaluation.slices import signal_to_noise_ratios
 from speakernet.evaluation.speakers import Speakers
 
 PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
-"""Name of an embedder's precision -> its name in results.json."""
+"""An embedder's precision -> its name in results.json."""
 
 
 class Scored(NamedTuple):
@@ -48,7 +47,7 @@ class Scored(NamedTuple):
     cohort_mean: np.ndarray | None
     """(utterances,) mean score against the cohort."""
     seconds: dict[str, float]
-    """Of embedding and scoring."""
+    """Time spent embedding and scoring."""
 
 
 def evaluate(
@@ -85,13 +84,12 @@ def evaluate(
         seconds=time.perf_counter() - begin,
         warnings=notes,
     )
-    # From headers.
     durations = source.lookup_table(trials.names).num_samples / source.sample_rate
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
 
 def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource) -> Scored:
-    """Scores of every trial under a back end; `both` averages the scores of crops and of whole utterances."""
+    """Score every trial with a back end; `both` averages the scores of crops and of whole utterances."""
     embeddings: dict[Mode, np.ndarray] = {}
     seconds: dict[str, float] = {}
     for mode in modes_of(embedder.options):
@@ -107,7 +105,7 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
 
 
 def calibration_inputs(inputs: Sequence[str], scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
-    """Inputs of a calibration, (trials, inputs): the score, and quality measures of both sides."""
+    """The inputs of a calibration, (trials, inputs): the score and quality measures of both sides."""
     wanted, values = {name.partition(" ")[0] for name in inputs}, {}
     if "duration" in wanted:
         values["duration"] = source.lookup_table(trials.names).seconds
@@ -130,7 +128,7 @@ def fits_of(
     backend: Mapping[str, Any],
     measures: Sequence[str],
 ) -> list[Fit]:
-    """The fit of the score alone, and one with quality measures if there are any, in the order of writing."""
+    """The fit of the score alone, then one with quality measures if there are any, in the order they are written."""
     fits = [fit_scores(trials, scored.scores, prior, backend)]
     if measures:
         names = quality_inputs(measures)
@@ -147,10 +145,10 @@ def fit_for_verifying(
     prior: float,
     measures: Sequence[str] = (),
 ) -> tuple[list[Fit], np.ndarray]:
-    """Fit calibration and thresholds on a list that is embedded as recordings are verified: whole and in float32.
+    """Fit calibration and thresholds on a list embedded as in verification: whole utterances in float32.
 
     Returns:
-        The fits (`fits_of`), and the scores (trials,).
+        The fits of `fits_of`, and the scores (trials,).
     """
     whole = replace(
         embedder,
@@ -159,7 +157,7 @@ def fit_for_verifying(
         precision="no",
     )
     if reason := why_no_error_rate(trials):
-        # Before hours of embedding, not after.
+        # Checked before hours of embedding.
         raise ValueError(f"cannot calibrate: {reason}")
     backend = verifying_backend(contents)
     scored = score_trials(whole, backend, trials, source)

@@ -1,10 +1,10 @@
-"""All figures of one set of scores with intervals over speakers, cautions, and the comparison of several systems.
+"""All figures of a set of scores with intervals over speakers, cautions, and comparisons of several systems.
 
-Takes scores from anywhere (our own evaluation, another tool's file); knows no audio and no model.
+The scores may come from this toolkit or from another tool's file; no audio and no model are needed.
 
-Trials of one speaker rise and fall together, so drawing trials would give intervals that are too narrow: speakers are
-drawn with replacement, as many as there are. A target trial counts as often as its speaker was drawn, a trial between
-two speakers the product of their draws. Scores are sorted once; a draw costs a few passes over the trials.
+Trials of one speaker are correlated, so drawing trials would make the intervals too narrow. Instead speakers are drawn
+with replacement, as many as there are. A target trial counts as often as its speaker was drawn, a trial between two
+speakers as often as the product of their draws. Scores are sorted once; a draw costs a few passes over the trials.
 
 Source: Poh and Bengio, Estimating the confidence interval of expected performance curve in biometric authentication
 using joint bootstrap, 2007 (drawing users); percentile intervals.
@@ -25,25 +25,25 @@ from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
-"""The priors of the published figures on VoxCeleb: 0.01 in papers, 0.05 in its challenges."""
+"""The priors of published VoxCeleb figures: 0.01 in papers, 0.05 in the challenges."""
 CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this very list: these error rates are optimistic"
 WORSE_THAN_CHANCE = 50.0
 """EER in percent."""
 MIN_SPEAKERS = 5
-"""Below this, an interval over speakers would be a guess."""
+"""With fewer speakers, no interval is given."""
 ROUGH_SPEAKERS = 20
-"""Below this, the interval is called rough."""
+"""With fewer speakers, the interval is called rough."""
 MIN_TARGETS = 10
-"""Below this, a group's note says so."""
+"""With fewer targets, a group gets a note."""
 MAX_WORK = 2_000_000_000
-"""Product of trials and draws; above it fewer draws are made (and the number is reported)."""
+"""Product of trials and draws above which fewer draws are made (their number is reported)."""
 SHOWN_WORK = 100_000_000
-"""Product of trials and draws from which a progress bar is shown (seconds)."""
+"""Product of trials and draws above which a progress bar is shown (it takes seconds)."""
 MIN_DRAWS = 100
 STREAM = 6101
 LEVEL_PERCENT = 95.0
 BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
-"""False-accept rates at which a DET curve gets its interval: evenly spaced as the curve is drawn."""
+"""False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate axis."""
 
 
 def figures(
@@ -54,7 +54,7 @@ def figures(
     seed: int,
     llrs: np.ndarray | None = None,
 ) -> Results:
-    """Every figure that these scores support; `why_no_eer` if there can be no error rate."""
+    """Every figure that these scores support; `why_no_eer` is set if there can be no error rate."""
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
     reason, labels = why_no_error_rate(trials), trials.labels
     found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=reason)
@@ -75,7 +75,7 @@ def figures(
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, labels)
     priors, costs = [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], (options.c_miss, options.c_fa)
-    # By name: the prior, as it is written in `results.json`.
+    # Named by the prior, as in `results.json`.
     points = {f"{prior:g}": (float(prior), *costs) for prior in priors}
     equal = metrics.equal_error_point(rates)
     found = replace(
@@ -94,12 +94,12 @@ def figures(
     if llrs is not None:
         llr_rates, cllr = metrics.error_rates(llrs, labels), metrics.cllr(llrs, labels)
         actual = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
-        # Of the ratios: by quality measures they order the trials otherwise than the scores.
+        # From the ratios, not the scores: with quality measures they rank the trials differently.
         least = metrics.min_cllr(llr_rates)
         found = replace(found, min_cllr=least, cllr=cllr, act_dcf=actual, calibration_loss=cllr - least)
     if options.bootstrap_samples == 0:
         return found
-    # With fewer false accepts than one in all the list gives no rate.
+    # A rate below one false accept in the whole list cannot be measured.
     false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     prepared = SpeakerBootstrap(scores, labels, *sides, points, false_accepts)
@@ -111,7 +111,7 @@ def figures(
 def why_no_error_rate(trials: TrialList) -> str:
     """Why a list supports no error rate; empty if it does."""
     if trials.labels is None:
-        return f"{trials.source} is unlabelled; an error rate needs lines of `1 enrol test` and `0 enrol test`"
+        return f"{trials.source} is unlabelled; an error rate needs lines `1 enrol test` and `0 enrol test`"
     kind = metrics.missing_kind(trials.labels)
     if not kind:
         return ""
@@ -119,9 +119,9 @@ def why_no_error_rate(trials: TrialList) -> str:
 
 
 def cautions(results: Results) -> list[str]:
-    """What a reader must know before believing these figures, the gravest first."""
+    """What a reader must know before trusting these figures, the most serious first."""
     costs, num_nontargets = results.dcf_costs or {}, results.num_trials - (results.num_targets or 0)
-    # One false accept costs c_fa x (1 - prior) / nontargets, accepting nobody c_miss x prior.
+    # One false accept costs c_fa x (1 - prior) / nontargets, rejecting everybody c_miss x prior.
     few = [
         prior
         for prior in results.min_dcf
@@ -131,32 +131,32 @@ def cautions(results: Results) -> list[str]:
     odd = (
         (
             (results.eer_percent or 0.0) > WORSE_THAN_CHANCE,
-            "worse than chance: a higher score has to mean the same speaker; are these distances, or labels swapped?",
+            "worse than chance: higher scores must mean the same speaker; are these distances, or are labels swapped?",
         ),
-        (num_contradicting, f"{num_contradicting:,} trials appear with both labels: one of the two is wrong"),
+        (num_contradicting, f"{num_contradicting:,} trials appear with both labels; one of the labels is wrong"),
         (num_repeated, f"{num_repeated:,} trials occur more than once in the list and count each time"),
         (
             results.num_same_session_targets,
             f"{results.num_same_session_targets} of {results.num_targets or 0} target trials pair recordings of one "
-            "session: microphone and room help to recognise the voice there, and the error rate is optimistic",
+            "session, whose shared microphone and room make the error rate optimistic",
         ),
         (
             results.num_targets and results.num_same_session_targets is None,
-            "it is not known whether target trials pair recordings of one session (no folders between speaker and "
-            "file, no column session in evaluation.speaker_table): if they do, the error rate is optimistic",
+            "sessions are unknown (no folders between speaker and file, no column session in "
+            "evaluation.speaker_table); if target trials pair recordings of one session, the error rate is optimistic",
         ),
         (results.interval_note, results.interval_note),
         (
             few,
-            f"{num_nontargets:,} pairs of different speakers are too few for minDCF({', '.join(few)}): a single false "
-            "accept costs as much there as accepting nobody",
+            f"{num_nontargets:,} different-speaker pairs are too few for minDCF({', '.join(few)}): a single false "
+            "accept costs as much as rejecting every trial",
         ),
     )
     return [text for is_so, text in odd if is_so]
 
 
 class SpeakerBootstrap:
-    """One score file prepared for drawing: sorted once, each draw evaluated by `figures`."""
+    """The scores of one system, prepared for drawing: sorted once, then evaluated by `figures` for each draw."""
 
     def __init__(
         self,
@@ -168,16 +168,16 @@ class SpeakerBootstrap:
         false_accepts: np.ndarray | None = None,
     ) -> None:
         scores, labels = metrics.check_trials(scores, labels)
-        # Only speakers with a trial are drawn: those of a slice are fewer.
+        # Only speakers with a trial are drawn; a slice may not have all of them.
         present, numbers = np.unique(np.concatenate([enrol_speakers, test_speakers]), return_inverse=True)
         enrol, test = numbers[: len(labels)], numbers[len(labels) :]
-        # Sorted once for all draws: a draw only changes how often each trial counts.
+        # Sorted once: a draw only changes how often each trial counts.
         order = np.argsort(scores, kind="stable")
-        # Equal scores are accepted or rejected together: rates exist at the ends of their groups only.
+        # Equal scores are accepted or rejected together, so rates exist only at the ends of their groups.
         self._ends = np.append(metrics.group_starts(scores[order])[1:], len(labels)) - 1
         self._labels = labels[order]
         self._first = enrol[order].astype(np.int64)
-        # A target trial counts its speaker once: its second side points at a speaker that is drawn exactly once.
+        # A target trial counts its speaker once: its second side points to a dummy speaker that is drawn exactly once.
         is_within = labels | (enrol == test)
         self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
         self._points = operating_points
@@ -185,9 +185,9 @@ class SpeakerBootstrap:
         self.num_trials, self.num_speakers = len(labels), len(present)
 
     def figures(self, counts: np.ndarray | None = None) -> np.ndarray | None:
-        """EER in percent, minDCFs and miss rates, (figures,), if speaker s is drawn `counts[s]` times (None: once).
+        """EER in percent, minDCFs and miss rates, (figures,), when speaker s is drawn `counts[s]` times (None: once).
 
-        None without targets or non-targets.
+        None if the draw has no targets or no non-targets.
         """
         counts = np.append(np.ones(self.num_speakers, dtype=np.int64) if counts is None else counts, 1)
         weights = counts[self._first] * counts[self._second]
@@ -199,33 +199,33 @@ class SpeakerBootstrap:
         rejected = np.concatenate([[0.0], (all_below - targets_below)[self._ends] / (num_all - num_targets)])
         false_accept = 1 - rejected
         costs = [metrics.detection_cost(miss, false_accept, *point) for point in self._points.values()]
-        # The lowest threshold that accepts no more non-targets than wanted, whatever the rounding of an exact rate.
+        # The lowest threshold within the wanted false-accept rate, with a tolerance for rounding.
         rows = np.searchsorted(rejected, 1 - self._false_accepts - 1e-12)
-        # Divided by the cost of the better blind decision: accept all, as the first row does, or none, as the last.
+        # Normalised by the better blind decision: accept all, as in the first row, or none, as in the last.
         least = [one.min() / min(one[0], one[-1]) for one in costs]
         return np.array([100 * metrics.crossing(miss, false_accept)[1], *least, *miss[rows]])
 
     def measure(self, wanted: int, seed: int) -> Results:
-        """EER and minDCFs with 95 % intervals from so many draws, or a note that says why there are none."""
+        """EER and minDCFs with 95 % intervals from `wanted` draws, or a note saying why there are none."""
         plain, end = self.figures(), 1 + len(self._points)
         assert plain is not None, "there are trials of both kinds"
         drawn = _drawn([self], wanted, seed)[0].T
-        # What never failed never fails in a draw: equal draws make no interval.
+        # Scores without errors have none in any draw either, and equal draws give no interval.
         eer, *costs = (interval_of(values) if len(values) and np.ptp(values) > 0 else None for values in drawn[:end])
         band, note, num_draws = None, speakers_note(self.num_speakers), drawn.shape[1]
         if num_draws and eer is None:
-            # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?, 1983. A speaker
-            # without a target trial cannot be missed.
+            # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?, 1983. Only
+            # speakers with a target trial can be missed.
             number, note = len(np.unique(self._first[self._labels])), "every draw of speakers gives the same error rate"
             if plain[0] == 0 and number < MIN_SPEAKERS:
                 note = f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
             elif plain[0] == 0:
-                others = f"up to 3 in the next {number} speakers may still have one"
+                others = f"up to 3 in another {number} speakers may still have one"
                 note = f"no draw has an error; by the rule of three, {others}"
             note = f"no interval: {note}"
         if num_draws and len(self._false_accepts):
             rows = (self._false_accepts, *np.transpose([interval_of(values) for values in drawn[end:]]))
-            # It is only drawn, so five digits are enough.
+            # Five digits are enough for a plot.
             found = ([float(f"{100 * one:.5g}") for one in row] for row in rows)
             band = dict(zip(("false_accept_percent", "miss_low_percent", "miss_high_percent"), found, strict=True))
         return Results(
@@ -243,7 +243,7 @@ class SpeakerBootstrap:
 def group_result(
     label: str, prepared: SpeakerBootstrap, num_targets: int | None, num_draws: int, seed: int
 ) -> GroupResult:
-    """The figures of a group of trials as a row of a table; without a number of targets and priors, the EER alone."""
+    """The figures of a group of trials as a table row; without a number of targets and priors, the EER alone."""
     found = prepared.measure(num_draws, seed)
     few = f"only {num_targets} targets" if num_targets is not None and num_targets < MIN_TARGETS else ""
     note = "; ".join(filter(None, (few, found.interval_note)))
@@ -255,7 +255,7 @@ def group_result(
 def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
     """Figures of systems under the same draws, (systems, draws, figures).
 
-    Draws without trials of both kinds are omitted; with too few speakers there are none.
+    Draws that lack targets or non-targets are omitted; with too few speakers there are no draws.
     """
     plain, num_speakers = systems[0].figures(), systems[0].num_speakers
     assert plain is not None, "there are trials of both kinds"
@@ -264,7 +264,7 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
     rows = []
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for draw in bar.over(range(num_draws)):
-            # Keyed by the draw, so that two systems meet the same speakers and more draws keep the first ones.
+            # Keyed by the draw: all systems get the same speakers, and more draws extend fewer.
             chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
             counts = np.bincount(chosen, minlength=num_speakers)
             found = [system.figures(counts) for system in systems]
@@ -273,7 +273,7 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
 
 
 def speakers_note(num_speakers: int) -> str:
-    """A note on an interval over so few speakers; empty if there are enough."""
+    """A note on an interval over few speakers; empty if there are enough."""
     too_few = f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
     rough = f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
     return too_few if num_speakers < MIN_SPEAKERS else rough
@@ -287,7 +287,7 @@ def interval_of(values: np.ndarray) -> Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two systems in one figure: B minus A, so that positive means that A is better."""
+    """The difference between two systems in one figure: B minus A, so a positive value means that A is better."""
 
     value: float
     interval: Interval
@@ -311,8 +311,8 @@ def mean_differences(
 ) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF.
 
-    Figures are means over several trainings of each system, all scored on the same trials. The draws are of speakers:
-    how far trainings of one system differ is not in the interval.
+    Figures are means over several training runs of each system, all scored on the same trials. Only speakers are drawn,
+    so the interval does not cover the variation between training runs.
     """
     figures = np.array([one.figures() for one in (*first, *second)])
     whole = figures[len(first) :].mean(axis=0) - figures[: len(first)].mean(axis=0)
@@ -328,10 +328,10 @@ class Comparison:
 
     systems: list[Results]
     differences: list[list[Difference]]
-    """For every system but the first, one for each figure: EER, then the minDCFs; positive if the first is better."""
+    """For each system but the first, one per figure: EER, then the minDCFs; positive if the first is better."""
 
     def sentences(self, names: Sequence[str]) -> list[str]:
-        """One sentence for each figure of each system but the first."""
+        """A sentence for each figure of each system but the first."""
         labels = [figure.label for figure in headline(self.systems[0])]
         return [
             difference.sentence(label, names[0], name)
@@ -349,12 +349,12 @@ def compare_scores(
     seed: int,
     priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
 ) -> Comparison:
-    """Compare systems by their scores of the same labelled trials, each with the first.
+    """Compare each system with the first by their scores on the same labelled trials.
 
-    All are measured on the same draws of speakers: what is common to them cancels in the differences.
+    All are measured on the same draws of speakers, so what they have in common cancels in the differences.
     """
     if trials.labels is None:
-        raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
+        raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a labelled list")
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in priors}
     first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
@@ -363,7 +363,7 @@ def compare_scores(
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Short names for paths: the last folder or file name in which all of them differ, else numbered.
+    """Short names for paths: the last path component in which all of them differ, otherwise numbered names.
 
     >>> short_names(["exps/a/scores.txt", "exps/b/scores.txt"])
     ['a', 'b']

@@ -1,8 +1,8 @@
-"""What evaluations leave on the disk: score files, decisions, results, and what a report is made of.
+"""The files of an evaluation: score files, decisions, results, and the data that a report is made from.
 
-Score files are `enrol test score` a line, our own and those of other tools; matching them with a list goes by the
-pairs. A report is made again from the files of a run folder alone: `report_arrays.npz` keeps what no other file holds
-(labels, log-likelihood ratios, the embedding map).
+Score files, from this toolkit or others, have lines `enrol test score` and are matched with a list by pair. A report
+can be remade from the files of a run folder alone: `report_arrays.npz` keeps what no other file holds (labels,
+log-likelihood ratios, the embedding map).
 """
 
 import csv
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 FORM = "'enrol test score', optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
 LARGEST_SCORE = 1e30
-"""Larger ones overflow when scores are squared; no scoring gives any."""
+"""Larger scores overflow when squared; no scoring method produces them."""
 LLR_COLUMN = "llr"
 NUM_IN_TERMINAL = 10
 ARRAYS_NAME = "report_arrays.npz"
@@ -57,24 +57,24 @@ KEPT_ARRAYS = (
     ("speaker_names", "U", 1),
     ("durations", "f", 1),
 )
-"""Name, kinds of numbers and dimensions of what the report keeps."""
+"""Name, dtype kinds and number of dimensions of each array kept for the report."""
 COUNTED = ("epoch", "step")
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
 
 
 def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
-    """The score file of a list in the folder of a run or an evaluation (or the file itself), and its scores."""
+    """The score file for a list in a run or evaluation folder (or the file itself), and its scores."""
     if not path.is_dir():
         return path, scores_for(trials, path)
     found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
     own, named = path / SCORES, evaluation_folder(path, trials.source) / SCORES
     names = ", ".join(one.parent.name for one in found) or "no folder with scores"
     refused = ListError(
-        f"{path}: no {SCORES} of {Path(trials.source).stem}; {path}/{EVALUATIONS} holds {names}; score the list with "
-        "--eval, or name the folder of one of them"
+        f"{path}: no {SCORES} of {Path(trials.source).stem} ({path}/{EVALUATIONS} has {names}); score the list with "
+        "--eval, or give the folder of one of these"
     )
-    # Of a list with a name of its own, the results know which it was.
+    # If the folder is not named after the list, its results identify the list by checksum.
     known = ((one, read_results(one.with_name(RESULTS))) for one in found if len(found) > 1)
     digests = ((one, {row.get("sha256") for row in (read.lists if read else None) or []}) for one, read in known)
     others = (one for one, sha256 in digests if trials.sha256 and trials.sha256 in sha256)
@@ -83,16 +83,16 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
             try:
                 return candidate, scores_for(trials, candidate)
             except ListError as error:
-                # The run's own scores may be those of another list, with the wanted ones under eval/.
+                # The run's own scores may belong to another list, and the wanted ones be under eval/.
                 refused = error
     raise refused
 
 
 def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
-    """Read `enrol test score` lines, split as a trial list is; blank lines are skipped.
+    """Read lines `enrol test score`, split like those of a trial list; blank lines are skipped.
 
     Returns:
-        The pairs, with labels if every line has the fourth column; and the scores (trials,) float64, higher means more
+        The pairs, with labels if every line has the fourth column, and the scores (trials,) float64; higher means more
         alike.
     """
     file, rows = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run"), numbers()
@@ -118,21 +118,20 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
 
 
 def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> None:
-    """Write one line a trial in the order of the list, atomically; names with spaces make a line tab-separated."""
+    """Write one line per trial in list order, atomically; a line is tab-separated if a name contains a space."""
     names = list(trials.names)
     with atomic_write(path) as file:
         for enrol, test, score in zip(trials.enrol.tolist(), trials.test.tolist(), scores.tolist(), strict=True):
-            # A name with a space would otherwise be read as two.
             gap = "\t" if " " in names[enrol] or " " in names[test] else " "
             file.write(f"{names[enrol]}{gap}{names[test]}{gap}{score:.6f}\n")
 
 
 def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
-    """The score of each of these trials, (trials,) float64, from a file that may have them in any order."""
+    """The scores of these trials, (trials,) float64, from a file that may list them in any order."""
     found, all_scores = read_scores(path)
     rows = _rows_of(trials, found)
     scores = all_scores[rows]
-    # Not `>`: NaN compares as false.
+    # Not `>`, since NaN compares as false.
     if len(bad := np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])):
         lines = ", ".join(str(_line_of(path, int(row))) for row in bad[:MAX_NAMED]) + " …" * (len(bad) > MAX_NAMED)
         what = f"{len(bad)} of {len(scores)} scores are NaN, infinite or beyond {LARGEST_SCORE:g}"
@@ -141,15 +140,15 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
         other = np.flatnonzero(trials.labels != found.labels[rows])
         if len(other):
             raise ListError(
-                f"{path}: {len(other):,} of {len(scores):,} lines have another label than {trials.source}, first "
-                f"{_entry(found, int(rows[other[0]]))}; one of the two is wrong"
+                f"{path}: {len(other):,} of {len(scores):,} labels differ from {trials.source}, first at "
+                f"{_entry(found, int(rows[other[0]]))}; correct the wrong file"
             )
     return scores
 
 
 def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
-    """The row in `theirs` of each trial of `ours`, int64; ListError if they are not the same pairs, each as often."""
-    # Rows of names count by first mention in both, so lists in one order have equal tables and equal rows.
+    """The row in `theirs` of each trial of `ours`, int64; ListError unless both have the same pairs equally often."""
+    # Both number names by first mention, so lists in the same order have equal tables and equal rows.
     is_same = len(ours) == len(theirs) and ours.names == theirs.names
     if is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test):
         return np.arange(len(ours))
@@ -164,11 +163,11 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
         for trials, keys, others in ((ours, wanted, there), (theirs, there, wanted)):
             alone = np.flatnonzero(~np.isin(keys, others))
             if len(alone):
-                found.append(f"{len(alone):,} are in {trials.source} only, first {_entry(trials, int(alone[0]))}")
+                found.append(f"{len(alone):,} are only in {trials.source}, first {_entry(trials, int(alone[0]))}")
         if len(found) == 1:
             again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
-            found += [f"not each pair as often, first {_entry(theirs, int(row))}" for row in again[:1]]
-        raise ListError("; ".join(found) + "; expected the scores of this very list")
+            found += [f"pairs are not repeated alike, first repeat {_entry(theirs, int(row))}" for row in again[:1]]
+        raise ListError("; ".join(found) + "; expected the scores of exactly this list")
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
     return rows
@@ -181,7 +180,7 @@ def _entry(trials: TrialList, row: int) -> str:
 
 
 def _line_of(path: str | Path, row: int) -> int:
-    """The line number of entry `row` (blank lines do not count); its own number if the file is gone."""
+    """The line number of entry `row`, skipping blank lines; the entry's own number if the file no longer exists."""
     if not Path(path).is_file():
         return row + 1
     with Path(path).open("rb") as file:
@@ -191,7 +190,7 @@ def _line_of(path: str | Path, row: int) -> int:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Unlabelled trials: their scores, log-likelihood ratios if there is a calibration, and a decision per threshold.
+    """Unlabelled trials with their scores, log-likelihood ratios if calibrated, and a decision per threshold.
 
     A trial is accepted if its score reaches the threshold.
     """
@@ -200,18 +199,18 @@ class Decisions:
     scores: np.ndarray
     """(trials,)."""
     llrs: np.ndarray | None = None
-    """Natural, (trials,)."""
+    """Natural logarithms, (trials,)."""
     thresholds: Sequence[Mapping[str, Any]] = ()
-    """Of this way of scoring, as a model file keeps them."""
+    """Those for this scoring, as a model file holds them."""
 
     @property
     def says_more_than_scores(self) -> bool:
-        """Whether there is anything that `scores.txt` does not hold."""
+        """Whether it holds more than `scores.txt`."""
         return self.llrs is not None or bool(self.thresholds)
 
     @property
     def header(self) -> list[str]:
-        """Names of the columns, for scripts."""
+        """Machine-readable column names."""
         llr = [] if self.llrs is None else [LLR_COLUMN]
         return ["enrol", "test", "score", *llr, *(str(one["name"]) for one in self.thresholds)]
 
@@ -228,24 +227,24 @@ class Decisions:
         ]
 
     def sentences(self) -> list[str]:
-        """How many trials each threshold accepts, and what is missing for decisions."""
+        """How many trials each threshold accepts, and what decisions still need."""
         total = counted(len(self.trials), "pair")
         found = [
             f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {total} accepted at threshold "
             f"{one['threshold']:.4f} ({described(one)})"
             for one in self.thresholds
         ]
-        decisions = "no decisions: there is no threshold for this scoring method"
-        ratios = "no log-likelihood ratios: there is no calibration for this scoring method"
+        decisions = "no decisions: this scoring method has no threshold"
+        ratios = "no log-likelihood ratios: this scoring method has no calibration"
         missing = [decisions] * (not self.thresholds) + [ratios] * (self.llrs is None)
         advice = (
-            "to fit them on labelled trials: --evaluation.calibration_list LIST with --eval, or `speakernet calibrate` "
-            "for the model file; for score files --fusion_scores and --fusion_trials"
+            "fit them on labelled trials: with --eval --evaluation.calibration_list LIST, or `speakernet calibrate` "
+            "for the model file; for score files with --fusion_scores and --fusion_trials"
         )
         return [*found, *missing, *([advice] if missing else [])]
 
     def lines(self) -> list[str]:
-        """The first trials as a table of text, then the sentences; for a terminal."""
+        """The first trials as a text table, then the sentences, for a terminal."""
         count = min(len(self.trials), NUM_IN_TERMINAL)
         rows = [self.header, *(self.row(number) for number in range(count))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -254,7 +253,7 @@ class Decisions:
         return [*table, *more, *self.sentences()]
 
     def write(self, path: Path) -> None:
-        """Write a CSV: header, then a trial a line in the order of the list."""
+        """Write a CSV with a header and one line per trial in list order."""
         with atomic_write(path) as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(self.header)
@@ -262,7 +261,7 @@ class Decisions:
 
 
 def described(threshold: Mapping[str, Any]) -> str:
-    """What a threshold was chosen for, and on which list."""
+    """What a threshold was chosen for and on which list."""
     fitted_on = f" on {threshold['list']}" if threshold.get("list") else ""
     return f"{threshold_label(str(threshold['name']))}{fitted_on}"
 
@@ -276,7 +275,7 @@ def read_llrs(path: Path) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores in list order and their figures."""
+    """The scores of a list, in list order, and their figures."""
 
     trials: TrialList
     scores: np.ndarray
@@ -284,12 +283,12 @@ class Evaluation:
     llrs: np.ndarray | None = None
     """Calibrated scores, (trials,)."""
     units: np.ndarray | None = None
-    """(utterances, dim) of length 1, if something was embedded."""
+    """Unit-length embeddings (utterances, dim); None for score files."""
     speakers: Speakers | None = None
     durations: np.ndarray | None = None
-    """Seconds of each utterance, (utterances,), if there was audio."""
+    """Seconds of each utterance, (utterances,); None without audio."""
     others: Mapping[str, "Evaluation"] = field(default_factory=dict)
-    """Of the other test lists, by name."""
+    """Evaluations of the other test lists, by name."""
 
     @property
     def decisions(self) -> Decisions | None:
@@ -299,33 +298,33 @@ class Evaluation:
         return Decisions(self.trials, self.scores, self.llrs, self.results.thresholds or ())
 
     def lines(self, digits: int = 2) -> list[str]:
-        """The headline and, without error rates, the decisions; for a terminal."""
+        """The headline and, without error rates, the decisions, for a terminal."""
         others = [f"{name}: {headline_sentence(one.results, digits)}" for name, one in self.others.items()]
         return [headline_sentence(self.results, digits), *others, *(self.decisions.lines() if self.decisions else ())]
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a page may show of one run; what is missing is None or empty."""
+    """Everything that a page may show about a run; missing parts are None or empty."""
 
     folder: Path
     name: str
-    """For pages of several runs."""
+    """Its name on a page of several runs."""
     results: Results | None
     """None before the first evaluation."""
     metrics: list[dict[str, Any]]
-    """Lines of `metrics.jsonl`."""
+    """Records of `metrics.jsonl`."""
     config: str
     """Text of `config.yaml`."""
     trials: TrialList | None = None
     scores: np.ndarray | None = None
     """(trials,) float64."""
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    """Those of `KEPT_ARRAYS` that there are."""
+    """The `KEPT_ARRAYS` that exist."""
 
     @property
     def decisions(self) -> Decisions | None:
-        """Decisions on each trial of a list without an error rate."""
+        """Decisions on each trial; None if there are error rates or no scores."""
         results, trials, scores = self.results, self.trials, self.scores
         if results is None or results.eer_percent is not None or trials is None or scores is None:
             return None
@@ -333,34 +332,34 @@ class RunData:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """(trials,) if the scores have labels of both kinds."""
+        """Labels (trials,) of the scores; None unless there are both targets and non-targets."""
         labels = None if self.trials is None or self.scores is None else self.trials.labels
         return None if labels is None or missing_kind(labels) else labels
 
     @property
     def list_name(self) -> str:
-        """The name of the list that was scored."""
+        """The name of the scored list."""
         name = self.results.list_name() if self.results else ""
         return name or (Path(self.trials.source).name if self.trials is not None else "a list without a name")
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """The run's sections, or the section evaluation of an evaluation alone."""
+        """The sections of the run; only `evaluation` in an evaluation folder without a run."""
         section = (self.results.config if self.results else None) or {}
         found = read_yaml(self.config, str(self.folder / CONFIG)) if self.config else {"evaluation": section}
         return found if isinstance(found, Mapping) else {}
 
 
 def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None = None) -> RunData:
-    """Read a run folder, or the folder of an evaluation, whose scores and arrays may be at hand."""
+    """Read a run or evaluation folder; scores and arrays come from `evaluation` if it is given."""
     folder = Path(folder)
     results = read_results(folder / RESULTS) if evaluation is None else evaluation.results
     run_folder = folder
     if results is not None and results.checkpoint and not (folder / METRICS).is_file():
-        # Of an evaluation alone: the run whose checkpoint was scored.
+        # An evaluation folder: use the run whose checkpoint was scored.
         run_folder = Path(results.checkpoint.get("path", "")).parent
     metrics = _read_metrics(run_folder / METRICS)
-    # Epochs and steps of a later stage continue those of the one before.
+    # Epochs and steps of a later stage continue those of the previous one.
     for stage, path in later_stages(run_folder).items():
         ends = {key: max((one.get(key, 0) for one in metrics), default=0) for key in COUNTED}
         for one in _read_metrics(path / METRICS):
@@ -383,7 +382,7 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         found = {"labels": trials.labels, "llrs": evaluation.llrs, "durations": evaluation.durations}
         if speakers is not None:
             found |= {"speakers": speakers.ids, "speaker_names": np.array(speakers.names, dtype=np.str_)}
-            # Without labels, speakers are a guess.
+            # Without labels, the speakers are a guess.
             if units is not None and trials.labels is not None:
                 found |= embedding_map(units, speakers.ids, list(trials.names))
         known = {name: array for name, array in found.items() if array is not None}
@@ -399,35 +398,35 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
     if labels is None or labels.shape != scores.shape:
         labels = None
         if results is None or not results.why_no_eer or results.num_targets is not None:
-            logger.warning("%s: no labels are kept: the report has no curves of errors", folder)
+            logger.warning("%s: no labels were kept, so the report has no error curves", folder)
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
 
 
 def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-    """The plane of the two main axes of some speakers' utterances; empty with fewer than two speakers of two each.
+    """The speakers with the most utterances on two principal components; empty without two speakers of two utterances.
 
-    Principal components, not t-SNE or UMAP: they are linear and have no settings, so a gap in the picture is a gap in
-    the embeddings, and the same embeddings give the same picture. The speakers with the most utterances are shown.
+    Principal components rather than t-SNE or UMAP: they are linear and have no settings, so a gap in the plot is a gap
+    in the embeddings, and the same embeddings always give the same plot.
 
     Returns:
-        `map_points` (utterances, 2), `map_speakers` (utterances,) rows of `map_names`, and `map_shares` (2,) of the
-        variance of these utterances on each axis.
+        `map_points` (utterances, 2), `map_speakers` (utterances,) rows of `map_names`, and `map_shares` (2,), the
+        shares of these utterances' variance on each axis.
     """
-    # Speakers with one utterance would be single points among groups.
+    # Speakers with a single utterance form no group.
     counts = np.bincount(speakers)
     chosen = [one for one in np.argsort(-counts, kind="stable")[:MAP_SPEAKERS] if counts[one] >= 2]
     if len(chosen) < 2 or embeddings.shape[1] < 2:
         return {}
     rows = [np.flatnonzero(speakers == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
     table = embeddings[np.concatenate(rows)].astype(np.float64)
-    # SVD of the centred table is the principal components, without a covariance matrix.
+    # The SVD of the centred table gives the principal components without a covariance matrix.
     left, spread, _ = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)
     points = (left[:, :2] * spread[:2]).astype(np.float32)
-    # The sign of an axis is arbitrary: fixed, so that the same run gives the same picture.
+    # The sign of an axis is arbitrary; fix it, so that the same run gives the same plot.
     points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
     shown = []
     for number, one in enumerate(rows, start=1):
-        # The last folder that all utterances of the speaker share, else a number.
+        # The last folder that all utterances of the speaker share, otherwise a number.
         folders = [PurePosixPath(names[row].replace("\\", "/").lstrip("/")).parent for row in one]
         shown.append(PurePosixPath(os.path.commonpath(folders)).name or f"speaker {number}")
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
@@ -437,7 +436,7 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
 
 
 def list_in_common(paths: Sequence[Path]) -> TrialList:
-    """The labelled list whose scores all these files and folders hold, from the labels kept in one of them."""
+    """The labelled list that all these files and folders have scores for, with the labels kept in one of them."""
     names, refused = ", ".join(map(str, paths)), None
     for path in paths:
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
@@ -456,18 +455,18 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
                 refused = refused or error
     if refused is None:
         raise ListError(f"{names}: no labelled scores; give their list with --trials")
-    raise ListError(f"{names}: expected scores of one trial list; {refused}") from refused
+    raise ListError(f"{names}: expected scores of the same trial list; {refused}") from refused
 
 
 def chosen_on_reported(scores: Path) -> str:
-    """The warning that a score file's model was selected on the same list, from the results beside it; else empty."""
+    """The warning, from the results beside a score file, that its model was selected on the same list; else empty."""
     results = read_results(scores.with_name(RESULTS))
     warnings = (results.warnings if results else None) or []
     return next((one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(":")[0])), "")
 
 
 def read_results(path: Path) -> Results | None:
-    """What an evaluation wrote; None if there is no such file; FileError if it is damaged."""
+    """The results of an evaluation; None if there is no such file; FileError if it is damaged."""
     if not path.is_file():
         return None
     with reading(path, "the results of an evaluation; evaluate again to write them"), open_text(path) as file:
@@ -475,7 +474,7 @@ def read_results(path: Path) -> Results | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a record can be drawn."""
+    """Whether a value in a record can be plotted."""
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
@@ -483,16 +482,16 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     if not path.is_file():
         return records
-    with reading(path, "a line of JSON for each record"), open_text(path) as file:
+    with reading(path, "one JSON record per line"), open_text(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
             except (json.JSONDecodeError, RecursionError):
-                # A run that was killed leaves half a line; a report is read while training writes, too.
-                logger.warning("%s, line %d: cut off, skipped", path, number)
+                # A killed run leaves half a line, and so may a run that is still writing.
+                logger.warning("%s, line %d: incomplete record skipped", path, number)
                 continue
             if isinstance(record, dict):
-                # What is drawn; the kind and the interval are no numbers.
+                # Keep numbers, and these keys, whose values are not numbers.
                 kinds: dict[str, Any] = {"kind": str, "eer_interval_percent": list, "begun": ()}
                 kinds |= {"test_lists": dict, "drawn": dict}
                 usable = (key for key, one in record.items() if isinstance(one, kinds.get(key, int | float)))
@@ -501,7 +500,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_kept(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a report, checked: others would fail when they are drawn."""
+    """The arrays of a report, checked so that drawing them cannot fail."""
     arrays = read_arrays(path, ARRAYS_EXPECTED) if path.is_file() else {}
     for name, kinds, dimensions in KEPT_ARRAYS:
         if name in arrays and (arrays[name].dtype.kind not in kinds or arrays[name].ndim != dimensions):
@@ -512,5 +511,5 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
             points, speakers = arrays["map_points"], arrays["map_speakers"]
             is_whole = points.shape == (len(speakers), 2) and len(arrays["map_shares"]) == 2
             if not is_whole or not set(speakers.tolist()) <= set(range(len(arrays["map_names"]))):
-                raise FileError(f"{path}: the map's arrays do not match; expected {ARRAYS_EXPECTED}")
+                raise FileError(f"{path}: the arrays of the embedding map do not match; expected {ARRAYS_EXPECTED}")
     return arrays

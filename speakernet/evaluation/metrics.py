@@ -1,10 +1,10 @@
-"""Error rates and detection costs from scores and labels: pure functions of arrays, one sort for all of them.
+"""Error rates and detection costs from scores and labels: pure functions of arrays that share a single sort.
 
-`ErrorRates` holds, for every distinct threshold, how many targets are missed and non-targets accepted; each metric is
-a short function of it. The convex hull of the same points (the ROC convex hull) gives min Cllr and one of
-the definitions of the EER. Nothing here knows files, lists or embeddings.
+`ErrorRates` holds the numbers of missed targets and accepted non-targets at every distinct threshold; each metric is a
+short function of it. The convex hull of these points (the ROC convex hull) gives min Cllr and one definition of the
+EER. Files, lists and embeddings are not needed here.
 
-Accept means `score >= threshold`; equal scores are accepted or rejected together.
+A trial is accepted if `score >= threshold`; equal scores are accepted or rejected together.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from speakernet.terminal import MAX_NAMED
 
 Rates = TypeVar("Rates", float, np.ndarray)
 
-# Passes that drop points below their neighbours' chord before the exact loop takes over; each drops about half.
+# Vectorised passes that drop points off the hull before the exact loop takes over; each drops about half.
 HULL_PASSES = 60
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold with the error rates at it; rates are shares between 0 and 1."""
+    """A threshold and its error rates, as shares between 0 and 1."""
 
     threshold: float
     miss: float
@@ -33,7 +33,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Errors at every distinct threshold, ascending, ended by +infinity (all rejected)."""
+    """Errors at every distinct threshold, in ascending order and ending with +infinity (all rejected)."""
 
     thresholds: np.ndarray
     misses: np.ndarray
@@ -49,8 +49,8 @@ class ErrorRates:
 
     @cached_property
     def hull(self) -> np.ndarray:
-        """Rows of the points on the lower convex hull of (false accepts, misses), ascending thresholds."""
-        # Whole numbers, so it is exact.
+        """Rows of the points on the lower convex hull of (false accepts, misses), by ascending threshold."""
+        # Integers keep this exact.
         false_accepts, misses = self.false_accepts.astype(np.int64), self.misses.astype(np.int64)
         rows = np.arange(len(misses))
         for _ in range(HULL_PASSES):
@@ -67,13 +67,13 @@ class ErrorRates:
 
 
 def missing_kind(labels: np.ndarray) -> str:
-    """The kind of trial that error rates need and these labels (trials,) lack; empty if both are there."""
+    """The kind of trial missing from these labels, (trials,), for error rates; empty if both kinds are present."""
     num_targets = int(np.count_nonzero(labels))
     return "target" if num_targets == 0 else "non-target" if num_targets == len(labels) else ""
 
 
 def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores as float64 and labels as bool, both (trials,); ValueError if no error rate can be computed of them."""
+    """Scores as float64 and labels as bool, both (trials,); ValueError if they allow no error rate."""
     scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
         raise ValueError(f"{scores.shape} scores for {labels.shape} labels; expected one label for each score")
@@ -84,7 +84,7 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
 
 
 def refuse_rows(is_bad: np.ndarray, what: str) -> None:
-    """Refuse scores that are NaN or infinite, by the first ten rows, counted from 1."""
+    """Refuse bad scores; the message names the first ten rows, counted from 1."""
     if rows := (np.flatnonzero(is_bad) + 1).tolist():
         named = ", ".join(map(str, rows[:MAX_NAMED])) + " …" * (len(rows) > MAX_NAMED)
         raise ValueError(f"{len(rows)} of {len(is_bad)} scores are {what}: trials {named}")
@@ -105,10 +105,10 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     ([0, 0, 1, 1, 2], [2, 1, 1, 0, 0])
     """
     scores, labels = check_trials(scores, labels)
-    # Sorting each kind and merging takes half the time of sorting row numbers: nothing is fetched from all over memory.
+    # Sorting each kind and merging takes half the time of sorting row numbers, which reads memory at random.
     targets, nontargets = np.sort(scores[labels]), np.sort(scores[~labels])
     is_target = np.zeros(len(scores), dtype=bool)
-    # How many non-targets lie below each target gives its place in the merged order.
+    # The number of non-targets below each target gives its place in the merged order.
     is_target[np.arange(len(targets)) + np.searchsorted(nontargets, targets)] = True
     ascending = np.empty(len(scores))
     ascending[is_target], ascending[~is_target] = targets, nontargets
@@ -121,15 +121,15 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
 
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:
-    """Where each run of equal values starts in a sorted array."""
+    """The start of each run of equal values in a sorted array."""
     return np.flatnonzero(np.append(np.ones(len(ascending[:1]), dtype=bool), ascending[1:] != ascending[:-1]))
 
 
 def eer(scores: np.ndarray, labels: np.ndarray) -> float:
     """Equal error rate in percent, where the miss rate and the false-accept rate cross.
 
-    The two rates are step functions of the threshold; between the two neighbouring thresholds at which the sign of
-    their difference changes, both are interpolated linearly.
+    Both rates are step functions of the threshold. They are interpolated linearly between the two neighbouring
+    thresholds at which the sign of their difference changes.
 
     >>> eer(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
     50.0
@@ -138,17 +138,17 @@ def eer(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def equal_error_point(rates: ErrorRates) -> OperatingPoint:
-    """The crossing of the two rates, with the threshold next to it."""
+    """The crossing of the two rates, with the nearest threshold above it."""
     after, rate = crossing(rates.miss_rates, rates.false_accept_rates)
     threshold = rates.thresholds[after]
-    # Above the highest score there is no threshold that a model file could keep.
+    # A model file cannot keep the infinite threshold above the highest score.
     threshold = threshold if np.isfinite(threshold) else rates.thresholds[max(after - 1, 0)]
     return OperatingPoint(float(threshold), rate, rate)
 
 
 def crossing(miss: np.ndarray, false_accept: np.ndarray) -> tuple[int, float]:
-    """Row after the crossing of the two rates over ascending thresholds, and the rate there, interpolated linearly."""
-    # The difference never falls with the threshold: it starts at -1 (all accepted) and ends at 1 (all rejected).
+    """The row after the crossing of the rates over ascending thresholds, and the linearly interpolated rate there."""
+    # The difference never decreases with the threshold: it starts at -1 (all accepted) and ends at 1 (all rejected).
     after = int(np.searchsorted(miss - false_accept, 0.0))
     before = max(after - 1, 0)
     gap_before, gap_after = miss[before] - false_accept[before], miss[after] - false_accept[after]
@@ -157,7 +157,7 @@ def crossing(miss: np.ndarray, false_accept: np.ndarray) -> tuple[int, float]:
 
 
 def hull_eer_percent(rates: ErrorRates) -> float:
-    """Equal error rate in percent on the convex hull of the ROC (ROCCH-EER): never above `eer` of the raw curve.
+    """Equal error rate in percent on the convex hull of the ROC (ROCCH-EER), never above the `eer` of the raw curve.
 
     Source: Brümmer and de Villiers, The BOSARIS Toolkit user guide, 2011, section 3.
 
@@ -168,15 +168,15 @@ def hull_eer_percent(rates: ErrorRates) -> float:
 
 
 def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
-    """The figure that voxceleb_trainer prints as EER, in percent: the larger rate where the two are nearest.
+    """The figure that voxceleb_trainer prints as EER, in percent: the larger rate where the two are closest.
 
-    It looks at the corners of the ROC only (its scikit-learn call drops points between two equal steps), from the
-    highest threshold down, and takes the first of equally near points.
+    It considers only the corners of the ROC (its scikit-learn call drops points between two equal steps), from the
+    highest threshold down, and takes the first of equally close points.
 
     >>> voxceleb_trainer_eer_percent(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     50.0
     """
-    # Descending thresholds without the all-rejected point, as that tool counts them.
+    # Descending thresholds without the all-rejected point, as in that tool.
     accepted_targets = (rates.num_targets - rates.misses)[-2::-1]
     accepted_nontargets = rates.false_accepts[-2::-1]
     if len(accepted_targets) > 2:
@@ -185,7 +185,7 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
         accepted_targets, accepted_nontargets = accepted_targets[kept], accepted_nontargets[kept]
     miss = 1 - np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
     false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
-    # The first of equally near points, as the argmin of that tool takes.
+    # argmin takes the first of equally close points, as in that tool.
     nearest = int(np.argmin(np.abs(miss - false_accept)))
     return 100 * float(max(miss[nearest], false_accept[nearest]))
 
@@ -193,7 +193,7 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
 def min_dcf(
     scores: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> float:
-    """Minimum of the detection cost over all thresholds, divided by the cost of the better blind decision.
+    """Minimum detection cost over all thresholds, divided by the cost of the better blind decision.
 
     Source: NIST 2016 speaker recognition evaluation plan, equations 2 to 4.
 
@@ -206,10 +206,10 @@ def min_dcf(
 def min_dcf_point(
     rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> tuple[float, OperatingPoint]:
-    """Normalised minimum detection cost and the point where it is reached."""
+    """Normalised minimum detection cost and its operating point."""
     costs = detection_cost(rates.miss_rates, rates.false_accept_rates, target_prior, c_miss, c_fa)
     best = int(np.argmin(costs))
-    # The better blind decision: accept all, at the first threshold, or none, at the last.
+    # The better blind decision: accept all (first threshold) or none (last).
     cost = float(costs[best] / min(costs[0], costs[-1]))
     miss, false_accept = float(rates.miss_rates[best]), float(rates.false_accept_rates[best])
     return cost, OperatingPoint(float(rates.thresholds[best]), miss, false_accept)
@@ -223,20 +223,20 @@ def detection_cost(
 
 
 def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
-    """The error rates if a given threshold is used on these scores."""
+    """The error rates of a given threshold on these scores."""
     row = min(int(np.searchsorted(rates.thresholds, threshold)), len(rates.thresholds) - 1)
     return OperatingPoint(threshold, float(rates.miss_rates[row]), float(rates.false_accept_rates[row]))
 
 
 def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint:
-    """The lowest threshold whose false-accept rate is not above `rate`."""
-    # False accepts fall with the threshold; the negated array is sorted.
+    """The lowest threshold whose false-accept rate does not exceed `rate`."""
+    # False accepts decrease with the threshold, so the negated array is sorted.
     row = int(np.searchsorted(-rates.false_accept_rates, -rate))
     return point_at_threshold(rates, float(rates.thresholds[row]))
 
 
 def act_dcf(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
-    """Normalised detection cost at the threshold that theory gives for log-likelihood ratios (natural log).
+    """Normalised detection cost at the Bayes threshold for log-likelihood ratios (natural log).
 
     >>> act_dcf(error_rates(np.array([-2.0, 1.0, -1.0, 3.0]), np.array([0, 0, 1, 1])), 0.5)
     1.0
@@ -247,12 +247,12 @@ def act_dcf(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c
 
 
 def bayes_threshold(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
-    """The log-likelihood ratio above which accepting is the cheaper decision."""
+    """The log-likelihood ratio above which accepting costs less than rejecting."""
     return float(np.log(c_fa * (1 - target_prior)) - np.log(c_miss * target_prior))
 
 
 def cllr(llrs: np.ndarray, labels: np.ndarray) -> float:
-    """Cost of log-likelihood ratios in bits: 0 perfect, 1 that of saying nothing.
+    """Cost of log-likelihood ratios in bits: 0 is perfect, 1 is no information.
 
     Source: Brümmer and du Preez, Application-independent evaluation of speaker detection, 2006, equation 17.
 
@@ -265,20 +265,20 @@ def cllr(llrs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def min_cllr(rates: ErrorRates) -> float:
-    """Cllr after the best monotonic calibration of these very scores (pool adjacent violators), in bits.
+    """Cllr after the best monotonic calibration of these scores (pool adjacent violators), in bits.
 
     >>> min_cllr(error_rates(np.array([0.1, 0.2, 0.7, 0.8]), np.array([0, 0, 1, 1])))
     0.0
     """
     targets, nontargets, llrs = pooled_llrs(rates)
-    # A pool of one kind has an infinite ratio and costs nothing: 0 x infinity must not become NaN.
+    # A pool of a single kind has an infinite ratio and costs nothing; 0 x infinity would give NaN.
     mixed = np.isfinite(llrs)
     cost = targets[mixed] @ np.logaddexp(0, -llrs[mixed]) + nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
     return float(cost / (2 * np.log(2)))
 
 
 def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Shares of targets and non-targets and the log-likelihood ratio of each pool, an edge of the ROC convex hull."""
+    """Share of targets, share of non-targets and log-likelihood ratio of each pool (an edge of the ROC convex hull)."""
     targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
     nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
     with np.errstate(divide="ignore"):
@@ -286,7 +286,7 @@ def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def area_under_roc(rates: ErrorRates) -> float:
-    """Probability that a random target scores above a random non-target, ties counted half.
+    """Probability that a random target scores above a random non-target; ties count half.
 
     >>> area_under_roc(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     0.75
@@ -297,17 +297,17 @@ def area_under_roc(rates: ErrorRates) -> float:
 
 
 def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """False-accept and miss rates for a DET curve, thinned evenly along the curve in normal-deviate scale.
+    """False-accept and miss rates of a DET curve, thinned evenly along the curve on normal-deviate axes.
 
     Returns:
-        Two arrays (points,), only points where both rates lie strictly between 0 and 1.
+        Two arrays (points,) with the points where both rates lie strictly between 0 and 1.
     """
     false_accept, miss = rates.false_accept_rates, rates.miss_rates
     inside = (false_accept > 0) & (false_accept < 1) & (miss > 0) & (miss < 1)
     false_accept, miss = false_accept[inside], miss[inside]
     if len(miss) <= max_points:
         return false_accept, miss
-    # The logit is near enough to the normal deviate for spacing.
+    # For spacing, the logit is close enough to the normal deviate.
     position = np.log(miss / (1 - miss)) - np.log(false_accept / (1 - false_accept))
     kept = np.unique(np.searchsorted(position, np.linspace(position[0], position[-1], max_points)))
     kept = np.minimum(kept, len(miss) - 1)
@@ -315,9 +315,9 @@ def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, n
 
 
 def _is_above_chord(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Whether each point lies on or above the line between its two neighbours (then no hull needs it)."""
+    """Whether each point lies on or above the line between its two neighbours, so that it is not on the hull."""
     step_x, step_y = -np.diff(false_accepts), np.diff(misses)
     above = np.zeros(len(misses), dtype=bool)
-    # Slopes of a lower hull, walked from many false accepts to none, only grow.
+    # Along a lower hull, from many false accepts to none, slopes increase.
     above[1:-1] = step_y[:-1] * step_x[1:] >= step_y[1:] * step_x[:-1]
     return above

@@ -1,4 +1,4 @@
-"""What a run shows in a notebook: its page, the curve of its errors as a figure, its trials as a table."""
+"""A run in a notebook: its report page, its DET curve as a figure, and its trials as a table."""
 
 import functools
 import io
@@ -17,10 +17,10 @@ from speakernet.run_folder import REPORT
 
 
 class Report:
-    """What a run folder, or the folder of an evaluation, holds; a notebook shows `report.html`.
+    """The contents of a run or evaluation folder, shown in a notebook as its `report.html`.
 
     Raises:
-        FileError: no such folder, or one without results.
+        FileError: the folder does not exist or has no results.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -33,19 +33,19 @@ class Report:
         return f'<iframe srcdoc="{escape(text)}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
     def plot_det(self) -> Figure:
-        """The detection error trade-off, with the band of its 95 % intervals."""
+        """The detection error trade-off, with a band of 95 % intervals."""
         if self.run.scores is None or self.run.labels is None:
-            raise ValueError(f"{self.run.folder}: no labelled scores, so no curve of errors")
+            raise ValueError(f"{self.run.folder}: no labelled scores, so there is no DET curve")
         rates, band = error_rates(self.run.scores, self.run.labels), self.results.det_band
         points, bands = {"EER": equal_error_point(rates)}, {self.run.name: band} if band else {}
         figure = plots.det_figure({self.run.name: rates}, points, bands)
-        # Notebooks know only figures of pyplot.
+        # Notebooks only display pyplot figures by themselves.
         figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
         return figure
 
     def frame(self) -> Any:
-        """A pandas table with a row a trial: `enrol`, `test`, `score` and, if they are known, `label` and `llr`."""
-        # Late: it is not needed elsewhere, and may not be installed.
+        """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label` and `llr`."""
+        # Imported late: pandas is only needed here and may not be installed.
         import pandas
 
         if (trials := self.run.trials) is None:

@@ -1,4 +1,4 @@
-"""The options of evaluation: utterances to embeddings, embeddings to scores, scores to figures. No torch here."""
+"""The options of evaluation, from utterances to embeddings, scores and figures. No torch is imported here."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from pydantic import Field
 from speakernet.options import Count, CountOrZero, FramesOrZero, InputPath, Options, Positive, Probability, Processes
 
 UNIT_COST = 1.0
-"""The field's usual cost of a miss and of a false accept alike."""
+"""The usual cost of both a miss and a false accept."""
 Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone", "microphone", "distance"]
@@ -26,19 +26,19 @@ class EvaluationOptions(Options):
     num_crops: Annotated[int, Ge(1), Le(10_000)] = 10
     """Evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
-    """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the mean of the two scores."""
+    """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the two scores are averaged."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Waveforms (crops or whole utterances) embedded at once; at most 16 on a CPU."""
     num_workers: Processes | Literal["auto"] = "auto"
-    """Threads that read evaluation audio; auto: as many as this process has cores, eight at most."""
+    """Threads that read evaluation audio; auto: one per core of this process, at most eight."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
     """Precision of the network while embedding; auto: that of training (runtime.precision)."""
     score: Literal["cosine", "mean_distance"] = "cosine"
-    """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (voxceleb_trainer's)."""
+    """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (as in voxceleb_trainer)."""
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
     cohort_size: Count = 300
-    """The number of nearest cohort members that adaptive s-norm takes (all if the cohort is smaller)."""
+    """Number of nearest cohort members that adaptive s-norm uses (all if the cohort is smaller)."""
     dcf_target_priors: list[Probability] = Field(default=[0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: Positive = UNIT_COST
@@ -48,47 +48,47 @@ class EvaluationOptions(Options):
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""
     metadata: InputPath = ""
-    """CSV with a column path and any others (gender, age, …): results of the (first) test list are sliced by them."""
+    """CSV with a column path and others (gender, age, …) by which results of the (first) test list are sliced."""
     slices: list[str] = Field(default=[])
-    """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
+    """What to slice by: duration, snr or metadata columns; empty: duration and every suitable metadata column."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """Precision of the network in validations during training; auto: that of training."""
+    """Precision of the network during validation; auto: that of training."""
     max_trials: CountOrZero = 0
-    """Number of validation trials in a fixed random subset, for quick validation; 0: all."""
+    """Size of a fixed random subset of the validation trials, for quick validation; 0: all."""
     speaker_table: InputPath = ""
-    """CSV with the columns path, speaker and (if known) session, for lists whose names do not show them."""
+    """CSV with the columns path, speaker and (if known) session, for lists whose names do not contain them."""
     subtract_mean: bool = False
-    """Subtract the mean embedding of the training set before scoring; training keeps it in the model file."""
+    """Subtract the mean embedding of the training set before scoring; training saves it in the model file."""
     mean_utterances: Count = 2000
-    """Training utterances that the mean is measured on, drawn with the seed."""
+    """Training utterances that the mean is computed from, drawn with the seed."""
     plda: bool = False
-    """At its end training fits PLDA on the training list, each file through another microphone of augment (if it has
-    any), and keeps it in the model file; it has a mean of its own."""
+    """After training, fit PLDA on the training list, each file through another microphone of augment (if it has any),
+    and save it with its own mean in the model file."""
     cohort_list: InputPath = ""
-    """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
+    """List of the cohort with lines `speaker path`; empty: the training list. A speaker's utterances are averaged."""
     cohort_path: InputPath = ""
-    """Audio of the cohort; empty: train_path for the training list, else the folder of cohort_list."""
+    """Audio of the cohort; empty: train_path for the training list, otherwise the folder of cohort_list."""
     cohort_utterances: CountOrZero = 10
-    """Utterances of a speaker that are averaged into a cohort member; 0 takes all."""
+    """Utterances of a speaker averaged into a cohort member; 0: all."""
     calibration_list: InputPath = ""
-    """Labelled trials to fit calibration and thresholds on; empty leaves scores as they are."""
+    """Labelled trials to fit calibration and thresholds on; empty: scores stay uncalibrated."""
     calibration_path: InputPath = ""
     """Audio of calibration_list; empty: test_path."""
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = Field(default=[])
-    """Further inputs of the calibration: duration, magnitude, snr, cohort (mean score against it), four of each."""
+    """Further calibration inputs, four for each: duration, magnitude, snr, cohort (mean score against the cohort)."""
     sweep: list[Sweep] = Field(default=[])
-    """Degrade the trial audio step by step and report the EER: by noise, reverb, a microphone, and so on."""
+    """Degrade the trial audio step by step (noise, reverb, microphone, …) and report the EER at each step."""
     keep_embeddings: bool = True
-    """Keep embeddings beside the results and use them again while model and audio are unchanged."""
+    """Keep embeddings beside the results and reuse them while model and audio are unchanged."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Crops without a length, and what works on other scores only."""
+        """Crops without a length, and options that need another score."""
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
             yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
         if self.score_norm != "none" and self.score != "cosine":
-            yield "score_norm", f"{self.score_norm} with score: {self.score}; normalisation works on the cosine"
+            yield "score_norm", f"{self.score_norm} with score: {self.score}; normalisation needs score: cosine"
         if self.plda and (self.score, self.score_norm) != ("cosine", "none"):
             yield "plda", "true with another score or a score_norm; expected score: cosine and score_norm: none"
         if self.score_norm == "none" and "cohort" in self.quality_measures:

@@ -1,8 +1,8 @@
-"""The plots of an evaluation as matplotlib figures: one palette for light and dark, and their way into a page or PNG.
+"""The plots of an evaluation as matplotlib figures, and their export to the page and to PNG.
 
-Arrays in, a figure out; nothing is read or computed again. A figure is drawn once, in the light palette. Its PNG is
-that; for the page its SVG is taken and each colour of the palette becomes a CSS variable, so that one drawing follows
-the reader's light or dark setting.
+Arrays in, a figure out: nothing is read or recomputed here. A figure is drawn once, in the light palette, which the PNG
+keeps. In the SVG for the page each colour becomes a CSS variable, so that one drawing follows the reader's light or
+dark setting.
 """
 
 import functools
@@ -26,7 +26,7 @@ from speakernet.evaluation.results import NO_INTERVAL, GroupResult, threshold_te
 from speakernet.files import atomic_write
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.2, 3.0
-"""Small on purpose: the page shows a plot 340 to 420 pixels wide, so that 8-point text stays readable on a phone."""
+"""Small, since the page shows plots 340 to 420 pixels wide: 8-point text stays readable on a phone."""
 PNG_DOTS_PER_INCH = 200
 PALETTE = {
     "ink": ("#1b2431", "#e7ebf1"),
@@ -39,7 +39,7 @@ PALETTE = {
     "series-5": ("#0f7886", "#55c7d6"),
     "series-6": ("#a8324e", "#f08aa0"),
 }
-"""Name -> (light, dark). Every colour occurs once, so that its code finds it in the SVG."""
+"""Name -> (light, dark). Every colour is unique, so that it can be found in the SVG by its code."""
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
 INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
 
@@ -68,20 +68,20 @@ _SETTINGS: dict[Any, Any] = {
     "legend.handletextpad": 0.4,
     "lines.linewidth": 1.4,
     "axes.prop_cycle": matplotlib.cycler(color=SERIES),  # type: ignore[attr-defined]
-    # Text stays text, in the page's fonts: as paths every letter would be drawn, and none could be selected.
+    # Keep text as text, in the page's fonts: paths are larger and cannot be selected.
     "svg.fonttype": "none",
-    # The same drawing gives the same bytes.
+    # Makes the bytes of the same drawing reproducible.
     "svg.hashsalt": "speakernet",
 }
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
 MIN_TICK_GAP = 0.08
-"""Between two ticks, as a share of the axis: a label of three digits is about that wide."""
+"""Smallest gap between two ticks, as a share of the axis: about the width of a three-digit label."""
 HISTOGRAM_BINS = 60
 MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
 LEGEND_LETTERS = 66
-"""In a line of the legend."""
+"""Characters that fit in a line of the legend."""
 BAND: dict[str, Any] = {"alpha": 0.18, "linewidth": 0}
 THRESHOLD: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": "--"}
 MARKERS = ("o", "^", "s", "D", "v", "P")
@@ -90,7 +90,7 @@ P = ParamSpec("P")
 
 
 def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw under the settings of all plots, with a legend above the plot, where it covers nothing."""
+    """Draw with the settings that all plots share, and the legend above the plot, where it covers nothing."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -100,7 +100,7 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
             if handles:
                 columns = min(4, max(1, LEGEND_LETTERS // (4 + max(map(len, labels)))))
                 figure.legend(handles, labels, loc="outside upper left", ncols=columns)
-            # Once for PNG and page: finding the layout takes as long as drawing.
+            # Lay out once for both PNG and page: it takes as long as drawing.
             figure.draw_without_rendering()
             figure.set_layout_engine(None)
             return figure
@@ -109,7 +109,7 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(x_name: str, y_name: str = "", height_inches: float = HEIGHT_INCHES) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes."""
+    """An empty figure with one set of axes."""
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     return figure, figure.add_subplot(xlabel=x_name, ylabel=y_name)
 
@@ -120,9 +120,9 @@ def det_figure(
     points: Mapping[str, OperatingPoint],
     bands: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
 ) -> Figure:
-    """Detection error trade-off of systems by name: misses against false accepts, both in normal-deviate scale.
+    """Detection error trade-off by system: misses against false accepts, both on normal-deviate axes.
 
-    Marks operating points of the first system; bands are the systems' `det_band`, the intervals of their misses.
+    `points` are operating points of the first system; `bands` are each system's `det_band`, intervals of its misses.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
@@ -130,17 +130,17 @@ def det_figure(
     shown: list[np.ndarray] = []
     for number, (name, rates) in enumerate(curves.items()):
         curve, label = det_points(rates), name if len(curves) > 1 else None
-        # Normal deviates: scores that are normal for both kinds give a straight line.
+        # On normal-deviate axes, normally distributed scores give a straight line.
         axes.plot(*map(ndtri, curve), color=f"C{number}", label=label)
         shown += curve
         if name in bands:
-            # Percentages to rates; a rate of nothing or all is infinitely far out, beyond whatever the axes show.
+            # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
             rows = [bands[name][key] for key in ("false_accept_percent", "miss_low_percent", "miss_high_percent")]
             band = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
             axes.fill_between(*band, color=f"C{number}", label=None if label else "95 % interval", **BAND)
     for number, (name, point) in enumerate(points.items()):
         rates_there = np.array([[point.false_accept], [point.miss]])
-        # Without misses or false accepts a point is infinitely far out.
+        # Without misses or false accepts a point is infinitely far away.
         if ((rates_there <= 0) | (rates_there >= 1)).any():
             rates_there, name = np.empty((2, 0)), f"{name}: off the plot"
         marker, colour = MARKERS[number % len(MARKERS)], f"C{number + len(curves)}"
@@ -154,13 +154,13 @@ def det_figure(
     ticks: dict[float, str] = {}
     for percent in DET_TICKS_PERCENT:
         place = float(ndtri(percent / 100))
-        # In a wide plot the small percentages would write over each other.
+        # Over a wide range the labels of small percentages would overlap.
         if low <= place <= high and place - max(ticks, default=-np.inf) >= MIN_TICK_GAP * (high - low):
             ticks[place] = f"{percent:g}"
     axes.set(xlim=(low, high), ylim=(low, high))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(list(ticks), list(ticks.values()))
-    # The EER lies on the diagonal.
+    # The diagonal, on which the EER lies.
     axes.plot([low, high], [low, high], color=GRID, linewidth=1, zorder=1)
     return figure
 
@@ -169,13 +169,13 @@ def det_figure(
 def histogram_figure(
     scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
 ) -> Figure:
-    """Scores of targets and non-targets (or of all trials) as densities, with the threshold at the EER (NaN: none)."""
-    # Targets are blue on every page.
+    """Densities of target and non-target scores (or of all scores), with the threshold at the EER (NaN: none)."""
+    # Targets are always blue.
     kinds = [("trials", "C0", np.ones(len(scores), dtype=bool))]
     if labels is not None:
         kinds = [("non-targets", "C1", labels == 0), ("targets", "C0", labels == 1)]
     figure, axes = new_figure(score_name, "density")
-    # The same bins for both kinds, so that their areas compare.
+    # The same bins for both kinds, so that their areas can be compared.
     edges = np.histogram_bin_edges(scores, bins=HISTOGRAM_BINS)
     for name, colour, chosen in kinds:
         density, _ = np.histogram(scores[chosen], bins=edges, density=True)
@@ -188,16 +188,16 @@ def histogram_figure(
 
 @drawn_in_house_style
 def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
-    """False accepts and false rejects against the threshold; marks the threshold at the EER."""
-    figure, axes = new_figure("threshold on the score", "% of trials of each kind")
+    """Misses and false accepts against the threshold, with the threshold at the EER marked."""
+    figure, axes = new_figure("threshold on the score", "% of each kind of trial")
     rows = np.flatnonzero(np.isfinite(rates.thresholds))
-    # A drawing is some hundred points wide. Evenly along both curves: most thresholds are scores of non-targets, among
-    # which the steps of the few targets would be lost.
+    # The plot is a few hundred points wide. Points are spaced evenly along both curves, not over thresholds: most
+    # thresholds are scores of non-targets, among which the steps of the few targets would be lost.
     travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(np.diff(rates.false_accept_rates[rows]))
     place = np.concatenate([[0.0], np.cumsum(travelled)])
     wanted = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
     rows = rows[np.unique(np.clip([0, *wanted, len(rows) - 1], 0, len(rows) - 1))]
-    for name, values in (("false rejects", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
+    for name, values in (("misses", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
         axes.plot(rates.thresholds[rows], 100 * values[rows], drawstyle="steps-pre", label=name)
     axes.axvline(chosen, label=f"at the EER: {threshold_text(chosen, rates.thresholds[rows])}", **THRESHOLD)
     axes.set_ylim(0, 102)
@@ -215,7 +215,7 @@ def curve_figure(
     has_ticks_at_points: bool = False,
     borders: Sequence[float] = (),
 ) -> Figure:
-    """A quantity over training; `borders` are where another stage begins."""
+    """A quantity over the course of training; `borders` mark where a new stage begins."""
     figure, axes = new_figure(x_name, y_name, 2.5)
     for begin in borders:
         axes.axvline(begin, color=MUTED, linewidth=0.6)
@@ -229,10 +229,10 @@ def curve_figure(
         if name in bands:
             axes.fill_between(*bands[name], color=colour, **BAND)
     if axes.dataLim.y0 >= 0:
-        # From zero: a loss that falls from 6.0 to 5.9 must not look like success.
+        # Start at zero, so that a loss falling from 6.0 to 5.9 does not look like success.
         axes.set_ylim(bottom=0)
     places = np.unique(np.concatenate([x for x, _ in series.values()]))
-    # From the last one backwards: the end of a training is what is read first.
+    # Counted back from the last point, so that the end of training always has a tick.
     at_points = FixedLocator(places[:: -max(1, -(-len(places) // MAX_TICKS))].tolist())
     axes.xaxis.set_major_locator(at_points if has_ticks_at_points else MaxNLocator(6, integer=True))
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5), useMathText=False)
@@ -241,9 +241,9 @@ def curve_figure(
 
 @drawn_in_house_style
 def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
-    """Log-likelihood ratios of the list's best monotonic mapping, (points,), against scores or calibrated ratios."""
-    figure, axes = new_figure(x_name, "log-likelihood ratio (natural)")
-    axes.plot(x, best_llrs, drawstyle="steps-mid", label="best monotonic mapping of this list")
+    """Log-likelihood ratios by the best monotonic mapping of the list, (points,), against scores or calibrated LLRs."""
+    figure, axes = new_figure(x_name, "log-likelihood ratio (natural log)")
+    axes.plot(x, best_llrs, drawstyle="steps-mid", label="best monotonic mapping on this list")
     axes.axhline(0, color=MUTED, linewidth=0.6)
     if is_llr:
         axes.plot(x[[0, -1]], x[[0, -1]], "--", color="C1", label="perfect calibration")
@@ -252,7 +252,7 @@ def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_
 
 @drawn_in_house_style
 def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Figure:
-    """EER of each slice as a point with its 95 % interval; those at the places `weak` are grey."""
+    """The EER of each slice as a point with its 95 % interval; the rows in `weak` are grey."""
     figure, axes = new_figure("EER (%)", height_inches=max(1.5, 0.75 + 0.34 * len(rows)))
     for position, row in enumerate(rows):
         if row.eer_percent is None:
@@ -270,10 +270,10 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
 
 @drawn_in_house_style
 def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Figure:
-    """EER of systems against the amount of a degradation (a row each), with 95 % intervals as bands."""
+    """The EER of each system against the amount of a degradation (one row each), with 95 % intervals as bands."""
     figure, axes = new_figure(x_name, "EER (%)")
     for number, (name, rows) in enumerate(series.items()):
-        # What is unknown becomes NaN, which is not drawn.
+        # Unknown values become NaN, which is not drawn.
         values = np.array([(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows], dtype=float)
         eer, low, high = values.T
         axes.fill_between(range(len(rows)), low, high, color=f"C{number}", **BAND)
@@ -286,9 +286,9 @@ def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Fi
 
 @drawn_in_house_style
 def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[str], shares: Sequence[float]) -> Figure:
-    """Utterances of some speakers, (utterances, 2), in the plane of their two main axes.
+    """Utterances of some speakers, (utterances, 2), on their first two principal components.
 
-    `speakers` are rows of `names`; `shares` are those of the variance on each axis.
+    `speakers` are rows of `names`; `shares` are the shares of the variance on each axis.
     """
     first, second = (f"{100 * share:.0f} %" for share in shares)
     figure, axes = new_figure(f"first axis ({first} of the variance)", f"second axis ({second})", 3.9)
@@ -296,25 +296,25 @@ def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[s
         x, y = points[speakers == number].T
         marker = MARKERS[number // len(SERIES) % len(MARKERS)]
         axes.plot(x, y, marker, color=f"C{number}", markersize=4, alpha=0.8, label=name)
-    # Distances mean the same in both directions.
+    # The same scale on both axes.
     axes.set_aspect("equal", adjustable="datalim")
     return figure
 
 
 def figure_svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an SVG element: palette as CSS variables, ids made unique by `name`, `description` for readers."""
+    """The figure as an SVG element: colours as CSS variables, ids prefixed by `name`, `description` as its label."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
-        # SVG in the page: PNGs inlined would be twice the size and fixed to one background.
+        # SVG for the page: inlined PNGs would be twice the size and fixed to one background.
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     for pattern, new in (
-        # It holds the time and the version of matplotlib: the same run would give other bytes.
+        # The metadata hold the time and the matplotlib version, so the bytes would differ between equal runs.
         (r"<metadata>.*?</metadata>", ""),
-        # All drawings share one document, whose ids must be unique.
+        # All drawings share one document, in which ids must be unique.
         (r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-"),
-        # The page's own fonts; a fixed size would keep the drawing from following the page's width.
+        # Use the page's fonts, and no fixed size, so that the drawing scales with the page.
         (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px; font-family: var(--font)"),
         (r'^<svg ([^>]*?)width="[^"]*"', r"<svg \1"),
         (r'^<svg ([^>]*?)height="[^"]*"', r"<svg \1"),
@@ -325,6 +325,6 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """The figure on white, in the format of the path's suffix (png, svg, pdf), written atomically."""
+    """Save the figure on white in the format of the path's suffix (png, svg, pdf), atomically."""
     with matplotlib.rc_context(_SETTINGS), atomic_write(path, "wb") as file:
         figure.savefig(file, format=path.suffix[1:], dpi=PNG_DOTS_PER_INCH, facecolor="white")

@@ -1,11 +1,11 @@
-"""`report.html`: the result of a run, or of several side by side, as one file that opens anywhere.
+"""`report.html`: the results of one run, or of several side by side, in a single self-contained file.
 
-Written at the end of an evaluation with the arrays at hand, or later by `speakernet report` from the files alone. It
-computes nothing again: figures come from `results.json`, curves from `scores.txt` and `metrics.jsonl`.
+It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report` from the files
+alone. No figure is recomputed: figures come from `results.json`, curves from `scores.txt` and `metrics.jsonl`.
 
-A page is a mapping of sections in plain values, each with `cards` and perhaps `tiles`, `warnings` and `remarks`; a card
-has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lines`; a cell of a table is text or has `text`, a
-`note` and `audio`. `templates/page.html.j2` turns them into HTML and escapes all text.
+A page is a mapping of sections in plain values. A section has `cards` and optionally `tiles`, `warnings` and `remarks`;
+a card has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lines`; a table cell is text, or a mapping
+with `text`, `note` and `audio`. `templates/page.html.j2` renders them as HTML and escapes all text.
 """
 
 import base64
@@ -76,37 +76,37 @@ CURVES = (
     ("step", "accuracy_percent", "accuracy (%)", "Training accuracy"),
     ("step", "learning_rate", "learning rate", "Learning rate"),
     ("step", "margin", "margin", "Margin"),
-    ("step", "utterances_per_second", "utterances a second", "Speed"),
+    ("step", "utterances_per_second", "utterances per second", "Speed"),
     ("step", "data_wait_share", "waiting for data (% of time)", "Data wait"),
 )
-"""Kind of record, key, axis, heading of every training curve."""
+"""Record kind, key, axis label and heading of each training curve."""
 CURVE_NOTES = {
-    "eer_percent": "On the validation list, which chooses the best checkpoint unless the last one is final.",
-    "accuracy_percent": "With a margin, accuracy is low by design: look at the held-out EER.",
-    "data_wait_share": "Near 0 % the device is the limit; well above 10 % reading and augmenting are.",
+    "eer_percent": "Measured on the validation list, which chooses the best checkpoint unless the last one is kept.",
+    "accuracy_percent": "A margin lowers the accuracy by design; judge by the held-out EER.",
+    "data_wait_share": "Near 0 % the device is the bottleneck; well above 10 %, reading and augmentation are.",
 }
 MORE_FIGURES = (
-    ("EER on the convex hull", "eer_convex_hull_percent", "{:.2f} %"),
-    ("EER as voxceleb_trainer counts it", "eer_voxceleb_trainer_percent", "{:.2f} %"),
-    ("Cllr lost by calibration", "calibration_loss", "{:.3f} bits"),
+    ("EER on the ROC convex hull", "eer_convex_hull_percent", "{:.2f} %"),
+    ("EER as voxceleb_trainer computes it", "eer_voxceleb_trainer_percent", "{:.2f} %"),
+    ("calibration loss (Cllr − min Cllr)", "calibration_loss", "{:.3f} bits"),
     ("area under the ROC", "area_under_roc", "{:.4f}"),
 )
 FACTS = (
     *("model", "num_parameters", "front_end", "checkpoint", "precision", "backend", "calibration", "speaker_rule"),
     *("num_draws", "dcf_costs", "num_duplicate_trials", "timings_seconds", "seconds"),
 )
-"""Results that the page shows as they are."""
-HISTOGRAM_NOTE = "Each kind has an area of one."
+"""Results shown unchanged."""
+HISTOGRAM_NOTE = "Each histogram has an area of 1."
 NUM_HARDEST = 12
 MAX_PLAYED_SECONDS = 20
-"""Of each recording: a page with an hour of speech would be too large to send."""
+"""Limit per recording: a page with an hour of speech would be too large to send."""
 NUM_TRIALS_SHOWN = 100
 ENOUGH_FOR_A_HISTOGRAM = 30
 MISSING = "–"
 LARGEST_USABLE_EER = 20.0
 """In percent."""
 USUAL_RATE = 0.01
-"""Of false accepts: `verify` decides by that threshold if the model file has it, else by the one at the EER."""
+"""`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one at the EER."""
 SECTIONS = {
     "result": "Result",
     "trials": "Trials",
@@ -119,13 +119,13 @@ SECTIONS = {
     "hardest": "Hardest trials",
     "embeddings": "Embeddings",
     "settings": "Settings that differ",
-    "facts": "How it was made",
+    "facts": "How this was made",
 }
-"""Anchor -> heading, in the order of the page."""
+"""Anchor -> heading, in page order."""
 FOLDED = {"data", "training", "hardest", "embeddings", "facts"}
-"""Opened by a click: details behind the result."""
+"""Sections collapsed until clicked."""
 DRAW_SEED = 0
-"""Fixed, so that the same runs give the same intervals whenever a page is made."""
+"""Fixed, so that the same runs always give the same intervals."""
 LATEX = str.maketrans(
     {one: f"\\{one}" for one in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
@@ -135,14 +135,14 @@ INVISIBLE = {
     for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x20))
     if chr(code) not in "\t\n\r"
 }
-"""Control characters and those that change the order of others are written out, so that no name looks like another."""
+"""Control and bidirectional characters are shown as escapes, so that no name can be mistaken for another."""
 
 
 def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
-    """Write results.json, scores.txt, report.html and, without error rates, decisions.csv; returns the names."""
+    """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv; return the names."""
     folder, decisions = Path(folder), evaluation.decisions
     folder.mkdir(parents=True, exist_ok=True)
-    # Those of an earlier evaluation are out of date.
+    # Left by an earlier evaluation.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
     has_decisions = decisions is not None and decisions.says_more_than_scores
@@ -162,13 +162,13 @@ def write_report(
     audio: str | Path | None = None,
     export: Path | None = None,
 ) -> Path:
-    """Write `report.html`, and its plots as PNGs under `plots/`, for the files of a run or evaluation folder.
+    """Write `report.html` for a run or evaluation folder, and its plots as PNGs under `plots/`.
 
     Args:
-        folder: of the run or the evaluation.
-        evaluation: what was just evaluated, with arrays that the files do not hold; None reads all from the files.
-        audio: folder or packed corpus, to put the sound of the hardest trials into the page.
-        export: folder that gets each table as CSV and LaTeX, and each plot as SVG and PDF.
+        folder: a run folder or an evaluation folder.
+        evaluation: the evaluation just made, with arrays that the files lack; None reads everything from the files.
+        audio: folder or packed corpus from which the audio of the hardest trials is embedded in the page.
+        export: folder for each table as CSV and LaTeX and each plot as SVG and PDF.
 
     Returns:
         The path of the page.
@@ -176,12 +176,12 @@ def write_report(
     run, source = read_run(folder, evaluation=evaluation), None
     if audio is not None:
         if run.labels is None:
-            raise ValueError(f"{run.folder}: no labelled scores, so no hardest trials to play; leave out --audio")
+            raise ValueError(f"{run.folder}: without labelled scores there are no trials to play; leave out --audio")
         source = open_source(audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE))
-    # What no other file of the folder holds, for `read_run`. Before drawing: it must be there even if a plot fails.
-    # Without labels there are decisions.csv, and no known speakers.
+    # Arrays that `read_run` finds in no other file. Written before drawing, so that a plot that fails does not lose
+    # them. Without labels, decisions.csv holds the ratios and speakers are unknown.
     if "labels" in run.arrays:
-        # Half the size for what is only drawn.
+        # Single precision is enough for drawing and halves the file.
         halved = {name: one.astype(np.float32) if one.dtype.kind == "f" else one for name, one in run.arrays.items()}
         with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
             np.savez_compressed(file, **halved)  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def write_report(
     learned = results.training or {}
     sizes = [(name, learned.get(name), 1 if name == "hours" else 0) for name in ("speakers", "utterances", "hours")]
     amount = ", ".join(f"{value:,.{digits}f} {name}" for name, value, digits in sizes if value)
-    # A page of unlabelled pairs is about them; how the model was trained is on its own page.
+    # A page about unlabelled pairs leaves the training curves to the page of the run.
     trained = [] if run.decisions is not None and not (run.folder / METRICS).is_file() else [run]
     sections = {
         "result": _result(run),
@@ -203,8 +203,8 @@ def write_report(
         "facts": _facts(run),
     }
     epochs = max((one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0)
-    # Time spent on steps and evaluations; interruptions do not count. `step_seconds` is a mean over the steps since the
-    # record before.
+    # Time spent on steps and evaluations, without interruptions. `step_seconds` is the mean over the steps since the
+    # previous record.
     steps = [(one.get("step", 0), one.get("step_seconds", 0.0)) for one in run.metrics if one.get("kind") == "step"]
     seconds = sum(max(0, step - before) * mean for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps]))
     seconds += sum(one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation")
@@ -216,27 +216,28 @@ def write_report(
         f"{'tested on' if run.decisions is None else 'scored:'} {run.list_name}" if run.results else "",
         results.date,
     )
-    # The result in a sentence for people who do not know the field.
+    # The result in plain words, for readers new to the field.
     lead = run.decisions.sentences() if run.decisions is not None else []
     if results.eer_percent is not None and results.eer_threshold is not None:
         share = f"{results.eer_percent:.1f} %"
         found = threshold_text(results.eer_threshold, np.empty(0) if run.scores is None else run.scores)
-        verdict = "usable: it is calibrated, and decides at the threshold below"
+        verdict = "usable: the model is calibrated and decides at the threshold below"
         if results.eer_percent > LARGEST_USABLE_EER:
-            verdict = f"not usable yet: an error rate of {share} is too near to guessing"
+            verdict = f"not usable yet: an error rate of {share} is too close to chance"
         elif not results.thresholds:
-            verdict = "not ready to decide: the model has no thresholds; speakernet calibrate fits them"
+            verdict = "not ready for decisions: the model has no thresholds; fit them with speakernet calibrate"
         elif sections["result"]["warnings"]:
-            verdict = "usable, but its figures are optimistic or uncertain, as the box below says"
-        lead = [verdict, f"at threshold {found}, {share} of impostors pass and {share} of true pairs are refused"]
+            verdict = "usable, but its figures are optimistic or uncertain; see the box below"
+        errors = f"{share} of different-speaker pairs are accepted and {share} of same-speaker pairs rejected"
+        lead = [verdict, f"at threshold {found}, {errors}"]
     return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections, export)
 
 
 def write_side_by_side(folders: Sequence[str | Path], path: str | Path, export: Path | None = None) -> Path:
-    """Write one page for several folders of runs or evaluations, with its plots as PNGs in a folder beside it."""
+    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder beside it."""
     resolved, path = [Path(folder).resolve() for folder in folders], Path(path)
     if len(set(resolved)) < len(resolved):
-        raise ValueError(f"the same folder twice among {', '.join(map(str, folders))}; name each run once")
+        raise ValueError(f"a folder was given twice: {', '.join(map(str, folders))}; name each run once")
     names = short_names([str(one) for one in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     pictures = path.with_name(f"{path.stem}_plots")
@@ -255,7 +256,7 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path, export: 
 def _drawn(folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any) -> Card:
     """A card with the figure, which is also saved as `name`.png."""
     plots.save_figure(figure, folder / f"{name}.png")
-    # Made here from numbers; names in it went through matplotlib, which escapes them.
+    # Safe as markup: matplotlib escapes the names in it.
     drawing = Markup(plots.figure_svg(figure, name, heading))
     return {"heading": heading, "note": note, "drawing": drawing, "figure": figure, **more}
 
@@ -283,7 +284,7 @@ def _write_page(
 
 
 def _export(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Each table as CSV and as a LaTeX table with booktabs' lines, each plot as SVG and PDF."""
+    """Write each table as CSV and as a LaTeX table with booktabs rules, each plot as SVG and PDF."""
     for name, section in sections.items():
         for number, card in enumerate(section.get("cards", ()), start=1):
             path = folder / f"{name}_{number}_{re.sub(r'[^a-z0-9]+', '_', card['heading'].lower()).strip('_')}"
@@ -303,7 +304,7 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
 
 
 def _in_latex(text: Any) -> str:
-    r"""A cell's text with LaTeX's special characters escaped.
+    r"""The text of a cell with LaTeX's special characters escaped.
 
     >>> print(_in_latex("EER_1: 3.4 %"))
     EER\_1: 3.4 \%
@@ -312,10 +313,10 @@ def _in_latex(text: Any) -> str:
 
 
 def _result(run: RunData) -> Section:
-    """The EER with its interval and caveats, minDCF and Cllr, then everything else in one table."""
+    """The EER with its interval and caveats, minDCF and Cllr, then all figures in one table."""
     results = run.results
     if results is None:
-        return {"remarks": ["Not evaluated yet: the curves below are those of the training so far."]}
+        return {"remarks": ["Not evaluated yet; the curves below show the training so far."]}
     numbers = {name: getattr(results, f"num_{name}") for name in ("trials", "targets", "utterances", "speakers")}
     facts = [(name.capitalize(), f"{value:,}") for name, value in numbers.items() if value is not None]
     of_list = {"heading": "Trial list", "note": _list_sentence(run), "facts": facts}
@@ -323,7 +324,7 @@ def _result(run: RunData) -> Section:
     caveats = list(dict.fromkeys(filter(None, notes)))
     figures = {one.name: one for one in headline(results)}
     if not figures:
-        why = results.why_no_eer or "the list does not have labels of both kinds"
+        why = results.why_no_eer or "the list lacks targets or non-targets"
         return {
             "is_in_halves": True,
             "cards": [of_list],
@@ -338,8 +339,8 @@ def _result(run: RunData) -> Section:
     tiles[0]["name"] = "Equal error rate"
     kept = {one["name"]: one["threshold"] for one in results.thresholds or []}
     if used := next((name for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), ""):
-        note = f"{threshold_label(used)}, as calibrated"
-        tiles.append({"name": "Threshold that verify uses", "value": f"{kept[used]:.4f}", "note": note})
+        note = f"calibrated for {threshold_label(used)}"
+        tiles.append({"name": "Threshold used by verify", "value": f"{kept[used]:.4f}", "note": note})
     rows = [[one.name, one.text, one.interval_text] for one in figures.values()]
     more = [(name, getattr(results, key), form) for name, key, form in MORE_FIGURES]
     rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
@@ -351,7 +352,7 @@ def _result(run: RunData) -> Section:
 
 
 def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
-    """A column for each test list: the reported one, then those whose own pages are under eval/."""
+    """A column for each test list: first the reported one, then those with their own pages under eval/."""
     columns, cells = {name: reported.as_row(name), **others}, []
     for one in columns.values():
         figures = headline(Results(0, None, one.eer_percent, one.eer_interval_percent, one.min_dcf or {}))
@@ -359,20 +360,20 @@ def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, Group
         cells.append({**column, "trials": f"{one.num_trials or 0:,}", "targets": f"{one.num_targets or 0:,}"})
     rows = [[key, *(column.get(key, MISSING) for column in cells)] for key in dict.fromkeys(itertools.chain(*cells))]
     table = {"header": ["", *columns], "rows": rows}
-    note = f"In brackets: the 95 % interval. The pages of {', '.join(others)} are in {EVALUATIONS}/ of the run folder."
+    note = f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on {', '.join(others)}."
     return {"heading": "Test lists", "note": note, "table": table, "is_wide": True}
 
 
 def _list_sentence(run: RunData) -> str:
-    """Which trial list it was and what that is often confused with; empty if there are no scores."""
+    """Names the trial list and the one it is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
-    unknown = f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a published list that is known here"
+    unknown = f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a known published list"
     return identify_trials(run.trials) or unknown
 
 
 def _trials(run: RunData, folder: Path) -> Section:
-    """Unlabelled trials: a table of the first, and the histogram of all scores if there are enough."""
+    """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are enough."""
     if (decisions := run.decisions) is None:
         return {}
     total = len(decisions.trials)
@@ -392,12 +393,12 @@ def _trials(run: RunData, folder: Path) -> Section:
 
 
 def _errors(runs: Sequence[RunData], folder: Path) -> Section:
-    """DET curve, then for each run histograms, error rates by threshold, calibration and operating points."""
+    """The DET curve, then each run's histograms, errors by threshold, calibration and operating points."""
     rates = {run.name: error_rates(run.scores, run.labels) for run in runs if run.labels is not None}  # type: ignore
     shown = [run for run in runs if run.name in rates]
     if not shown:
         return {}
-    # Run -> target prior -> minDCF and its point, for the priors and costs that the run reports.
+    # Run -> target prior -> minDCF and its operating point, at the priors and costs that the run reports.
     cheapest: dict[str, dict[float, tuple[float, OperatingPoint]]] = {}
     for run in shown:
         results = run.results or Results()
@@ -410,8 +411,8 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         points["EER"] = equal_error_point(rates[only])
         points |= {f"minDCF at {prior:g}": one for prior, (_, one) in cheapest[only].items()}
     bands = {run.name: run.results.det_band for run in shown if run.results is not None and run.results.det_band}
-    note = "Lower left is better; the EER is where a curve meets the diagonal."
-    note += " Bands: 95 % intervals of the misses, over speakers." if bands else ""
+    note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
+    note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
     cards = [_drawn(folder, "det", "Detection error trade-off", plots.det_figure(rates, points, bands), note)]
     tables = []
     for number, run in enumerate(shown, start=1):
@@ -420,81 +421,82 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         assert run.scores is not None, "runs without scores are not shown"
         figure = plots.histogram_figure(run.scores, run.labels, threshold)
         cards.append(_drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
-        note = "A higher threshold lets fewer impostors pass and refuses more true pairs."
+        note = "A higher threshold accepts fewer different-speaker pairs and rejects more same-speaker pairs."
         figure = plots.threshold_figure(own, threshold)
         cards.append(_drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
         cards += _calibration(run, own, folder, suffix, after)
         tables.append(_operating_points(own, cheapest[run.name], after))
     if len(runs) == 1:
         return {"is_in_halves": True, "cards": [*cards, *tables]}
-    # A row for each kind of plot, a column for each run.
+    # One row per kind of plot, one column per run.
     kinds = [card["heading"].partition(":")[0] for card in cards]
     order = sorted(range(1, len(cards)), key=lambda row: kinds.index(kinds[row]))
     return {"columns": len(runs), "cards": [cards[0] | {"is_wide": True}, *(cards[row] for row in order), *tables]}
 
 
 def _operating_points(rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str) -> Card:
-    """What a threshold on the score does: at the EER, at the lowest costs, at named false-accept rates."""
+    """Thresholds at the EER, at the lowest costs and at the named false-accept rates, with their error rates."""
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
     for prior, (cost, point) in reversed(cheapest.items()):
         found.append((f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}"))
     named, refused = named_thresholds(rates, {})
-    # The first is the EER, which is there already.
+    # The first is the EER, which is already in the table.
     for one in named[1:]:
         point = OperatingPoint(one["threshold"], one["miss_rate"], one["false_accept_rate"])
         found.append((threshold_label(one["name"]), point, MISSING))
     rows = []
     for name, point, cost_text in found:
-        threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "refuse all"
+        threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
         rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
-    header = ["threshold chosen for", "threshold", "true pairs refused", "impostors accepted", "minDCF"]
-    note = "Measured on this same list: with other speakers, the same threshold gives different rates."
+    header = ["threshold chosen for", "threshold", "misses", "false accepts", "minDCF"]
+    note = "A miss rejects a same-speaker pair, a false accept accepts a different-speaker pair. The thresholds were "
+    note += "chosen on this list; with other speakers their error rates differ."
     note += f" {refused[0].capitalize()}." if refused else ""
     table = {"header": header, "rows": rows, "numbers": (1, 2, 3, 4)}
     return {"heading": f"Operating points{after}", "note": note, "table": table, "is_wide": True}
 
 
 def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, after: str) -> list[Card]:
-    """The log-likelihood ratio of the list itself against the calibrated score or, without calibration, the score."""
+    """The list's own log-likelihood ratios against the calibrated or, without calibration, the raw scores."""
     assert run.scores is not None and run.labels is not None, "only labelled scores have errors"
     llrs, cards, fit = run.arrays.get("llrs"), [], run.results.calibration if run.results else None
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
         llrs = AffineCalibration.from_dict(fit).apply(run.scores)
     name = "score"
-    note = "Not calibrated: the curve shows the log-likelihood ratio of each score on this list."
+    note = "Not calibrated. The curve shows the log-likelihood ratio of each score on this list."
     if llrs is not None:
-        rates, name = error_rates(llrs, run.labels), "log-likelihood ratio as calibrated"
-        note = "On the dashed line a log-likelihood ratio is right."
+        rates, name = error_rates(llrs, run.labels), "calibrated log-likelihood ratio"
+        note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
         threshold = equal_error_point(rates).threshold
-        figure = plots.histogram_figure(llrs, run.labels, threshold, "log-likelihood ratio (natural)")
-        cheaper = f"To the right of {bayes_threshold(0.01):.1f}, accepting is the cheaper decision"
+        figure = plots.histogram_figure(llrs, run.labels, threshold, "log-likelihood ratio (natural log)")
+        cheaper = f"Above {bayes_threshold(0.01):.1f}, accepting costs less than rejecting"
         text = f"{HISTOGRAM_NOTE} {cheaper} at a target prior of 0.01."
         cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
-    # Edges of the convex hull with a finite ratio: each covers the scores from its first threshold to its last.
+    # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its last.
     best, rows = pooled_llrs(rates)[2], rates.hull
     x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
     x, best = x[np.isfinite(best)], best[np.isfinite(best)]
     if len(x) < 2:
-        lines = ["The two kinds of trials do not overlap: nothing to calibrate on."]
+        lines = ["The scores of targets and non-targets do not overlap, so there is no calibration curve."]
         return [*cards, {"heading": f"Calibration{after}", "lines": lines}]
     figure = plots.calibration_figure(x, best, name, is_llr=llrs is not None)
     return [*cards, _drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
 
 
 def _data(run: RunData, amount: str) -> Section:
-    """Training, validation and test lists by name, with what each was for."""
+    """The training, validation and test lists, with the purpose of each."""
     results, configured = run.results or Results(), run.configuration
     options, how = configured.get("data") or {}, configured.get("training")
     is_watched = isinstance(how, Mapping) and how.get("final_model") == "last"
-    purpose = "is watched while training" if is_watched else "chooses the best checkpoint"
+    purpose = "monitors training" if is_watched else "chooses the best checkpoint"
     eers = [one["eer_percent"] for one in run.metrics if one.get("kind") == "evaluation" and "eer_percent" in one]
-    found = f"EER {min(eers):.2f} % at best, {counted(len(eers), 'evaluation')}" if eers else ""
+    found = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
     lists = (
-        ("training", "train_list", "the network learns from it", amount),
+        ("training", "train_list", "trains the network", amount),
         ("validation", "validation_list", purpose, found),
-        ("trials", "", "what this page reports", numbers),
+        ("trials", "", "gives the results on this page", numbers),
     )
     rows = []
     for role, option, what, contents in lists:
@@ -507,13 +509,13 @@ def _data(run: RunData, amount: str) -> Section:
         drawn.update({name: number for name, number in one.get("drawn", {}).items() if is_number(number)})
     if total := drawn.total():
         shares = [[name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()]
-        table = {"header": ["corpus", "utterances drawn in all epochs", "of all"], "rows": shares}
+        table = {"header": ["corpus", "utterances drawn over all epochs", "share"], "rows": shares}
         cards.append({"heading": "Corpora", "table": table})
     return {"cards": cards}
 
 
 def _training(runs: Sequence[RunData], folder: Path) -> Section:
-    """One small plot for each quantity that was recorded and changed; a remark for those that did not."""
+    """A small plot of each recorded quantity that changed; a remark on those that did not."""
     cards: list[Card] = []
     constants: list[str] = []
     for kind, key, axis, heading in CURVES:
@@ -531,7 +533,7 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
                 for stage, begin in borders.items():
                     note += f" After {where} {begin}{after}: the {stage} stage."
                     begins.append(begin)
-                # Each test list has a curve of its own, of the evaluations that it had a part in.
+                # Each test list has its own curve, over the evaluations that included it.
                 listed = [(one.get(where, 0), one.get("test_lists", {})) for one in records if key == "eer_percent"]
                 for name in dict.fromkeys(itertools.chain(*(lists for _, lists in listed))):
                     found = ((at, lists.get(name)) for at, lists in listed)
@@ -554,12 +556,12 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
             }
             figure = plots.curve_figure(series, where, axis, bands, **how)
             cards.append(_drawn(folder, f"training_{key}", heading, figure, note.strip()))
-    remarks = [f"Constant or measured once, and not drawn: {', '.join(constants)}."] if constants else []
+    remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."] if constants else []
     return {"cards": cards, "remarks": remarks}
 
 
 def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
-    """Plot and table of each way the results were sliced; EER against the amount of each degradation."""
+    """A plot and a table for each slicing; the EER against the amount of each degradation."""
     cards, undivided = [], []
     kinds: dict[str, dict[str, SweepResult]] = {}
     for number, run in enumerate(runs, start=1):
@@ -569,14 +571,14 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
             if len(one.rows) == 1:
                 undivided.append(f"By {one.by}{after}: all trials are in one group, {one.rows[0].label}.")
                 continue
-            # Too few targets for an error rate to be read closely.
             weak = [
                 number
                 for number, group in enumerate(one.rows)
                 if group.num_targets is not None and group.num_targets < FEW_TARGETS
             ]
-            notes = [one.note, f"Grey: fewer than {FEW_TARGETS} targets, too few to build on." if weak else ""]
-            notes += [f"{one.label}: {one.note}." for one in one.rows if one.note and one.eer_percent is not None]
+            notes = [one.note, f"Grey: fewer than {FEW_TARGETS} targets, too few to rely on." if weak else ""]
+            rated = (row for row in one.rows if row.note and row.eer_percent is not None)
+            notes += [f"Slice {row.label!r}: {row.note}." for row in rated]
             cells = []
             for row in one.rows:
                 eer = row.note or "no EER"
@@ -600,19 +602,19 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
 
 
 def _hardest(run: RunData, audio: AudioSource | None) -> Section:
-    """The highest-scoring non-targets and the lowest-scoring targets, with their audio if there is any."""
+    """The highest-scoring non-targets and the lowest-scoring targets, with their audio if it is given."""
     if run.labels is None or run.scores is None or run.trials is None:
         return {}
     cards, arrays = [], run.arrays
     speakers, names, durations = (arrays.get(name) for name in ("speakers", "speaker_names", "durations"))
     for heading, label, sign in (
         ("False accepts: non-targets with the highest scores", 0, -1),
-        ("False rejects: targets with the lowest scores", 1, 1),
+        ("Misses: targets with the lowest scores", 1, 1),
     ):
         rows = np.flatnonzero(run.labels == label)
         keys = sign * run.scores[rows]
         few = min(NUM_HARDEST, len(rows))
-        # Ten million trials are not sorted for twelve of them.
+        # Partition first: sorting ten million trials to show twelve would be wasteful.
         nearest = np.argpartition(keys, few - 1)[:few]
         cells: list[list[Any]] = []
         for row in rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]:
@@ -632,13 +634,13 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
             cells.append([*sides, f"{run.scores[row]:.4f}"])
         table = {"header": ["enrolment", "test", "score"], "rows": cells, "numbers": (2,)}
         cards.append({"heading": heading, "table": table})
-    # Without the folder's name: a copy of the folder gives the same page.
-    hint = "To listen to them: speakernet report FOLDER_OF_THIS_PAGE --audio FOLDER_OF_THE_AUDIO."
+    # Without the folder's name, so that a copy of the folder gives the same page.
+    hint = "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio FOLDER_OF_THE_AUDIO."
     return {"is_in_halves": True, "cards": cards, "remarks": [hint] if audio is None else []}
 
 
 def _map(runs: Sequence[RunData], folder: Path) -> Section:
-    """The embeddings of some speakers in the plane."""
+    """The embeddings of some speakers, projected on a plane."""
     cards: list[Card] = []
     for run in (one for one in runs if "map_points" in one.arrays):
         points, speakers, names, shares = (
@@ -646,9 +648,9 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
         )
         figure = plots.embedding_figure(points, speakers, names.tolist(), shares.tolist())
         note = (
-            f"The {len(names)} speakers with the most utterances, on the two main axes of their embeddings. Principal "
-            "components are linear: what is apart here is apart in the embeddings; what overlaps here may be apart in "
-            "the other dimensions."
+            f"The {len(names)} speakers with the most utterances, on the first two principal components of their "
+            "embeddings. Speakers that are apart here are apart in the embeddings; speakers that overlap here may be "
+            "apart in other dimensions."
         )
         after = f": {run.name}" if len(runs) > 1 else ""
         cards.append(_drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note))
@@ -656,7 +658,7 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
 
 
 def _facts(run: RunData) -> Section:
-    """Everything that is needed to repeat the figures."""
+    """Everything needed to reproduce the figures."""
     results = run.results or Results()
     values = {name: getattr(results, name) for name in FACTS}
     values["lists"] = [f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})" for one in results.lists or []]
@@ -669,13 +671,13 @@ def _facts(run: RunData) -> Section:
         {"heading": "Training", "facts": list(_flat(results.performance or {}).items())},
         {"heading": "Machine", "facts": list(_flat(results.machine or {"versions": results.versions}).items())},
         {"heading": "Configuration", "code": run.config, "is_folded": True},
-        {"heading": "Settings of the evaluation", "code": settings, "is_folded": True},
+        {"heading": "Evaluation settings", "code": settings, "is_folded": True},
     ]
     return {"cards": [{**one, "is_wide": True} for one in cards if one.get("code") or one.get("facts")]}
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as `section.field` -> text; unknown ones are omitted.
+    """Nested values as `section.field` -> text; empty ones are omitted.
 
     >>> _flat({"cpu_cores": 16, "gpus": [{"memory_bytes": 2**33}], "amp": False, "note": None})
     {'cpu_cores': '16', 'gpus.1.memory_bytes': '8.0 GiB', 'amp': 'no'}
@@ -717,17 +719,17 @@ def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
             best = numbers.index(min(numbers)) + 1
             row[best] = {"text": row[best], "is_best": True}
     table = {"header": ["", *(run.name for run in runs)], "rows": rows}
-    note = "Bold: the lowest. In brackets: 95 % intervals over speakers."
+    note = "Bold: lowest value. In brackets: 95 % intervals over speakers."
     return {"heading": "Figures", "note": note, "table": table, "is_wide": True}
 
 
 def _differences(runs: Sequence[RunData]) -> Section:
-    """Paired comparisons with the first run that has labelled scores, of those on the same trials."""
+    """Paired comparisons of runs scored on the same trials, against the first run with labelled scores."""
     labelled = [(run, run.trials, run.scores) for run in runs if run.labels is not None]
     same = [one for one in labelled if one[1].checksum == labelled[0][1].checksum]  # type: ignore[union-attr]
     remarks = []
     if len(same) < len(labelled):
-        remarks = ["Some were scored on different trial lists: their error rates must not be compared."]
+        remarks = ["Some runs were scored on different trial lists; their error rates must not be compared."]
     if len(same) < 2:
         return {"remarks": remarks or ["Fewer than two runs have labelled scores."]}
     shown, (trials, *_), scores = zip(*same, strict=True)
@@ -736,8 +738,8 @@ def _differences(runs: Sequence[RunData]) -> Section:
     lines = compare_scores(trials, scores, speakers, num_draws=num_draws, seed=DRAW_SEED).sentences(
         [run.name for run in shown]
     )
-    note = f"Same draws of speakers for all; speakers: {speakers.rule}."
-    card = {"heading": f"Against {shown[0].name}", "note": note, "lines": lines, "is_wide": True}
+    note = f"All runs are measured on the same draws of speakers. Speakers: {speakers.rule}."
+    card = {"heading": f"Compared with {shown[0].name}", "note": note, "lines": lines, "is_wide": True}
     return {"cards": [card], "remarks": remarks}
 
 
@@ -746,6 +748,6 @@ def _settings(runs: Sequence[RunData]) -> Section:
     found = {key: [one.get(key, MISSING) for one in tables] for one in tables for key in one}
     rows = [[key, *values] for key, values in found.items() if len(set(values)) > 1]
     if not rows:
-        return {"remarks": ["All have the same configuration."] if found else []}
+        return {"remarks": ["All runs have the same configuration."] if found else []}
     table = {"header": ["option", *(run.name for run in runs)], "rows": rows}
     return {"cards": [{"heading": "Configuration", "table": table, "is_wide": True}]}

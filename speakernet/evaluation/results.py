@@ -1,8 +1,8 @@
-"""The result of scoring a trial list as one object: from the figures to `results.json`, report and terminal.
+"""The results of scoring a trial list as one object, from which `results.json`, report and terminal output are made.
 
-`figures` makes it, the evaluation adds where it comes from by `dataclasses.replace`; `to_dict` and `from_dict` are the
-only writer and reader of `results.json`. What is unknown is None (or empty) and has no key in the file. How a figure is
-written is decided by `headline` alone.
+`figures` creates it and the evaluation adds its provenance with `dataclasses.replace`. Only `to_dict` and `from_dict`
+write and read `results.json`. Unknown values are None (or empty) and have no key in the file. `headline` alone decides
+how a figure is formatted.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from speakernet.terminal import counted
 EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 """Names of timings."""
 FEW_TARGETS = 30
-"""Below this, one target more or less moves an error rate by more than three percent."""
+"""With fewer targets, a single one moves the miss rate by more than three percent."""
 NO_INTERVAL = [None, None]
 
 
@@ -30,7 +30,7 @@ def _interval(values: Any) -> Any:
 
 
 def _needs(*names: str) -> AfterValidator:
-    """A check that a mapping has these keys; a later version may write more."""
+    """A validator that a mapping has these keys; later versions may write more."""
 
     def check(values: dict[str, Any]) -> dict[str, Any]:
         if not values.keys() >= set(names):
@@ -41,29 +41,29 @@ def _needs(*names: str) -> AfterValidator:
 
 
 Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
-"""Lowest and highest value of a 95 % interval."""
+"""Lower and upper end of a 95 % interval."""
 CostsByPrior = dict[Annotated[str, Field(pattern=r"^[0-9.]+(e-?[0-9]+)?$")], float]
 """Target prior, as text -> normalised detection cost."""
 Costs = Annotated[dict[str, float], _needs("c_miss", "c_fa")]
 Band = Annotated[dict[str, list[float]], _needs("false_accept_percent", "miss_low_percent", "miss_high_percent")]
 KeptThreshold = Annotated[dict[str, Any], _needs("name", "threshold")]
-"""A threshold with a name; its other keys are the scoring and the list it belongs to."""
+"""A named threshold; its other keys give the scoring and the list it was fitted on."""
 
 
 def _plain(one: "GroupResult | Results") -> dict[str, Any]:
-    """Values by name; what is unknown has no key, but an error rate and its interval always have one."""
+    """Values by name; unknown ones are left out, except the error rate and its interval."""
     values = {name: value for name, value in vars(one).items() if value not in (None, "") or name == "eer_percent"}
-    # Readers index [0] and [1] without asking whether there is an interval.
+    # Readers may index [0] and [1] without checking for an interval.
     return values | {"eer_interval_percent": list(one.eer_interval_percent or NO_INTERVAL)}
 
 
 @dataclass(frozen=True)
 class GroupResult:
-    """Figures of some of the trials, or of all of them on changed audio."""
+    """Figures of a subset of the trials, or of all of them on degraded audio."""
 
     label: str
     eer_percent: float | None = None
-    """None if the group has none; `note` says why."""
+    """None if there is none; `note` gives the reason."""
     eer_interval_percent: Interval = None
     note: str = ""
     num_trials: int | None = None
@@ -73,7 +73,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class SliceResult:
-    """Results by one way of grouping trials: what the groups differ in, a note, and a row each."""
+    """Results for one way of grouping the trials: what the groups differ in, a note, and one row per group."""
 
     by: str
     note: str
@@ -82,7 +82,7 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Results against the amount of one degradation: its kind, the name of the axis, a note, a row for each amount."""
+    """Results against the amount of one degradation: its kind, the axis label, a note, and one row per amount."""
 
     kind: str
     axis: str
@@ -91,7 +91,7 @@ class SweepResult:
 
 
 class AffineFit(TypedDict):
-    """An affine calibration in plain values."""
+    """An affine calibration as plain values."""
 
     weights: list[float]
     offset: float
@@ -101,7 +101,7 @@ class AffineFit(TypedDict):
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that `results.json` holds, in its order and by its names."""
+    """Everything in `results.json`, with the same names in the same order."""
 
     num_trials: int = 0
     num_utterances: int | None = None
@@ -111,9 +111,9 @@ class Results:
     num_targets: int | None = None
     num_duplicate_trials: int | None = None
     num_contradicting_trials: int | None = None
-    """Of these, those that had another label before."""
+    """Duplicates whose labels disagree."""
     num_same_session_targets: int | None = None
-    """Targets whose two sides are of one session; None if sessions are not known."""
+    """Targets whose two sides come from one session; None if sessions are unknown."""
     why_no_eer: str = ""
     eer_threshold: float | None = None
     eer_convex_hull_percent: float | None = None
@@ -124,7 +124,7 @@ class Results:
     cllr: float | None = None
     act_dcf: CostsByPrior | None = None
     calibration_loss: float | None = None
-    """Cllr less min Cllr, in bits."""
+    """Cllr minus min Cllr, in bits."""
     num_speakers: int | None = None
     speaker_rule: str = ""
     num_draws: int | None = None
@@ -134,18 +134,18 @@ class Results:
     precision: str = ""
     """Of the network: float32, bf16 or fp16."""
     backend: dict[str, Any] | None = None
-    """The scoring that figures and thresholds belong to."""
+    """The scoring that the figures and thresholds belong to."""
     lists: list[dict[str, str]] | None = None
-    """`role`, `name` and `sha256` of each list that was read."""
+    """`role`, `name` and `sha256` of each list read."""
     timings_seconds: dict[str, float] | None = None
-    """Of `embedding`, `scoring` and `figures`; `reading_kept_embeddings` if they were kept on disk."""
+    """Of `embedding` (`reading_kept_embeddings` if they were on disk), `scoring` and `figures`."""
     seconds: float | None = None
     slices: list[SliceResult] | None = None
     sweep: list[SweepResult] | None = None
     test_lists: dict[str, GroupResult] | None = None
-    """Figures of the other test lists, by name; each has results of its own under eval/<name>."""
+    """Figures of the other test lists, by name; their own results are under eval/<name>."""
     calibration: AffineFit | None = None
-    """Of fused or calibrated score files."""
+    """For fused or calibrated score files."""
     model: dict[str, Any] | None = None
     num_parameters: int | None = None
     front_end: dict[str, Any] | None = None
@@ -155,22 +155,22 @@ class Results:
     versions: dict[str, str] | None = None
     machine: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
-    """The section evaluation."""
+    """The `evaluation` section."""
     command: str = ""
     date: str = ""
-    """Of the evaluation, with hours and minutes of this machine's clock."""
+    """Date and local time of the evaluation, to the minute."""
     training: dict[str, float] | None = None
     """What the model was trained on: `speakers`, `utterances`, `hours`."""
     performance: dict[str, Any] | None = None
-    """Of the training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`, `gpu_utilisation_percent` …"""
+    """Of training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`, `gpu_utilisation_percent` …"""
     initial_model: dict[str, Any] | None = None
     """The model that training started from: its `file`, figures on this list, whether it stayed best, `sentences`."""
     warnings: list[str] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    """Keys of a file that this version does not know: kept when a report is made from it."""
+    """Keys in the file that this version does not know, kept for the report."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by the names of `results.json`."""
+        """Plain values under the names in `results.json`."""
         values = {**_plain(self), **self.extra}
         del values["extra"]
         if self.min_dcf_interval is not None:
@@ -182,36 +182,36 @@ class Results:
         return values
 
     def _repr_html_(self) -> str:
-        """A table of the headline, in notebooks."""
+        """The headline figures as a table, for notebooks."""
         rows = [
             (one.name, f"{one.text} ({one.interval_text})" if one.interval_text else one.text) for one in headline(self)
         ]
         return html_table([("trials", f"{self.num_trials:,} of {self.list_name() or 'a list'}"), *rows])
 
     def as_row(self, label: str) -> GroupResult:
-        """The figures of the list in a row of a table."""
+        """The figures of the whole list as a table row."""
         figures = self.eer_percent, self.eer_interval_percent, self.why_no_eer, self.num_trials, self.num_targets
         return GroupResult(label, *figures, self.min_dcf)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Results":
-        """What `to_dict` returned, in this version or an earlier one; ValueError if the values are of other types."""
+        """Read what `to_dict` of this or an earlier version returned; ValueError if a value has the wrong type."""
         names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
         known = {name: value for name, value in values.items() if name in names and value is not None}
         extra = {name: value for name, value in values.items() if name not in names}
         return TypeAdapter(cls).validate_python({**known, "extra": extra})
 
     def list_name(self, role: str = "trials") -> str:
-        """The name of the list that was read in that role; empty if it is unknown."""
+        """The name of the list read in that role; empty if unknown."""
         return next((one["name"] for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
 
 
 @dataclass(frozen=True)
 class HeadlineFigure:
-    """One figure as it is shown."""
+    """One figure, formatted for display."""
 
     name: str
-    """Such as `EER` or `minDCF(0.01)`."""
+    """For example `EER` or `minDCF(0.01)`."""
     unit: str
     number: str
     """The value without its unit."""
@@ -222,12 +222,12 @@ class HeadlineFigure:
 
     @property
     def label(self) -> str:
-        """Name with the unit, for tables of bare numbers."""
+        """The name with the unit, for tables of bare numbers."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
 def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
-    """EER, the minDCFs, and of calibrated scores the actual costs and Cllr; empty without error rates.
+    """EER, minDCFs and, for calibrated scores, actual costs and Cllr; empty without error rates.
 
     >>> [one.text for one in headline(Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2))]
     ['5.21 %', '0.400', '0.200 bits']
@@ -242,7 +242,7 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
     shown += [(name, "bits", value, None) for name, value in bits if value is not None]
     figures = []
     for name, unit, value, interval in shown:
-        # A cost of 0.4 has the weight of an EER of several percent: one digit more separates two systems.
+        # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two systems.
         places = digits if name == "EER" else digits + 1
         number = f"{value:.{places}f}"
         both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
@@ -251,7 +251,7 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
 
 
 def html_table(rows: Iterable[tuple[str, Any]]) -> str:
-    """Names and values, as notebooks show them.
+    """An HTML table of names and values, for notebooks.
 
     >>> html_table([("EER", "5 %"), ("list", "<a>")])
     '<table><tr><th>EER</th><td>5 %</td></tr><tr><th>list</th><td>&lt;a&gt;</td></tr></table>'
@@ -261,7 +261,7 @@ def html_table(rows: Iterable[tuple[str, Any]]) -> str:
 
 
 def headline_sentence(results: Results, digits: int = 2) -> str:
-    """EER with its interval, minDCFs and numbers of trials; or why there is no error rate."""
+    """The EER with its interval, minDCFs and the number of trials; or why there is no error rate."""
     trials = counted(results.num_trials, "trial")
     if results.eer_percent is None:
         return f"{trials} scored; {results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
@@ -272,7 +272,7 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
 
 
 def threshold_text(threshold: float, scores: np.ndarray) -> str:
-    """A threshold with the digits that separate it from other scores: a young network's lie between 0.99 and 1.
+    """A threshold with enough digits to separate it from other scores: early in training all lie between 0.99 and 1.
 
     >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8])), threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
     ('0.56', '0.99964')

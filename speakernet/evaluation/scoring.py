@@ -1,7 +1,7 @@
-"""From embeddings to scores: cosine, mean distance, normalisation against a cohort, and the back end that joins them.
+"""From embeddings to scores: cosine, PLDA, mean distance, normalisation by a cohort, and back ends that combine them.
 
-Trials are sorted by enrolment so that they become matrix products; memory beside embeddings and scores is a few blocks.
-A back end describes itself in plain values, to which thresholds and calibrations belong.
+Trials are sorted by enrolment so that matrix products can score them; beyond embeddings and scores, memory holds only a
+few blocks. A back end describes itself in plain values, to which thresholds and calibrations are tied.
 
 Source: Matejka et al., Analysis of score normalization in multilingual speaker recognition, 2017 (adaptive s-norm 1);
 Auckenthaler et al., Score normalization for text-independent speaker verification systems, 2000 (z, t).
@@ -24,28 +24,28 @@ from speakernet.evaluation.metrics import group_starts
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.terminal import Bar
 
-WHOLE_COSINE = "whole utterances and cosine"
+WHOLE_COSINE = "cosine scores of whole utterances"
 """`whole_cosine` in words."""
 WHOLE = EvaluationOptions(embedding="whole")
 BLOCK_SCORES = 1 << 22
-"""Scores of a block of utterances against the cohort: 16 MB."""
+"""Scores of a block of utterances against the cohort, 16 MB."""
 MIN_COHORT = 2
 SMALLEST_DEVIATION = 1e-6
 BLOCK_BYTES = 5 << 20
-"""Gathered crops of the test side of a block of trials: they stay in the processor's cache until they are used."""
+"""Size of the gathered test-side crops of a block of trials: small enough to stay in the processor's cache."""
 DEVICE_BLOCK_BYTES = 1 << 28
-"""The same on an accelerator, which wants much work at once."""
+"""The same on an accelerator, which needs more work at once."""
 GROUP_WIDTHS = (8, 4, 2, 1)
-"""Trials of one enrolment utterance that share a matrix product; every list can be cut into groups of these."""
+"""Numbers of trials with the same enrolment that share a matrix product; any number of trials splits into these."""
 EPSILON = 1e-12
 SAFE_LENGTHS = (1e-15, 1e15)
-"""Between these the squares of float32 embeddings neither vanish nor overflow."""
+"""Between these lengths, squares of float32 embeddings neither underflow nor overflow."""
 
 
 def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
-    """One embedding of length 1 for each utterance.
+    """One unit-length embedding for each utterance.
 
-    Each crop is centred by `mean` (if given), scaled to length 1, averaged over crops and scaled again.
+    Crops are centred by `mean` (if given) and scaled to length 1; their average is scaled to length 1 again.
 
     Args:
         embeddings: (utterances, crops, dim) or (utterances, dim).
@@ -57,7 +57,7 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     if embeddings.ndim == 2:
         embeddings = embeddings[:, None, :]
     result = np.empty((embeddings.shape[0], embeddings.shape[2]), dtype=np.float32)
-    # 64 MiB of float32 at a time: the table of all crops may fill the memory.
+    # 64 MiB of float32 at a time: the table of all crops may already fill the memory.
     rows_at_once = max(1, (64 << 20) // (4 * embeddings.shape[1] * embeddings.shape[2]))
     for start in range(0, len(result), rows_at_once):
         block = embeddings[start : start + rows_at_once]
@@ -65,7 +65,7 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
         with np.errstate(over="ignore"):
             lengths = np.linalg.norm(centred, axis=2, keepdims=True)
         if len(lengths) and not SAFE_LENGTHS[0] < lengths.min() <= lengths.max() < SAFE_LENGTHS[1]:
-            # Their squares overflow or vanish; a power of two changes no digit.
+            # Squares would overflow or underflow; scaling by a power of two is exact.
             centred = np.ldexp(centred, -np.frexp(np.abs(centred).max(axis=2, keepdims=True))[1])
             lengths = np.linalg.norm(centred, axis=2, keepdims=True)
         average = (centred / np.maximum(lengths, EPSILON)).mean(axis=1)
@@ -77,13 +77,13 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
 def cosine_scores(
     embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str = "cpu"
 ) -> np.ndarray:
-    """Dot products of the rows that each trial names.
+    """Dot products of the two rows of each trial.
 
     Args:
-        embeddings: (utterances, dim) of length 1 (then the dot product is the cosine), float32.
+        embeddings: (utterances, dim) float32, of unit length for the dot product to be the cosine.
         enrol: (trials,) rows.
         test: (trials,) rows.
-        device: where they are computed; on an accelerator block by block.
+        device: where to compute; on an accelerator block by block.
 
     Returns:
         (trials,) float32.
@@ -96,7 +96,7 @@ def cosine_scores(
         return blocked_cosine_scores(embeddings, enrol, test, device)
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     num_rows = len(table)
-    # Trials are the filled places of a sparse matrix, each once; a product computed at those alone copies no row.
+    # The distinct trials are the entries of a sparse matrix; computing the product only there copies no rows.
     places = enrol.astype(np.int64) * num_rows + test
     order = np.argsort(places)
     starts = group_starts(places := places[order])
@@ -111,7 +111,7 @@ def cosine_scores(
             torch.from_numpy(columns.astype(np.int32)),
             torch.zeros(len(columns)),
             (num_rows, num_rows),
-            # Rows beyond the table would be read from foreign memory.
+            # Rows beyond the table would read out of bounds.
             check_invariants=True,
         )
     scores = np.empty(len(order), dtype=np.float32)
@@ -122,9 +122,9 @@ def cosine_scores(
 def blocked_cosine_scores(
     embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str
 ) -> np.ndarray:
-    """The same as `cosine_scores` from rows gathered on a device, in blocks of trials, without TF32."""
+    """The same as `cosine_scores`, from rows gathered on a device in blocks of trials, without TF32."""
     if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(embeddings):
-        raise ValueError(f"trials name rows beyond the {len(embeddings)} embeddings")
+        raise ValueError(f"trials refer to rows beyond the {len(embeddings)} embeddings")
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
     sides = [torch.from_numpy(rows.astype(np.int64)).to(device) for rows in (enrol, test)]
     scores = torch.empty(len(enrol), device=device)
@@ -138,10 +138,10 @@ def blocked_cosine_scores(
 
 @dataclass(frozen=True)
 class Plda:
-    """Two-covariance PLDA in the space where the variance within speakers is 1 and that between them diagonal.
+    """Two-covariance PLDA in the space where the within-speaker covariance is the identity and the other is diagonal.
 
-    An embedding's length is set before it is scored, so that a unit vector is enough to score it: z = u sqrt(dim /
-    sum(weights u^2)). Several recordings of a person count as one, their mean.
+    Embeddings are rescaled before scoring, z = u sqrt(dim / sum(weights u^2)), so unit vectors are enough. Several
+    recordings of a person count as one, their mean.
 
     Source: Ioffe, Probabilistic linear discriminant analysis, 2006 (the ratio between equations 4 and 5, one recording
     on each side); Garcia-Romero and Espy-Wilson, Analysis of i-vector length normalization, 2011.
@@ -154,15 +154,15 @@ class Plda:
     between: np.ndarray
     """(dim,) variances between speakers."""
     weights: np.ndarray
-    """(dim,) of the squares whose sum is set to dim: 1 in wespeaker, 1 / (between + 1) in Kaldi."""
+    """(dim,) weights of the squares whose sum is scaled to dim: 1 in wespeaker, 1 / (between + 1) in Kaldi."""
 
     def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Log-likelihood ratios of every pair, (first, second) float64, of embeddings (…, dim) of any length."""
+        """Log-likelihood ratios of all pairs, (first, second) float64, of embeddings (…, dim) of any length."""
         (one, left), (other, right) = self._terms(first), self._terms(second)
         return one @ other.T + (left[:, None] + right)
 
     def trial_scores(self, embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
-        """Log-likelihood ratios of trials between rows of (utterances, dim), (trials,) float32."""
+        """Log-likelihood ratios of trials, (trials,) float32, between rows of embeddings (utterances, dim)."""
         table, constant = self._terms(embeddings)
         scores = np.empty(len(enrol), dtype=np.float32)
         block = max(1, BLOCK_BYTES // (8 * table.shape[1]))
@@ -173,7 +173,7 @@ class Plda:
         return scores
 
     def _terms(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the score is the product of, (rows, dim), and half of the constant that each side adds, (rows,)."""
+        """The factors whose product is taken, (rows, dim), and the term that each side adds to the score, (rows,)."""
         rows, between = np.asarray(embeddings, dtype=np.float64), self.between
         squares = np.maximum((rows * rows) @ self.weights, EPSILON**2)
         rows = rows * np.sqrt(rows.shape[1] / squares)[:, None]
@@ -184,12 +184,12 @@ class Plda:
 
 
 def pair_scores(first: np.ndarray, second: np.ndarray, plda: Plda | None = None) -> np.ndarray:
-    """Scores of every pair of unit-length embeddings, (first, second): cosines, or PLDA's log-likelihood ratios."""
+    """Scores of all pairs of unit-length embeddings, (first, second): cosines, or log-likelihood ratios by PLDA."""
     return first @ second.T if plda is None else plda.scores(first, second)
 
 
 def plda_of(contents: Mapping[str, Any]) -> Plda | None:
-    """The PLDA of an adapted model file; None without one."""
+    """The PLDA in an adapted model file; None without one."""
     if (contents.get("adaptation") or {}).get("score") != "plda":
         return None
     named = (contents["weights"][f"adaptation.{name}"] for name in ("between", "weights"))
@@ -204,14 +204,14 @@ def mean_distance_scores(
     normalize: bool = True,
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
-    """Minus the mean Euclidean distance over all pairs of crops, voxceleb_trainer's score.
+    """Minus the mean Euclidean distance over all pairs of crops, as in voxceleb_trainer.
 
     Args:
         embeddings: (utterances, crops, dim) float32.
         enrol: (trials,) rows.
         test: (trials,) rows.
-        normalize: scale every crop's embedding to length 1 first (voxceleb_trainer does so for some losses).
-        device: where they are computed, block by block.
+        normalize: first scale every crop's embedding to length 1 (voxceleb_trainer does so for some losses).
+        device: where to compute, block by block.
 
     Returns:
         (trials,) float32.
@@ -222,7 +222,7 @@ def mean_distance_scores(
     """
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
     lengths = torch.linalg.vector_norm(table, dim=2)  # (utterances, crops)
-    # Scaling the products instead of the crops saves a copy of the whole table.
+    # Scaling products instead of crops avoids a copy of the whole table.
     scales = lengths.clamp(min=EPSILON).reciprocal() if normalize else torch.ones_like(lengths)
     squares = (lengths * scales).square()
     enrol_rows, test_rows = torch.from_numpy(enrol.astype(np.int64)), torch.from_numpy(test.astype(np.int64))
@@ -245,7 +245,7 @@ def mean_distance_scores(
 def _mean_distances(
     table: Tensor, scales: Tensor, squares: Tensor, enrol: Tensor, test: Tensor, gathered: Tensor
 ) -> Tensor:
-    """Mean distances of utterances (groups,) to several (groups, width) each; `gathered` is a buffer for the latter."""
+    """Mean distances of utterances (groups,) to (groups, width) others; `gathered` is a buffer for the latter."""
     num_groups, width = test.shape
     crops = table.shape[1]
     first = table[enrol] * (-2 * scales[enrol])[:, :, None]
@@ -258,7 +258,7 @@ def _mean_distances(
 
 
 def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Runs of equal rows cut into pieces: (width, first positions of all pieces of that width), widest first."""
+    """Cut runs of equal rows into pieces: (width, first positions of all pieces of that width), widest first."""
     starts = group_starts(sorted_rows)
     counts = np.diff(np.append(starts, len(sorted_rows)))
     for width in GROUP_WIDTHS:
@@ -271,20 +271,20 @@ def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def cohort_statistics(
     embeddings: np.ndarray, cohort: np.ndarray, top: int | None = None, device: torch.device | str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation (the population's) of every utterance's cohort scores, two of (utterances,) float32.
+    """Mean and population standard deviation of every utterance's cohort scores, both (utterances,) float32.
 
     Args:
         embeddings: (utterances, dim), unit length.
         cohort: (members, dim), unit length.
-        top: use only so many highest scores (adaptive); None uses all.
-        device: where the scores are computed, block by block.
+        top: use only this many of the highest scores (adaptive); None uses all.
+        device: where to compute, block by block.
 
     Raises:
         ValueError: fewer than two cohort members.
     """
     if len(cohort) < MIN_COHORT:
         raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
-    # torch, whose product uses the threads that runtime.threads allows.
+    # By torch, whose products respect runtime.threads.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
     takes = min(top or len(members), len(members))
     mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
@@ -299,15 +299,15 @@ def cohort_statistics(
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
             mean[rows], deviation[rows] = block_mean.cpu().numpy(), block_deviation.cpu().numpy()
             bar.update(len(scores))
-    # A cohort whose scores are all equal must not divide by zero.
+    # A cohort whose scores are all equal must not cause a division by zero.
     return mean, np.maximum(deviation, SMALLEST_DEVIATION)
 
 
 def highest(scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, *, is_on_host: bool) -> torch.Tensor:
-    """The `top` highest of every row in any order, (rows, top); on the host the rows are reordered in place."""
+    """The `top` highest of each row, (rows, top), in any order; on the host, rows are reordered in place."""
     if not is_on_host:
         return scores.topk(top, dim=1, sorted=False).values
-    # Partition instead of a sort: only the set of the highest matters. numpy lets threads work at once.
+    # Partition, since the order does not matter; numpy releases the lock, so threads run in parallel.
     edges = np.linspace(0, len(scores), torch.get_num_threads() + 1).astype(int)
     shares = [scores.numpy()[low:high] for low, high in itertools.pairwise(edges)]
     list(pool.map(lambda share: share.partition(scores.shape[1] - top, axis=1), shares))
@@ -317,9 +317,9 @@ def highest(scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, *, is_on_h
 def normalize_scores(
     scores: np.ndarray, enrol: np.ndarray, test: np.ndarray, statistics: tuple[np.ndarray, np.ndarray], method: str
 ) -> np.ndarray:
-    """Normalised scores, (trials,) float32: z by the enrolment side, t by the test side, s and as by the mean of both.
+    """Normalised scores, (trials,) float32: z by the enrolment side, t by the test side, s and as by their average.
 
-    For `as` the statistics come from the nearest cohort members.
+    For `as`, the statistics come from the nearest cohort members.
     """
     if method == "none":
         return scores
@@ -330,9 +330,9 @@ def normalize_scores(
 
 
 def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
-    """One unit-length cohort member a speaker, (speakers, dim): the mean of its utterances' unit embeddings."""
+    """One unit-length cohort member per speaker, (speakers, dim): the mean of its utterances' unit embeddings."""
+    # float64, since a speaker may have thousands of utterances.
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
-    # float64 sums: a speaker may have thousands of utterances.
     np.add.at(sums, speakers, embeddings)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     return (sums / np.maximum(norms, EPSILON)).astype(np.float32)[norms[:, 0] > 0]
@@ -340,7 +340,7 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way of scoring with all that it needs beside the embeddings."""
+    """A scoring method with everything it needs besides the embeddings."""
 
     options: EvaluationOptions
     is_normalised: bool = True
@@ -350,15 +350,15 @@ class Backend:
     cohort: np.ndarray | None = None
     """(members, dim), unit length: other speakers, against whom scores are normalised."""
     cohort_name: str = ""
-    """Of its list, with the start of its checksum."""
+    """Name of its list, with the start of its checksum."""
     device: torch.device | str = "cpu"
     plda: Plda | None = None
-    """Scores adapted embeddings in place of the cosine."""
+    """Scores adapted embeddings instead of the cosine."""
     adaptation: str = ""
-    """Name of the adaptation that is part of the network."""
+    """Name of the adaptation in the network."""
 
     def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
-        """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
+        """The scoring as plain values; every threshold and calibration belongs to exactly one such description."""
         options = self.options
         described: dict[str, Any] = {"score": options.score, **way_of(embedding)}
         described |= {"subtract_mean": self.mean is not None, "score_norm": options.score_norm}
@@ -375,13 +375,13 @@ class Backend:
         return described
 
     def score(self, embeddings: np.ndarray, trials: TrialList) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Score every trial by the (utterances, crops, dim) embeddings of the list's names.
+        """Score every trial from the embeddings (utterances, crops, dim) of the list's names.
 
         Returns:
             Scores (trials,), unit-length embeddings (utterances, dim), and each utterance's mean score against the
-            cohort (utterances,), None without one.
+            cohort (utterances,), None without a cohort.
         """
-        # The map of speakers and the cohort need unit lengths whatever the score.
+        # The embedding map and the cohort need unit lengths with any score.
         units = mean_embeddings(embeddings, self.mean)
         if self.options.score == "mean_distance":
             centred = embeddings if self.mean is None else embeddings - self.mean.astype(np.float32)
@@ -397,7 +397,7 @@ class Backend:
         if method == "none":
             return scores, units, None
         if self.plda is not None:
-            raise ValueError(f"score_norm {method} with a model adapted by PLDA; normalisation works on the cosine")
+            raise ValueError(f"score_norm {method} with a model adapted by PLDA; normalisation needs the cosine")
         assert self.cohort is not None, "normalisation needs a cohort"
         nearest = self.options.cohort_size if method == "as" else None
         statistics = cohort_statistics(units, self.cohort, nearest, self.device)
@@ -405,7 +405,7 @@ class Backend:
 
 
 def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
-    """The description of how two recordings are verified: whole utterances, cosine, no normalisation.
+    """The description of the scoring that verification uses: whole utterances, cosine, no normalisation.
 
     >>> whole_cosine(False)
     {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
@@ -414,16 +414,16 @@ def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
 
 
 def verifying_backend(contents: Mapping[str, Any]) -> Backend:
-    """How two recordings are verified with a model file: cosine, after subtracting its mean of whole utterances.
+    """The back end for verification with a model file: cosine, after subtracting its mean of whole utterances.
 
-    An adapted file has its own mean, and compares by PLDA if that is what was fitted.
+    An adapted file has its own mean, and scores by PLDA if PLDA was fitted.
     """
     name = (contents.get("adaptation") or {}).get("name", "")
     return Backend(WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name)
 
 
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
-    """A model file's mean embedding, (dim,), if it was measured on whole utterances; a mean of crops differs."""
+    """A model file's mean embedding, (dim,), or None unless it is of whole utterances; a mean of crops differs."""
     mean = contents.get("embedding_mean")
     is_of_whole = (contents.get("embedding_mean_of") or {}).get("embedding") == "whole"
     return np.asarray(mean, dtype=np.float32) if mean is not None and is_of_whole else None

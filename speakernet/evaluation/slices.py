@@ -1,7 +1,7 @@
-"""Results by kind of trial: duration, signal-to-noise ratio, same or different in any column of a CSV.
+"""Results by kind of trial: by duration, signal-to-noise ratio, or any column of a CSV.
 
-A slicing gives every trial a group; each group is evaluated as a list of its own, with an interval over speakers. Also
-the signal-to-noise ratio of an utterance, estimated from its samples.
+A slicing assigns each trial to a group, and each group is evaluated like a separate list, with an interval over
+speakers. The signal-to-noise ratio of an utterance is estimated here, from its samples.
 """
 
 import itertools
@@ -26,13 +26,13 @@ from speakernet.options import SAMPLE_RATE, suggestion
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
 SNR_EDGES_DB = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
 MAX_VALUES = 12
-"""A column of text with more different values is a name, not a group."""
+"""A text column with more distinct values holds names, not groups."""
 MIN_NUMBERS = 6
-"""A column with at least so many different numbers is a quantity and is cut into thirds."""
+"""A column with at least this many distinct numbers holds a quantity, which is cut into thirds."""
 NOT_COLUMNS = ("path", "speaker")
 FRAME_SECONDS = 0.025
 FRAMES_AT_ONCE = 2400
-"""A minute: of longer recordings only the powers of their frames are in memory."""
+"""A minute; longer recordings are read in blocks, so that only their frame powers stay in memory."""
 QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
 SILENCE_POWER = 1e-10
 
@@ -45,10 +45,10 @@ class Slicing:
     """What the groups differ in."""
     labels: list[str]
     groups: np.ndarray
-    """Group of each trial, -1 for none, int64 (trials,)."""
+    """The group of each trial, -1 for none, int64 (trials,)."""
     note: str = ""
     shares_targets: bool = False
-    """Groups without targets borrow all targets of the list (for what a speaker never changes)."""
+    """Groups without targets use all targets of the list (for attributes that never change within a speaker)."""
 
 
 def all_slices(
@@ -62,7 +62,7 @@ def all_slices(
     num_draws: int,
     seed: int,
 ) -> list[SliceResult]:
-    """Results of a labelled list by everything that the options ask for."""
+    """Results of a labelled list for every slicing in the options."""
     columns = read_metadata(options.metadata, list(trials.names)) if options.metadata else {}
     names = options.slices or ["duration", *usable_columns(columns)]
     slicings: list[Slicing] = []
@@ -85,15 +85,15 @@ def all_slices(
 
 
 def worse_side(values: np.ndarray, trials: TrialList) -> np.ndarray:
-    """A measure of utterances, (utterances,), as one of trials, (trials,): the smaller of the two sides."""
+    """Turn a measure of utterances, (utterances,), into one of trials, (trials,): the smaller of the two sides."""
     return np.minimum(values[trials.enrol], values[trials.test])
 
 
 def value_slicing(
     by: str, values: np.ndarray, trials: TrialList, edges: Sequence[float], unit: str, note: str = ""
 ) -> Slicing:
-    """Groups by the smaller value of the two sides, between ascending edges; groups without trials are omitted."""
-    # A value equal to an edge belongs above it.
+    """Group trials by the smaller of the two sides, between ascending edges; groups without trials are omitted."""
+    # A value equal to an edge belongs to the range above it.
     found = np.searchsorted(np.asarray(edges), worse_side(values, trials), side="right")
     ranges = (f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges))
     names = [f"under {edges[0]:g}{unit}", *ranges, f"{edges[-1]:g}{unit} and more"]
@@ -104,18 +104,18 @@ def value_slicing(
 def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> list[Slicing]:
     """Slicings by a column of utterance metadata (empty values are unknown).
 
-    Words: same or different on the two sides, and each value if both sides have it. Numbers with many values: thirds
-    of the smaller side.
+    Words are sliced by same or different on the two sides, and by each value that both sides share; numbers with many
+    values into thirds of the smaller side.
     """
     different = sorted(set(values) - {""})
     if len(different) >= MIN_NUMBERS and (numbers := _as_numbers(values)) is not None:
-        # Thirds of the trials, not of the utterances; equal edges coincide if many values are the same.
+        # Thirds of the trials, not of the utterances; edges coincide if many values are equal.
         edges = np.unique(np.quantile(worse_side(numbers, trials), [1 / 3, 2 / 3]))
         return [value_slicing(f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), "")]
     if not 2 <= len(different) <= MAX_VALUES:
         raise ValueError(
-            f"column {column!r} has {len(different)} different values in this list; slicing takes 2 to {MAX_VALUES} "
-            f"words, or at least {MIN_NUMBERS} different numbers"
+            f"column {column!r} has {len(different)} distinct values in this list; slicing needs 2 to {MAX_VALUES} "
+            f"words, or at least {MIN_NUMBERS} distinct numbers"
         )
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol, test = codes[trials.enrol], codes[trials.test]
@@ -129,7 +129,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
 
 
 def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
-    """Columns that can be sliced by: words with 2 to 12 values, or numbers."""
+    """Columns that trials can be sliced by: 2 to 12 distinct words, or numbers."""
     return [
         column
         for column, values in metadata.items()
@@ -139,7 +139,7 @@ def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Column -> value of each named utterance, of a CSV with a column `path`; ValueError if utterances are missing."""
+    """Column -> value of each named utterance, from a CSV with column `path`; ValueError if utterances are missing."""
     columns, found = read_csv(path, ("path",))
     rows = {row["path"]: row for row in found}
     check_known(names, rows, path)
@@ -149,7 +149,7 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
 def slice_results(
     slicing: Slicing, trials: TrialList, scores: np.ndarray, speakers: Speakers, num_draws: int, seed: int
 ) -> SliceResult:
-    """Evaluate every group of labelled trials as a list of its own."""
+    """Evaluate every group of labelled trials like a separate list."""
     assert trials.labels is not None, "only labelled trials are sliced"
     is_target, points = (
         trials.labels == 1,
@@ -158,10 +158,10 @@ def slice_results(
     rows, notes = [], [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
-        # Two sides of one speaker never differ in gender: without borrowed targets there would be no error rate.
+        # Both sides of a target have the same gender, so "different gender" has no targets and no error rate by itself.
         if slicing.shares_targets and chosen.any() and not (chosen & is_target).any():
             chosen = chosen | is_target
-            notes.append(f"{label}: no targets of its own (a speaker never changes it), so all targets are used.")
+            notes.append(f"{label}: a target never has this, so all targets of the list are used.")
         labels = is_target[chosen]
         num_trials, num_targets = len(labels), int(np.count_nonzero(labels))
         if missing := missing_kind(labels):
@@ -182,18 +182,18 @@ def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
 
 
 def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
-    """Loud against quiet frames of every utterance in dB, `power_ratio_db`: (utterances,) float64."""
+    """Signal-to-noise ratio of every utterance in dB, by `power_ratio_db`: (utterances,) float64."""
 
     def ratio(name: str) -> float:
         frame = round(FRAME_SECONDS * source.sample_rate)
         powers: list[np.ndarray] = []
-        # Blocks hold whole frames, so that the frames are those of the recording read at once.
+        # Blocks hold whole frames, so the frames are the same as when the recording is read at once.
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
         found = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
         if not np.isfinite(found):
-            raise AudioError(f"{name}: holds no samples, or some that are NaN or infinite")
+            raise AudioError(f"{name}: no samples, or NaN or infinite ones")
         return found
 
     found = parallel_map(ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance")
@@ -201,26 +201,26 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
 
 
 def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
-    """Mean square of every 25 ms, (frames,) float64; the remainder at the end is omitted.
+    """Mean square of each frame of 25 ms, (frames,) float64; an incomplete last frame is dropped.
 
     >>> frame_powers(np.ones(1000, dtype=np.float32)).tolist()
     [1.0, 1.0]
     """
     frame = round(FRAME_SECONDS * sample_rate)
     count = max(1, len(waveform) // frame)
-    # An utterance shorter than a frame is one frame, whose ratio to itself is 0 dB.
+    # An utterance shorter than a frame counts as one frame; its ratio is 0 dB.
     frames = waveform[: count * frame].reshape(count, -1) if len(waveform) >= frame else waveform[None, :]
     return np.square(frames, dtype=np.float64).mean(axis=1)
 
 
 def power_ratio_db(powers: np.ndarray) -> float:
-    """A rough signal-to-noise ratio in dB: loud against quiet frames, 90th and 10th percentile of (frames,) powers.
+    """A rough signal-to-noise ratio in dB: the 90th over the 10th percentile of the frame powers, (frames,).
 
-    It orders recordings by noise well enough to slice and calibrate by; it does not measure a known noise.
+    It ranks recordings by noise well enough for slicing and calibration, but does not measure the true ratio.
 
     >>> round(power_ratio_db(np.repeat([0.0001, 1.0], 16000)))
     40
     """
-    # A power of exactly zero (digital silence) would give an infinite ratio.
+    # Digital silence has zero power, which would give an infinite ratio.
     quiet, loud = np.percentile(powers + SILENCE_POWER, [QUIET_PERCENTILE, LOUD_PERCENTILE])
     return float(10 * np.log10(loud / quiet))

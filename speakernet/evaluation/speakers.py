@@ -1,7 +1,8 @@
-"""Who speaks in each utterance of a trial list: needed for intervals over speakers, and reported with them.
+"""The speaker of each utterance in a trial list, which intervals over speakers need.
 
-Sources, in this order: a CSV, the first folder of the names that agrees with every trial (VoxCeleb's `id10270/…`, or
-the second one of `dev/so0122/…`), the groups that target trials connect. Which one was used is part of the result.
+Speakers come from a CSV; otherwise from the first folder level of the names that agrees with every trial (the first of
+VoxCeleb's `id10270/…`, the second of `dev/so0122/…`); otherwise from the groups that target trials connect. The rule
+used is part of the result.
 """
 
 import csv
@@ -20,21 +21,21 @@ from speakernet.terminal import MAX_NAMED
 
 @dataclass(frozen=True)
 class Speakers:
-    """Speaker of every utterance."""
+    """The speaker of every utterance."""
 
     ids: np.ndarray
-    """Number of the speaker of each row of the list's names, int32 (utterances,)."""
+    """Speaker number of each utterance in the list's table of names, int32 (utterances,)."""
     count: int
     rule: str
-    """How they were found, for the report."""
+    """How the speakers were found, for the report."""
     names: Sequence[str] = ()
-    """Of the speakers by number; empty if the rule gives none."""
+    """Names of the speakers by number; empty if the rule gives none."""
     sessions: np.ndarray | None = None
-    """Number of the session of each row of the list's names, int32 (utterances,); None if sessions are not known."""
+    """Session number of each utterance in the list's table of names, int32 (utterances,); None if unknown."""
 
 
 def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a CSV file with a line of headings; FileError if it lacks a column or a row does not fit."""
+    """Columns and rows of a CSV file with a header; FileError if a column is missing or a row has too few values."""
     expected = f"a CSV table in UTF-8 with the columns {', '.join(needed)}"
     with reading(path, expected), open_text(path) as file:
         reader = csv.DictReader(file)
@@ -43,9 +44,9 @@ def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[d
             raise FileError(f"{path}: no column {missing[0]!r}; its columns are {', '.join(columns)[:500] or 'none'}")
         rows = []
         for row in reader:
-            # DictReader puts excess values under None, and None in place of missing ones.
+            # DictReader puts excess values under the key None, and None for missing values.
             if None in row or None in row.values():
-                raise FileError(f"{path}, line {reader.line_num}: expected {len(columns)} values, one for each column")
+                raise FileError(f"{path}, line {reader.line_num}: expected {len(columns)} values, one per column")
             rows.append(row)
     return columns, rows
 
@@ -53,11 +54,11 @@ def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[d
 def check_known(names: Iterable[str], known: Container[str], table: object) -> None:
     """Refuse a table that lacks some of the utterances."""
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{table}: lacks {len(unknown)} utterances of the list: {', '.join(unknown[:MAX_NAMED])}")
+        raise ValueError(f"{table}: no row for {len(unknown)} of the utterances: {', '.join(unknown[:MAX_NAMED])}")
 
 
 def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
-    """The speaker of every utterance of a trial list, by a CSV or by the names, and the rule that found it."""
+    """The speaker of every utterance in a trial list, from a CSV or from the names, and the rule that found it."""
     names = list(trials.names)
     if table:
         columns, rows = read_csv(table, ("path", "speaker"))
@@ -69,9 +70,9 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
         return replace(found, sessions=_numbered([by_path[name]["session"] for name in names], "").ids)
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
-        rule = "first part of the name (the list has no labels to check it by)"
+        rule = "first part of the name (unchecked: the list has no labels)"
         return _numbered([one[0] for one in folders], rule)
-    # The last part is the file, which never names a speaker.
+    # The last part is the file name, which never is the speaker.
     for position in range(min(map(len, folders)) - 1):
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
         rule = f"{ordinal} part of the name (equal in all target trials, different in all others)"
@@ -79,15 +80,15 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
         if np.array_equal(found.ids[trials.enrol] == found.ids[trials.test], trials.labels == 1):
             if min(map(len, folders)) < position + 3:
                 return found
-            # Folders between the speaker's and the file, such as VoxCeleb's videos.
+            # There are folders between speaker and file, such as VoxCeleb's videos: these are sessions.
             return replace(found, sessions=_numbered(["/".join(one[:-1]) for one in folders], "").ids)
-    # Connected components of the target trials; an utterance without one is a speaker of its own.
+    # Connected components of the target trials; an utterance in none of them counts as its own speaker.
     is_target = trials.labels == 1
     edges = (trials.enrol[is_target], trials.test[is_target])
     graph = coo_matrix((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(len(names), len(names)))
     count, ids = connected_components(graph, directed=False)
     inside = int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target))
-    odd = f" ({inside} non-target trials lie inside a group: the labels contradict each other)" if inside else ""
+    odd = f" ({inside} non-target trials pair members of one group: the labels are contradictory)" if inside else ""
     return Speakers(ids.astype(np.int32), int(count), f"groups that target trials connect{odd}")
 
 

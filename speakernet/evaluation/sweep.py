@@ -1,7 +1,7 @@
-"""A robustness sweep: the EER when the trial audio is degraded by set amounts with the project's own augmentation.
+"""A robustness sweep: the EER when the trial audio is degraded by fixed amounts with the project's augmentation.
 
-Steps are transforms of one utterance's samples; a `DegradedSource` applies one to everything that is read. The same
-utterance gets the same clip and the same room at every amount, so that only the amount changes.
+A step transforms the samples of an utterance; a `DegradedSource` applies it to everything that is read. Each utterance
+keeps its clip and its room at every amount, so that only the amount changes.
 """
 
 import functools
@@ -32,15 +32,15 @@ from speakernet.random import numpy_generator
 logger = logging.getLogger(__name__)
 
 KINDS = get_args(Sweep)
-# From the least disturbed to the most, as the rows of a sweep are shown in the report.
+# From the weakest degradation to the strongest, the order of the rows in the report.
 NOISE_SNR_DB = (20.0, 15.0, 10.0, 5.0, 0.0)
 REVERB_SHARES_PERCENT = (25, 50, 75, 100)
 DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
 MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
-# In critical distances of the room, where the direct sound is as strong as the reverberation.
+# In critical distances of the room; at one, direct sound and reverberation are equally strong.
 DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
 NARROWED, CODED = "300-3400 Hz", "and mu-law"
-DIRECT_SECONDS = 0.0025  # after the peak of an RIR; what comes later is reflected
+DIRECT_SECONDS = 0.0025  # direct sound after the peak of an RIR; the rest is reflected
 AXES = {
     "noise": "signal-to-noise ratio (dB)",
     "reverb": "share of reverberated sound (%)",
@@ -51,23 +51,23 @@ AXES = {
 }
 
 Transform = Callable[[np.ndarray, int], np.ndarray]
-"""(samples of a whole utterance, or of a window of a long one; its row in the list of names) -> as many, degraded."""
+"""(samples of an utterance or of a window of a long one, its row in the list of names) -> as many degraded samples."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One amount of one degradation."""
+    """One amount of a degradation."""
 
     label: str
-    """The amount, as it is shown on the axis."""
+    """The amount as shown on the axis."""
     transform: Transform | None = None
     kept_seconds: float = 0.0
-    """How much of the middle is kept, if there is no transform."""
+    """Length of the middle that is kept if there is no transform."""
 
 
 class DegradedSource(AudioSource):
-    """Another source with every utterance degraded as it is read: transformed whole (a long one by the windows in which
-    it is embedded), or cut to its middle, since recordings often begin and end with silence.
+    """A source whose utterances are degraded when read: transformed whole (long ones by their embedding windows), or
+    cut to the middle, since recordings often begin and end with silence.
     """
 
     def __init__(self, source: AudioSource, names: StringTable, step: Step) -> None:
@@ -92,7 +92,7 @@ class DegradedSource(AudioSource):
             waveform = self._transform(self._source.read(name), row)
             return waveform[start : None if num_samples is None else start + num_samples]
         stop = total if num_samples is None else min(total, start + num_samples)
-        # The windows that overlap the crop, each cut to their common part.
+        # The windows that overlap the crop, each cut to the overlap.
         pieces = [
             self._transform(self._source.read(name, begin, end - begin), row)[max(0, start - begin) : stop - begin]
             for begin, end in itertools.pairwise(edges)
@@ -111,21 +111,21 @@ class DegradedSource(AudioSource):
         return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
-        """Refused: crops read from within a file cannot be degraded as the whole is."""
-        raise ValueError("a degraded source is read by whole utterances; use `read`")
+        """Refused, since crops read from within a file cannot be degraded like the whole."""
+        raise ValueError("a degraded source reads whole utterances only; use `read`")
 
 
 def sweep_steps(
     kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RirBank | None, *, sample_rate: int, seed: int = 0
 ) -> dict[str, list[Step]]:
-    """The steps of each kind, from the least to the most."""
+    """The steps of each kind, from the weakest degradation to the strongest."""
     for kind, is_there, option in (
         ("noise", len(banks.get("noise", ())), "augment.noise_path"),
         ("reverb", rooms, "augment.rir_path"),
         ("distance", rooms, "augment.rir_path"),
     ):
         if kind in kinds and not is_there:
-            raise ValueError(f"the {kind} sweep needs its recordings: set {option}, or leave {kind} out of the sweep")
+            raise ValueError(f"the {kind} sweep needs recordings: set {option}, or remove {kind} from the sweep")
 
     def always(rirs: RirBank | None, **options: object) -> Transform:
         section = AugmentOptions(probability=1.0, **options)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def run_sweep(
     """Score the list at every step.
 
     Returns:
-        One for each kind; its rows begin with the original audio.
+        A result for each kind, whose first row is the original audio.
     """
     labels = trials.labels
     assert labels is not None, "only labelled trials are swept"
@@ -192,12 +192,12 @@ def run_sweep(
 
 
 def augmenting(*given: Any, **options: Any) -> Transform:
-    """A transform by the augmenter of these arguments; the same choices for the same row."""
+    """A transform by an augmenter with these arguments, which makes the same choices for the same row."""
     return functools.partial(_augmented, Augmenter(*given, **options), threading.Lock())
 
 
 def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int) -> np.ndarray:
-    # Epoch 0 for every amount: the same clip and place for the same utterance.
+    # Always epoch 0, so that an utterance gets the same clip and position at every amount.
     with lock:
         return augmenter(
             torch.from_numpy(waveform.astype(np.float32, copy=True))[None],
@@ -207,22 +207,22 @@ def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray,
 
 
 def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
-    """Some of the dry and some of the reverberated sound, both at the loudness of the dry one."""
+    """A mix of the dry and the reverberated sound, both at the loudness of the dry one."""
     return ((1 - share) * waveform + share * _as_loud_as(waveform, wet(waveform, row))).astype(np.float32)
 
 
 def _far(rooms: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
-    """Through a room of the utterance's own, from so many critical distances: only the direct sound fades with them."""
+    """The sound at a distance in the utterance's room, in critical distances: only the direct sound fades."""
     response = rooms.prepared(int(numpy_generator(seed, row).integers(len(rooms)))).astype(np.float64)
     direct, late = np.split(response, [round(DIRECT_SECONDS * rooms.source.sample_rate)])
-    # Of equal energy at the critical distance; amplitudes of direct sound fall with the distance.
+    # Equal energy at the critical distance; the amplitude of direct sound is inversely proportional to the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
     wet = oaconvolve(waveform, np.concatenate([gain * direct, late]).astype(np.float32))[: len(waveform)]
     return _as_loud_as(waveform, wet).astype(np.float32)
 
 
 def _as_loud_as(waveform: np.ndarray, wet: np.ndarray) -> np.ndarray:
-    """Equal loudness, so that the room is what changes and not the level."""
+    """Scale to equal loudness, so that the room changes and the level does not."""
     loudness = np.sqrt(np.mean(np.square(wet))) or 1.0
     return wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)
 

@@ -1,8 +1,8 @@
-"""Front ends: waveform in, `(batch, mels, frames)` out, always in float32 whatever the precision around them.
+"""Front ends: waveform in, `(batch, mels, frames)` out, always in float32 regardless of autocast.
 
-They are between the loader's batch and the model's trunk, belong to the model and its file, and learn nothing.
-Utterances of different lengths may share a batch: with `lengths`, the valid frames of each are those of the utterance
-alone, and frames past its end are zero. torchaudio is imported here and in `kaldi.py` alone.
+They sit between the loader's batch and the model's trunk, are saved with the model, and have no learnt parameters.
+Utterances of different lengths may share a batch: with `lengths`, the valid frames of each are the same as for the
+utterance alone, and frames past its end are zero. torchaudio is imported only here and in `kaldi.py`.
 """
 
 import copy
@@ -22,7 +22,7 @@ try:
     from torchaudio.functional import melscale_fbanks
 except (ImportError, OSError, RuntimeError) as error:
     raise ImportError(
-        "torchaudio cannot be loaded with the installed torch; it must be a release built for it. Install both again:\n"
+        "torchaudio cannot be loaded with the installed torch; it needs a release built for it. Install both again:\n"
         "  pip uninstall -y torch torchaudio\n"
         f"  {TORCH_PAIR}\n"
         f"(the loader's error: {error})"
@@ -30,28 +30,28 @@ except (ImportError, OSError, RuntimeError) as error:
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
-# Added before the logarithm (as voxceleb_trainer does), so that digital silence stays finite.
+# Added before the logarithm (as in voxceleb_trainer), so that digital silence stays finite.
 LOG_OFFSET = 1e-6
-# Variance floor of the instance normalisation, torch's own default.
+# Variance floor of the instance normalisation, torch's default.
 NORM_EPSILON = 1e-5
-# Added to the deviation of a normalised waveform (ReDimNet's).
+# Added to the deviation when normalising a waveform, as in ReDimNet.
 WAVEFORM_EPSILON = 1e-6
 
 
 class FrontEnd(nn.Module):
-    """The abstract front end: its number of features, its frame grid, and float32 whatever the autocast around it."""
+    """The abstract front end: its number of features, its frame grid, and float32 regardless of autocast."""
 
     num_features: int
     window_samples: int
     hop_samples: int
     min_samples: int
-    """Samples of the shortest utterance that has a frame."""
+    """Length of the shortest utterance that has a frame."""
 
     span_samples: int
     """Samples that a window of `spectrum` covers."""
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Frames of that many samples; takes integers too."""
+        """Number of frames of `num_samples` samples; accepts integers too."""
         raise NotImplementedError
 
     def warp(self, factors: tuple[float, ...]) -> None:
@@ -66,13 +66,13 @@ class FrontEnd(nn.Module):
         raise NotImplementedError
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
-        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, the same at every hop."""
+        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, and the same at every hop."""
         raise NotImplementedError
 
     def power(self, waveforms: Tensor) -> Tensor:
         """Squared magnitudes of `spectrum`, (batch, bins, frames)."""
         spectrum = self.spectrum(waveforms)
-        # re² + im² instead of abs()²: no square root, which costs as much as the FFT.
+        # re² + im² instead of abs()² avoids a square root, which costs as much as the FFT.
         return spectrum.real.square() + spectrum.imag.square()
 
     def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -124,7 +124,7 @@ class MelFrontEnd(FrontEnd):
         self.num_features = options.num_mels
         self.window_samples = self.span_samples = self.min_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
-        # The least power of two that holds a window.
+        # The smallest power of two that fits a window.
         self.fft_samples = 1 << (self.window_samples - 1).bit_length()
         self.tracts: VocalTracts | None = None
         # Not in state_dict: it follows from the options.
@@ -135,9 +135,9 @@ class MelFrontEnd(FrontEnd):
         return num_samples // self.hop_samples + 1
 
     def make_bank(self, finer: int) -> Tensor:
-        """The mel matrix as a function of frequency, at `finer` points a bin: ((bins - 1) x finer + 1, mels).
+        """The mel matrix as a function of frequency, with `finer` points per bin: ((bins - 1) x finer + 1, mels).
 
-        Abstract: every family of filters has its own.
+        Abstract, since every family of filters has its own.
         """
         raise NotImplementedError
 
@@ -147,10 +147,10 @@ class MelFrontEnd(FrontEnd):
         self.tracts = VocalTracts(plain, warped_banks(plain, self.make_bank, factors, self.sample_rate))
 
     def bands(self, utterances: Tensor) -> Tensor:
-        """The mel matrix, (bins, mels), or that of each utterance if they differ, (batch, bins, mels)."""
+        """The mel matrix, (bins, mels), or one per utterance if they differ, (batch, bins, mels)."""
         if self.tracts is None or not self.training:
             return cast(Tensor, self.mel_bank)
-        # The batch size is read only here: in an exported network it would be a constant.
+        # The batch size is read only in training: in an exported network it would become a constant.
         return cast(Tensor, self.tracts(len(utterances)))
 
 
@@ -165,7 +165,7 @@ class LogMel(MelFrontEnd):
     def __init__(self, options: LogMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
         self.span_samples = self.fft_samples
-        # Mirrored ends need one sample more than is mirrored.
+        # Mirroring n samples needs n + 1.
         self.min_samples = self.fft_samples // 2 + 1
         make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[self.options.window]
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
@@ -174,7 +174,7 @@ class LogMel(MelFrontEnd):
         """HTK's triangles."""
         low_hz, high_hz = band_edges(self.options, self.sample_rate)
         num_bins = self.fft_samples // 2 * finer + 1
-        # On the CPU also if a network is built without memory: torchaudio reads the numbers.
+        # On the CPU even if a network is built on the meta device: torchaudio reads the values.
         with torch.device("cpu"):
             bank = melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
         return bank.to(torch.get_default_device())
@@ -195,8 +195,8 @@ class LogMel(MelFrontEnd):
         )
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
-        """Windows of as many samples as the FFT has."""
-        # By FFT, which takes 2.4 ms; a product of matrices took 24.
+        """Spectra of windows as long as the FFT."""
+        # The FFT takes 2.4 ms; a matrix product took 24.
         return torch.stft(
             waveforms,
             self.fft_samples,
@@ -209,11 +209,11 @@ class LogMel(MelFrontEnd):
 
 
 def use_convolution(front_end: FrontEnd) -> None:
-    """Compute a front end's power spectra by one convolution, without an FFT, for exported networks; samples stay."""
+    """Compute a front end's power spectra by convolution instead of FFT, for export; raw samples are unaffected."""
     if isinstance(front_end, RawWaveform):
         return
-    # The kernels are the spectrum of each sample of a window alone, for a spectrum is linear. In float64: 512 rounded
-    # sines would add up to as much as the quietest bands hold.
+    # A spectrum is linear, so the kernels are the spectra of unit impulses at each sample of a window. In float64: the
+    # rounding errors of 512 sines would add up to as much as the quietest bands.
     precise = copy.deepcopy(front_end).double()
     spectra = precise.spectrum(torch.eye(front_end.span_samples, dtype=torch.float64))[:, :, 0]  # (samples, bins)
     kernels = torch.cat((spectra.real, spectra.imag), dim=1).T.unsqueeze(1).float().contiguous()
@@ -234,8 +234,8 @@ def band_edges(options: TfMelOptions, sample_rate: int) -> tuple[float, float]:
     low_hz, high_hz = float(options.low_hz), float(options.high_hz) or sample_rate / 2
     if not low_hz < high_hz <= sample_rate / 2:
         raise ValueError(
-            f"{options.name}: bands from {low_hz} to {high_hz} Hz; expected low_hz below high_hz, at most half of the "
-            f"sample rate ({sample_rate})"
+            f"{options.name}: bands from {low_hz} to {high_hz} Hz; expected low_hz below high_hz, and high_hz at most "
+            f"half the sample rate ({sample_rate})"
         )
     return low_hz, high_hz
 
@@ -246,13 +246,13 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
     >>> preemphasize(torch.tensor([[1.0, 2.0, 4.0]]), 0.5)
     tensor([[0.0000, 1.5000, 3.0000]])
     """
-    # Reflected, as voxceleb_trainer's `PreEmphasis` pads.
+    # Reflected, as in voxceleb_trainer's `PreEmphasis`.
     previous = torch.cat((waveforms[:, 1:2], waveforms[:, :-1]), dim=1)
     return waveforms - coefficient * previous
 
 
 def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON) -> Tensor:
-    """(batch, samples) with mean 0 and deviation 1 over each utterance's own samples; zero past its end.
+    """Normalise (batch, samples) to mean 0 and deviation 1 over each utterance's own samples; zero past its end.
 
     >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
     tensor([[-1.,  1.]])
@@ -266,7 +266,7 @@ def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilo
         return (masked.sum(dim=1, keepdim=True, dtype=torch.float64) / count).float()
 
     centred = waveforms - mean(waveforms)
-    # The bound changes no number, but the exporter of ONNX drops an added 1e-8, and silence became NaN.
+    # The clamp changes no value, but the ONNX exporter drops an added 1e-8, and silence would become NaN.
     normalized = centred / (mean(centred.square()).sqrt() + epsilon).clamp(min=epsilon)
     return normalized if inside is None else normalized * inside
 
@@ -289,7 +289,7 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> 
 
 
 def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = None) -> Tensor:
-    """Remove each band's mean over the utterance, and with "instance" divide by its standard deviation."""
+    """Remove each band's mean over the utterance; with "instance", also divide by its standard deviation."""
     if lengths is None:
         if kind == "instance":
             return functional.instance_norm(features, eps=NORM_EPSILON)
@@ -307,7 +307,7 @@ def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = Non
 
 
 def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:
-    """Which frames are within each utterance, (batch, frames) booleans.
+    """Which frames are inside each utterance, bool (batch, frames).
 
     >>> valid_frames(torch.tensor([1, 3]), 3)
     tensor([[ True, False, False],

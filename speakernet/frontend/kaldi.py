@@ -1,4 +1,4 @@
-"""Kaldi's filterbank and cepstra, for whole batches, on any device, with gradients."""
+"""Kaldi's filterbank and cepstra for whole batches, on any device, with gradients."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
 from speakernet.frontend.perturbation import KeyedDraws
 from speakernet.options import SAMPLE_RATE
 
-# Below half the sample rate, where lhotse's highest band ends.
+# lhotse's highest band ends this far below half the sample rate.
 LHOTSE_MARGIN_HZ = 400.0
 # Kaldi's cepstral lifter.
 LIFTER = 22.0
@@ -21,8 +21,8 @@ LIFTER = 22.0
 class KaldiFbank(MelFrontEnd):
     """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options.
 
-    Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true. In the style of
-    lhotse (its `Fbank`, which sherpa-onnx computes too) snip-edges is false and high-freq -400.
+    Source: Kaldi's `compute-fbank-feats`, other options at their defaults, snip-edges true. In the style of lhotse (its
+    `Fbank`, also computed by sherpa-onnx) snip-edges is false and high-freq -400.
     """
 
     options: KaldiFbankOptions
@@ -31,29 +31,29 @@ class KaldiFbank(MelFrontEnd):
         super().__init__(options, sample_rate)
         self.noise = KeyedDraws(seed)
         self.is_centred = options.style == "lhotse"
-        # A Hann window to this power is Kaldi's own `povey` window.
+        # A Hann window to the power of 0.85 is Kaldi's `povey` window.
         is_povey = self.options.window == "povey"
         shape = (torch.hann_window if is_povey else torch.hamming_window)(self.window_samples, periodic=False)
         shape = shape**0.85 if is_povey else shape
         self.register_buffer("window", shape, persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
-        """Kaldi's triangles, from 20 Hz to half the sample rate or somewhat below."""
-        # Up to 0 counts from the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
+        """Kaldi's triangles, from 20 Hz to half the sample rate or slightly below."""
+        # high_hz <= 0 counts from the Nyquist frequency; with a warp of 1, VTLN's bounds (100 and -500) have no effect.
         points, rate = self.fft_samples * finer, float(self.sample_rate)
         high_hz = -LHOTSE_MARGIN_HZ if self.options.style == "lhotse" else 0.0
         bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, high_hz, 100.0, -500.0, 1.0)
-        # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
+        # Kaldi leaves out the Nyquist bin; a zero column makes the bank fit the FFT.
         return functional.pad(bank, (0, 1)).T.contiguous()
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Only whole windows count (Kaldi's snip-edges), or every hop that is more than half there."""
+        """Only whole windows (Kaldi's snip-edges), or every hop of which at least half is in the utterance."""
         if self.is_centred:
             return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
-        """Scale, dither; each frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
+        """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
         waveforms = waveforms * self.options.scale
         if self.is_centred:
             half, hop = self.window_samples // 2, self.hop_samples
@@ -63,23 +63,23 @@ class KaldiFbank(MelFrontEnd):
         energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
         if self.options.energy_floor_db:
             energies = energies + self.floor(energies, lengths)
-        # Kaldi's own floor, so that digital silence stays finite.
-        features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
+        # Kaldi's floor, which keeps digital silence finite.
+        features = self.from_log_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
         return normalize_features(
             features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
         )
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
-        """Each window: mean removed, pre-emphasis 0.97, the window's shape, transform."""
+        """Per window: mean removed, pre-emphasis 0.97, window function, transform."""
         frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
         frames = frames - frames.mean(dim=2, keepdim=True)
-        # In Kaldi the sample before a frame's first is equal to it.
+        # In Kaldi, the sample before the first of a frame equals the first.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
 
     def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
-        """The utterances' mean energies, `energy_floor_db` down, (batch, 1, 1); of (batch, frames, mels)."""
+        """Each utterance's mean energy, lowered by `energy_floor_db`: (batch, frames, mels) to (batch, 1, 1)."""
         count: int | Tensor = energies.shape[1]
         if lengths is not None:
             count = frames = self.num_frames(lengths).to(energies.device)
@@ -88,13 +88,13 @@ class KaldiFbank(MelFrontEnd):
         mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
         return (10 ** (-self.options.energy_floor_db / 10) * mean).float().reshape(-1, 1, 1)
 
-    def of_energies(self, energies: Tensor) -> Tensor:
-        """(batch, frames, mels) logarithms to (batch, frames, features): here themselves."""
+    def from_log_energies(self, energies: Tensor) -> Tensor:
+        """(batch, frames, mels) to (batch, frames, features); here unchanged."""
         return energies
 
 
 class KaldiMfcc(KaldiFbank):
-    """Kaldi's mel-frequency cepstra: a cosine transform of the logarithms, higher coefficients raised.
+    """Kaldi's mel-frequency cepstra: a cosine transform of the log energies, with liftered coefficients.
 
     Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
     """
@@ -110,13 +110,13 @@ class KaldiMfcc(KaldiFbank):
         lifter = 1.0 + 0.5 * LIFTER * torch.sin(torch.pi * order.double() / LIFTER)
         self.register_buffer("transform", (transform * lifter).float(), persistent=False)
 
-    def of_energies(self, energies: Tensor) -> Tensor:
+    def from_log_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, cepstra)."""
         return torch.matmul(energies, cast(Tensor, self.transform))
 
 
 def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Tensor | None = None) -> Tensor:
-    """Mirror both ends of every utterance at its own length, the last sample included, as Kaldi does.
+    """Mirror both ends of every utterance at its own length, including the last sample, as in Kaldi.
 
     >>> mirror_ends(torch.tensor([[1, 2, 3, 0]]), 1, 2, torch.tensor([3]))[:, :6]
     tensor([[1, 1, 2, 3, 3, 2]])

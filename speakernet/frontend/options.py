@@ -16,7 +16,7 @@ class SpecAugmentOptions(Options):
     """Masks over features in training."""
 
     spec_augment: bool = False
-    """Hide bands and stretches of time in training, with masks of its own for every utterance."""
+    """Mask bands and stretches of time in training, differently for every utterance."""
     mel_masks: MaskCount = 1
     """SpecAugment: masks along the mel axis."""
     mel_mask_width: Annotated[int, Ge(0), Le(512)] = 8
@@ -28,7 +28,7 @@ class SpecAugmentOptions(Options):
 
 
 class FrontendOptions(Options):
-    """From samples to features, and SpecAugment on them. What is `auto` follows the model's own definition."""
+    """From samples to features, and SpecAugment on them. Options set to `auto` follow the definition of the model."""
 
     name: str = "auto"
     """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, tf_mel, raw (samples); auto: the model's."""
@@ -50,11 +50,11 @@ class MelOptions(SpecAugmentOptions, FrontendOptions):
     num_mels: MelCount = 64
     """Mel bands."""
     normalize: Literal["auto", "instance", "mean", "none"] = "auto"
-    """Over each utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel, else mean."""
+    """Per utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel, else mean."""
 
 
 class TfMelOptions(MelOptions):
-    """Log mel energies as ReDimNet2 is trained on in wespeaker (its `tfmel`): triangles over mels, mean removed."""
+    """The log mel energies on which wespeaker trains ReDimNet2 (`tfmel`): triangles over mels, mean removed."""
 
     preemphasis: Share | Literal["auto"] = "auto"
     """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, ReDimNet and tf_mel, else 0."""
@@ -63,7 +63,7 @@ class TfMelOptions(MelOptions):
     high_hz: Hertz | Literal["auto"] = "auto"
     """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet and tf_mel, else 0."""
     normalize_waveform: bool | Literal["auto"] = "auto"
-    """Remove the mean of each utterance's samples and divide by their deviation first; auto: in ReDimNet and tf_mel."""
+    """First remove the mean of each utterance's samples and divide by their deviation; auto: in ReDimNet and tf_mel."""
 
     auto_values: ClassVar = {
         "preemphasis": 0.97,
@@ -75,12 +75,12 @@ class TfMelOptions(MelOptions):
 
 
 class LogMelOptions(TfMelOptions):
-    """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm."""
+    """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance norm."""
 
     log_input: bool = True
     """Take the logarithm of the mel energies."""
     window: Literal["auto", "hamming", "hann"] = "auto"
-    """Analysis window; auto: hamming, and hann in VGGVox."""
+    """Analysis window; auto: hamming, but hann in VGGVox."""
 
     auto_values: ClassVar = {
         "window": "hamming",
@@ -93,27 +93,27 @@ class LogMelOptions(TfMelOptions):
 
 
 class KaldiFbankOptions(MelOptions):
-    """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options."""
+    """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options."""
 
     window: Literal["auto", "hamming", "povey"] = "auto"
     """Analysis window: hamming in wespeaker, povey in 3D-Speaker; auto: hamming."""
     scale: Positive = 32768.0
-    """The waveform in -1..1 is multiplied by this (32768 in wespeaker, 1 in 3D-Speaker)."""
+    """Factor applied to the waveform in -1..1 (32768 in wespeaker, 1 in 3D-Speaker)."""
     dither: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
     """Standard deviation of the noise added in training, in scaled samples (1.0 in wespeaker)."""
     style: Literal["kaldi", "lhotse"] = "kaldi"
-    """kaldi: whole windows, bands up to half the rate; lhotse: centred frames, 400 Hz less (sherpa-onnx)."""
+    """kaldi: whole windows, bands up to half the rate; lhotse: centred frames, bands to 400 Hz less (sherpa-onnx)."""
     energy_floor_db: Annotated[float, Ge(0.0), Le(200.0)] = 0.0
-    """Add an utterance's mean energy, so many dB down, to each of its energies: an empty band stays still; 0: none."""
+    """Add an utterance's mean energy, lowered by this many dB, to each energy, which steadies empty bands; 0: none."""
 
     auto_values: ClassVar = {"window": "hamming", "normalize": "mean"}
 
 
 class KaldiMfccOptions(KaldiFbankOptions):
-    """Kaldi's cepstra of those energies (no energy term, lifter 22)."""
+    """Kaldi's cepstra of these energies (no energy term, lifter 22)."""
 
     num_cepstra: MelCount = 40
-    """Cepstral coefficients, the zeroth among them; at most num_mels."""
+    """Cepstral coefficients, including the zeroth; at most num_mels."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """More coefficients than bands."""
@@ -123,10 +123,10 @@ class KaldiMfccOptions(KaldiFbankOptions):
 
 
 class SpeechBrainFbankOptions(MelOptions):
-    """Mel energies in decibels as SpeechBrain computes them: centred frames of 400 points, cut off below the top."""
+    """Mel energies in decibels as in SpeechBrain: centred frames of 400 points, with a floor below the maximum."""
 
     top_db: Annotated[float, Gt(0.0), Le(1000.0)] = 80.0
-    """Energies are cut off so far below an utterance's largest."""
+    """Floor of the energies, in dB below an utterance's largest."""
 
     auto_values: ClassVar = {"normalize": "mean"}
 

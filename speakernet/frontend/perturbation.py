@@ -1,6 +1,6 @@
-"""What varies features in training only: SpecAugment, the noise of dither, and vocal tracts of other lengths.
+"""Variation of features in training: SpecAugment, dither noise, and vocal tracts of other lengths.
 
-Draws are keyed by the utterance that they are for, so that they depend neither on the batch nor on the process.
+Draws are keyed by their utterance, so that they depend neither on the batch nor on the process.
 
 Sources: Park et al. 2019, "SpecAugment", frequency and time masking; Jaitly and Hinton 2013, "Vocal tract length
 perturbation (VTLP) improves speech recognition", section 2.
@@ -18,19 +18,19 @@ from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
 MEL_STREAM, FRAME_STREAM = 0, 1
-# The boundary of the warp is 4800 Hz in the source, whose speech is at 16 kHz: this share of half the sample rate.
+# The warp's boundary is 4800 Hz in the source, for speech at 16 kHz: this share of half the sample rate.
 BOUNDARY_SHARE = 0.6
 # Shifts and factors of SplitMix64's mixing, as signed numbers; the last one only shifts.
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
-# Points of a fine bank between two bins; filters are interpolated linearly between them.
+# Points per bin of a fine bank; filters are interpolated linearly between them.
 FINER = 64
 
 
 def keep_draws_eager(net: nn.Module) -> None:
-    """Keep what draws on the host out of compiled graphs; call it before a network is compiled."""
+    """Keep methods that draw on the host out of compiled graphs; call it before compiling a network."""
     for module in net.modules():
         for name in getattr(module, "eager_methods", ()):
-            # Here and not as decorators, which load torch's compiler: two seconds of every command.
+            # Not as decorators, which would load torch's compiler: two seconds for every command.
             eager = torch.compiler.disable(getattr(type(module), name))
             setattr(module, name, types.MethodType(eager, module))
 
@@ -38,7 +38,7 @@ def keep_draws_eager(net: nn.Module) -> None:
 class KeyedDraws(nn.Module):
     """Random draws of one component in training.
 
-    The trainer announces the utterances of a pass (`key_draws`). Without an announcement the n-th pass draws the same
+    The trainer announces the utterances of each pass (`key_draws`). Without that, the n-th pass draws the same numbers
     in every run; the count is part of the state dictionary.
     """
 
@@ -51,7 +51,7 @@ class KeyedDraws(nn.Module):
         self._coming: tuple[int, np.ndarray] | None = None
 
     def key_draws(self, key: int, rows: np.ndarray) -> None:
-        """Announce the next pass: the key of the epoch and the rows of the training list, (batch,)."""
+        """Announce the next pass: the key of the epoch and the rows in the training list, (batch,)."""
         self._coming = (key, rows)
 
     def random(self, batch: int) -> KeyedRandom:
@@ -65,12 +65,12 @@ class KeyedDraws(nn.Module):
         return KeyedRandom(derive_seed(self.seed, key), 0, rows)
 
     def normal_like(self, tensor: Tensor) -> Tensor:
-        """Standard normal noise of the shape of (batch, samples), drawn on its device."""
+        """Standard normal noise with the shape of `tensor`, (batch, samples), drawn on its device."""
         keys = torch.from_numpy((self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64))
         return normal_noise(keys.to(tensor.device, non_blocking=True), tensor.shape[1]).to(tensor.dtype)
 
     def get_extra_state(self) -> Tensor:
-        """The number of passes without an announcement."""
+        """The number of unannounced passes."""
         return torch.tensor(self.count, dtype=torch.int64)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -79,14 +79,14 @@ class KeyedDraws(nn.Module):
 
 
 def normal_noise(keys: Tensor, count: int) -> Tensor:
-    """Standard normal numbers, float32 (keys, count), each a function of its key and its place alone.
+    """Standard normal numbers, float32 (keys, count), each a function of its key and position alone.
 
-    A few operations for the whole batch, the same on every device, where a generator would be asked row by row.
+    A few operations for the whole batch, identical on every device; a generator would have to be called row by row.
 
     Sources: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17 (SplitMix64); Box and
     Muller 1958, "A note on the generation of random normal deviates".
     """
-    # torch has no arithmetic of unsigned 64-bit numbers: signed products wrap alike, shifts are masked.
+    # torch has no unsigned 64-bit arithmetic: signed products wrap in the same way, shifts are masked.
     words = keys.unsqueeze(1) + torch.arange(1, (count + 1) // 2 + 1, device=keys.device) * (int(GOLDEN) - 2**64)
     for shift, factor in MIXING:
         words = words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(factor)
@@ -96,12 +96,12 @@ def normal_noise(keys: Tensor, count: int) -> Tensor:
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=2).flatten(1)[:, :count]
 
 
-# Hidden stretches along one axis: first position and width, both (batch, masks).
+# Masked stretches along one axis: first position and width, both (batch, masks).
 Stretches: TypeAlias = tuple[Tensor, Tensor]
 
 
 class SpecAugment(nn.Module):
-    """Masks of zeros, the mean of normalised features, drawn for every utterance; no time warping."""
+    """Masks of zeros (the mean of normalised features), drawn for every utterance; no time warping."""
 
     eager_methods = ("forward",)
 
@@ -122,7 +122,7 @@ class SpecAugment(nn.Module):
 
 
 def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int, size: int) -> Stretches:
-    """Widths uniform in 0..max_width (never the whole axis), starts uniform among all that fit."""
+    """Draw widths uniformly from 0..max_width (never the whole axis), and starts uniformly among those that fit."""
     widest = min(max_width, size - 1)
     uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
     width = (uniform[:, :count] * (widest + 1)).long()
@@ -147,13 +147,13 @@ def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
 
 
 class VocalTracts(nn.Module):
-    """The mel matrix of each utterance of a batch, with vocal tracts of other lengths.
+    """The mel matrix of each utterance in a batch, with vocal tracts of other lengths.
 
-    A shorter vocal tract raises all resonances by about one factor; pitch and tempo stay. Moving the mel bands instead
-    of the audio costs nothing: one matrix for each factor, computed once.
+    A shorter vocal tract raises all resonances by about the same factor; pitch and tempo stay. Warping the mel bands
+    instead of the audio costs nothing: one matrix per factor, computed once.
     """
 
-    # The factors are on the host and decide the shape of the result, which a graph cannot hold.
+    # The factors are on the host and determine the shape of the result, which a graph cannot express.
     eager_methods = ("forward",)
 
     def __init__(self, plain: Tensor, warped: list[Tensor]) -> None:
@@ -167,7 +167,7 @@ class VocalTracts(nn.Module):
         self._coming = warps
 
     def forward(self, batch: int) -> Tensor:
-        """(bins, mels) if one matrix serves all, else (batch, bins, mels); the plain one without an announcement."""
+        """(bins, mels) if all share one matrix, else (batch, bins, mels); the plain matrix if none was announced."""
         warps, self._coming = self._coming, None
         banks = self.get_buffer("banks")
         if warps is None:
@@ -182,13 +182,13 @@ class VocalTracts(nn.Module):
 def warped_banks(
     plain: Tensor, make_bank: Callable[[int], Tensor], factors: tuple[float, ...], sample_rate: int
 ) -> list[Tensor]:
-    """A mel matrix for each factor, (bins, mels); `make_bank` computes one at any number of points a bin."""
+    """A mel matrix for each factor, (bins, mels); `make_bank` computes one with a given number of points per bin."""
     last = len(plain) - 1
     fine = make_bank(FINER)
     hertz = torch.linspace(0, sample_rate / 2, last + 1, dtype=torch.float64)
 
     def moved(factor: float) -> Tensor:
-        """The filters stay, the spectrum moves below them."""
+        """The filters stay in place; the spectrum moves below them."""
         places = warped(hertz, factor, sample_rate) * (last * FINER / (sample_rate / 2))
         below = places.floor().long().clamp(0, last * FINER - 1)
         share = (places - below).unsqueeze(1).float()
@@ -198,7 +198,7 @@ def warped_banks(
 
 
 def warped(hertz: Tensor, factor: float, sample_rate: int) -> Tensor:
-    """Warped frequencies: times the factor up to a boundary, from there linearly to half the sample rate.
+    """Warped frequencies: multiplied by the factor up to a boundary, then linear up to half the sample rate.
 
     >>> warped(torch.tensor([0.0, 1000.0, 4000.0, 8000.0]), 1.1, 16000)
     tensor([   0., 1100., 4400., 8000.])

@@ -1,7 +1,7 @@
-"""SpeechBrain's filterbank, which its published models and those trained with it expect.
+"""SpeechBrain's filterbank, expected by its published models and models trained with it.
 
 The transform has as many points as the window (400, not 512), the ends are padded with zeros, filters are triangles
-over hertz, and energies are decibels, cut off 80 dB below the utterance's largest.
+over hertz, and energies are in decibels with a floor 80 dB below the utterance's largest.
 """
 
 from typing import cast
@@ -18,7 +18,7 @@ LEAST_ENERGY = 1e-10
 
 
 class SpeechBrainFbank(MelFrontEnd):
-    """Log mel energies as SpeechBrain's `Fbank` gives them, the utterance mean removed.
+    """Log mel energies as in SpeechBrain's `Fbank`, with the utterance mean removed.
 
     Source: speechbrain, `lobes/features.py` and `processing/features.py` at their defaults.
     """
@@ -28,7 +28,7 @@ class SpeechBrainFbank(MelFrontEnd):
     def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
         self.min_samples = 1
-        # Periodic, torch's default, as in SpeechBrain; Kaldi's windows are symmetric.
+        # Periodic (torch's default), as in SpeechBrain; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
@@ -39,7 +39,7 @@ class SpeechBrainFbank(MelFrontEnd):
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
         frame_lengths = None
         if lengths is not None:
-            # The ends are padded with zeros, so zeros after a shorter utterance are its own padding.
+            # The ends are padded with zeros, so zeros after a shorter utterance are its padding.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
@@ -47,7 +47,7 @@ class SpeechBrainFbank(MelFrontEnd):
         energies = torch.matmul(self.bands(power).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
         if frame_lengths is not None:
-            # A frame past the last one may still overlap the utterance; its energy must not move the cut-off.
+            # A frame past the last one may still overlap the utterance; its energy must not raise the floor.
             inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(1)
             decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(LEAST_ENERGY).log10().item())
         loudest = decibels.amax(dim=(1, 2), keepdim=True)
@@ -55,7 +55,7 @@ class SpeechBrainFbank(MelFrontEnd):
         return normalize_features(features, self.options.normalize, frame_lengths)
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
-        """Windows of as many samples as the transform has points."""
+        """Spectra of windows as long as the transform."""
         return torch.stft(
             waveforms,
             self.window_samples,
@@ -67,14 +67,14 @@ class SpeechBrainFbank(MelFrontEnd):
 
 
 def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
-    """Triangular filters over hertz, (bins, mels): centres even on the mel scale, both sides as wide as the lower one.
+    """Triangular filters over hertz, (bins, mels): evenly spaced on the mel scale, both sides as wide as the lower.
 
     >>> triangles(2, 3, 2000).round(decimals=2)  # bins at 0, 500 and 1000 Hz
     tensor([[0.0000, 0.0000],
             [0.0000, 0.8000],
             [0.0000, 0.0000]])
     """
-    # On the CPU also if a network is built without memory: the value is needed at once.
+    # On the CPU even if a network is built on the meta device: the value is needed at once.
     top = 2595.0 * torch.log10(torch.tensor(1.0 + (sample_rate // 2) / 700.0, device="cpu"))
     hertz = 700.0 * (10.0 ** (torch.linspace(0.0, float(top), num_mels + 2) / 2595.0) - 1.0)
     widths = (hertz[1:] - hertz[:-1])[:-1]

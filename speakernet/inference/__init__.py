@@ -1,1 +1,1 @@
-"""Using a trained network: from one model file to embeddings, in Python."""
+"""Using a trained model file: decisions, people, export and HTTP."""

@@ -1,8 +1,8 @@
-"""Adapt a model file to recordings of another domain: fit a back end, choose it, and write it into a new model file.
+"""Adapt a model file to recordings of another domain: choose and fit a back end, and write it into a new model file.
 
-What is fitted stands behind the network's embedding layer, so that every command uses it. With labels the back end is
+The back end follows the network's embedding layer in the new file, so that every command uses it. With labels it is
 chosen by cross-validation over speakers, whose scores also give the new file its calibration and thresholds. The
-mathematics is `speakernet.evaluation.adaptation`.
+mathematics is in `speakernet.evaluation.adaptation`.
 """
 
 import copy
@@ -41,49 +41,49 @@ from speakernet.random import numpy_generator
 from speakernet.terminal import MAX_NAMED, Bar
 
 FOLDERS = "folders"
-"""The labels are the names of the folders directly below those of the recordings."""
+"""Labels are the names of the folders directly below the given ones."""
 FEWEST_RECORDINGS, FEWEST_SPEAKERS = 20, 10
-"""Below these a mean, or a choice by speakers left out, is a matter of luck."""
+"""With fewer, a mean or a choice by held-out speakers is a matter of luck."""
 NUM_FOLDS, NUM_DRAWS = 5, 3
-"""Of the cross-validation: parts of the speakers, and random divisions whose error rates are averaged."""
+"""Cross-validation: folds over speakers, and random divisions whose error rates are averaged."""
 MOST_EACH = 12
-"""Recordings of a speaker that are compared in the cross-validation: nobody may outweigh all others."""
+"""Limit on the recordings of a speaker in cross-validation, so that nobody dominates."""
 ENERGY_FLOOR_DB = 20.0
-"""See `frontend.energy_floor_db`: chosen on telephone calls (docs/experiments.md)."""
+"""See `frontend.energy_floor_db`; chosen on telephone calls (docs/experiments.md)."""
 SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
-"""Shares that are tried: of the identity in a covariance, and of the other domain's covariances."""
+"""Shares to try: of the identity in a covariance, and of the other domain's covariances."""
 TOTAL_SHARE = 0.4
-"""Share of the covariance of all embeddings in one kind of WCCN."""
+"""Share of the covariance of all embeddings in one variant of WCCN."""
 FOLD_STREAM = 9301
 NARROW = "band-limited"
 AS_IT_IS = "the model as it is"
 Fitter = Callable[..., Transform]
-"""Embeddings and labels (None without any) to a back end."""
+"""Embeddings and labels (None if unlabelled) -> a back end."""
 
 
 class Domain(NamedTuple):
-    """Recordings of the target domain, embedded."""
+    """Embedded recordings of the target domain."""
 
     net: SpeakerNet
-    """With the energy floor, if they need one."""
+    """The network, with an energy floor if the recordings need one."""
     rows: np.ndarray
     """(recordings, dim)"""
     plain: np.ndarray
-    """(recordings, dim) by the model as it is."""
+    """(recordings, dim), by the unchanged model."""
     who: np.ndarray | None
-    """(2, recordings) numbers of speakers and sessions, -1 for a session that is not known; None without labels."""
+    """(2, recordings) speaker and session numbers, -1 for an unknown session; None without labels."""
     names: list[str]
 
 
 class ForeignFiles(NamedTuple):
-    """A PLDA of another toolkit with what comes before it."""
+    """A PLDA of another toolkit with the steps before it."""
 
     plda: str | Path
-    """Of Kaldi (binary or text) or wespeaker (HDF5)."""
+    """From Kaldi (binary or text) or wespeaker (HDF5)."""
     mean: str | Path | None = None
-    """Kaldi's vector that is subtracted first; the mean of the recordings without one."""
+    """Kaldi vector that is subtracted first; None subtracts the mean of the recordings."""
     transform: str | Path | None = None
-    """Kaldi's matrix that follows, such as an LDA."""
+    """Kaldi matrix applied next, such as an LDA."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Adapted:
     num_speakers: int
     """0 without labels."""
     tried: dict[str, float]
-    """Method -> EER in percent of speakers that it was not fitted on; empty without labels."""
+    """Method -> EER in percent on held-out speakers; empty without labels."""
     fit: Fit | None
     """Calibration and thresholds; None without labels."""
     notes: list[str]
-    """Sentences, the last ones about the trials if some were given: the model as it is (A), the adapted one (B)."""
+    """Sentences; if trials were given, the last ones compare the models on them."""
 
 
 def adapt(
@@ -119,28 +119,28 @@ def adapt(
     """Fit a back end on recordings of the target domain and write it into another model file.
 
     Args:
-        model: the model file, which is never changed. If it is adapted, the network beneath is adapted in its place.
-        recordings: files, folders, lists, a packed corpus, or one `.npz` that `speakernet embed` wrote with this model.
-        labels: `folders` (one below the given folder for each speaker, sessions in folders below it), a list with
-            `speaker path` a line, or a CSV with the columns path, speaker and, if known, session or call.
+        model: the model file, which is never changed. If it is already adapted, its underlying network is adapted.
+        recordings: files, folders, lists, a packed corpus, or a `.npz` that `speakernet embed` wrote with this model.
+        labels: `folders` (one per speaker below the given folder, with sessions in subfolders), a list with lines
+            `speaker path`, or a CSV with the columns path, speaker and, if known, session or call.
         out: the file to write; `<model>.adapted.pt` by default.
-        method: one of ADAPTATIONS; auto: with labels the best by cross-validation, else whitening, or the mean alone if
-            the recordings are few.
-        out_of_domain: a folder of other labelled recordings (a folder a speaker), for coral and an adapted plda.
-        foreign: a PLDA of another toolkit, used in place of a method of our own.
-        trials: a labelled list, to compare both models on.
-        audio: the folder of its audio; beside the list by default.
+        method: one of ADAPTATIONS; auto: with labels the best by cross-validation, otherwise whitening, or the mean
+            alone if there are few recordings.
+        out_of_domain: a folder of other labelled recordings (one folder per speaker), for coral and an adapted plda.
+        foreign: a PLDA of another toolkit, used instead of a method of our own.
+        trials: a labelled list to compare both models on.
+        audio: the folder of its audio; that of the list by default.
         device: where the network runs.
 
     Raises:
-        ValueError: too few recordings or speakers, labels or embeddings that do not fit, or no method that is better
-            than the model as it is. No file is written then.
+        ValueError: too few recordings or speakers, labels or embeddings that do not match, or no method better than
+            the unchanged model. No file is written then.
     """
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     target = Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
     if target.resolve() == Path(model).resolve():
-        raise ValueError(f"{target} is the model itself, which stays as it is; name another file to write")
+        raise ValueError(f"{target} is the model itself, which is never changed; give another file to write")
     check_writable(target)
     verifier = load(model, device)
     given = read_trials(trials) if trials else None
@@ -170,7 +170,7 @@ def adapt(
 def _chosen(
     verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
 ) -> tuple[str, Transform, dict[str, float], tuple[TrialList, np.ndarray] | None]:
-    """The best back end of those that can be tried, or the usual one: name, EERs in percent, scores of the trials."""
+    """The best back end, or without labels the default one: name, transform, EERs in percent, trials and scores."""
     own, who, others = domain.rows, domain.who, None
     if out_of_domain is not None:
         source, names = audio_inputs([str(out_of_domain)], verifier.sample_rate)
@@ -180,7 +180,7 @@ def _chosen(
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
     fitters = _fitters(method, own, who, others)
     if who is None:
-        # PLDA of the others is given the excess of the domain, whatever the share that stands in its name.
+        # PLDA is adapted by the domain's excess variance here, whatever share is in its name.
         name = list(fitters)[-1]
         return name, fitters[name](own, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
@@ -190,30 +190,30 @@ def _chosen(
     tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
     name = min(fitters, key=tried.__getitem__)
     if method == "auto" and tried[name] >= as_it_is:
-        raise ValueError(f"nothing is better than the model as it is: {in_words(tried)}; nothing was written")
+        raise ValueError(f"no method is better than the model as it is: {in_words(tried)}; nothing was written")
     return name, fitters[name](own, who[0]), tried, found[name][1]
 
 
 def in_words(tried: Mapping[str, float]) -> str:
-    """Error rates by method, the lowest first."""
+    """Error rates by method, lowest first."""
     return ", ".join(f"{name} {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1]))
 
 
 def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
-    """A PLDA of Kaldi or wespeaker behind the mean, a linear transform if there is one, and unit length.
+    """A PLDA of Kaldi or wespeaker, after subtraction of the mean, an optional linear transform, and unit length.
 
-    Kaldi and wespeaker set the length before PLDA to the root of the dimension, as is done here in the last map.
+    Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; the last map does the same here.
     """
     foreign, size = read_plda(files.plda), own.shape[1]
     centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
     matrix = np.eye(size) if files.transform is None else np.atleast_2d(read_array(files.transform))
-    # Kaldi keeps an offset as a last column.
+    # Kaldi stores an offset as the last column.
     first, offset, dim = matrix[:, :size], matrix[:, size:].sum(axis=1), len(foreign.between)
     if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
-            f"{files.plda}: a PLDA of {dim} numbers behind a mean of {len(centre)} and a transform of "
-            f"{first.shape[1]} to {first.shape[0]}; the model gives {size}: import what was made with its "
-            "embeddings"
+            f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a transform from "
+            f"{first.shape[1]} to {first.shape[0]}; the model's embeddings have {size}: import files that were made "
+            "from its embeddings"
         )
     weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
     last = foreign.transform * np.sqrt(dim), foreign.offset
@@ -221,10 +221,10 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
 
 
 def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, tuple[TrialList, np.ndarray]]:
-    """The EER in percent of speakers that were left out of the fit, mean of several divisions; trials and scores.
+    """The EER in percent on held-out speakers, averaged over several divisions, with trials and scores of the first.
 
-    Recordings are compared across sessions wherever a speaker has several: in one session the channel is compared too.
-    `who` is (2, recordings), see `Domain`.
+    Target pairs of one session are left out where sessions are known, since they would compare the channel too. `who`
+    is (2, recordings), as in `Domain`.
     """
     errors, kept, (number, sessions) = [], [], (np.unique(who[0], return_inverse=True)[1], who[1])
     for draw in range(NUM_DRAWS):
@@ -258,22 +258,22 @@ def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: 
 def _fitters(
     method: str, own: np.ndarray, who: np.ndarray | None, others: tuple[np.ndarray, np.ndarray] | None
 ) -> dict[str, Fitter]:
-    """The methods to try with their settings, by name; without labels the last one is meant."""
+    """The methods to try, with their settings, by name; without labels the last one is used."""
     shrinkages: Sequence[float] = SHRINKAGES[-1:]
     dim = 0
     if who is not None:
         _, counts = np.unique(who[0], return_counts=True)
         if (several := int((counts > 1).sum())) < FEWEST_SPEAKERS:
             raise ValueError(
-                f"{several} of {len(counts)} speakers have several recordings; expected {FEWEST_SPEAKERS} or more, "
-                "to choose by speakers that are left out: label more, or leave out --labels"
+                f"{several} of {len(counts)} speakers have several recordings; choosing by held-out speakers needs "
+                f"{FEWEST_SPEAKERS} or more: label more, or leave out --labels"
             )
-        # A part of the speakers is left out of each fit.
+        # Each fit leaves out one fold of the speakers.
         shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
     elif method in ("lda", "wccn") or (method == "plda" and others is None):
-        raise ValueError(f"{method} needs to know who speaks; give --labels (plda: or --out-of-domain)")
+        raise ValueError(f"{method} needs speaker labels; give --labels (or, for plda, --out-of-domain)")
     elif method == "auto":
-        # With fewer recordings the covariance is a guess.
+        # With fewer recordings the covariance would be a guess.
         method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
     found: dict[str, Fitter] = {"mean": adaptation.centring}
     for share in shrinkages:
@@ -302,12 +302,12 @@ def embedded(
     notes: list[str],
     needs_floor: bool = True,
 ) -> Domain:
-    """Embed the recordings that can be used, with an energy floor if their upper band is empty."""
+    """Embed the usable recordings, with an energy floor if their upper band is empty."""
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
-        kept = read_arrays(recordings[0], "embeddings that `speakernet embed` wrote")
+        kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")
         if str(kept.get("fingerprint")) != verifier.fingerprint:
             raise ValueError(
-                f"{recordings[0]}: embeddings of another model than {verifier.name}; embed them again with it"
+                f"{recordings[0]}: embeddings of another model; embed the recordings again with {verifier.name}"
             )
         if verifier.net.adaptation_spec:
             raise ValueError(f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves")
@@ -324,19 +324,19 @@ def embedded(
             except AudioError as error:
                 refused[row] = str(error).replace("the array", name)
             bar.update(1)
-    # Before anything is embedded, not after.
+    # Checked before anything is embedded.
     usable, who = _usable(list(table), refused, recordings, labels, notes)
-    table, num_heard = table.take(usable), len(table) - len(refused)
-    if needs_floor and 2 * num_narrow > num_heard and "energy_floor_db" in type(net.front_end.options).model_fields:
+    table, num_accepted = table.take(usable), len(table) - len(refused)
+    if needs_floor and 2 * num_narrow > num_accepted and "energy_floor_db" in type(net.front_end.options).model_fields:
         floor_db = ENERGY_FLOOR_DB
         notes.append(
-            f"{num_narrow} of {num_heard} recordings have an empty upper band, as over a telephone: the front end "
+            f"{num_narrow} of {num_accepted} recordings have an empty upper band, as over a telephone; the front end "
             f"gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
         )
     if floor_db is not None or net.adaptation_spec:
-        net = _beneath(net, floor_db)
+        net = _without_adaptation(net, floor_db)
     rows = _embed(verifier, net, source, table, "recordings")
-    # What the adapted model is compared with in the cross-validation.
+    # The unchanged model is the baseline in the cross-validation.
     plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "as it is")
     return Domain(net, rows, plain, who, list(table))
 
@@ -344,34 +344,34 @@ def embedded(
 def _usable(
     names: list[str], refused: dict[int, str], roots: list[str], labels: str | Path | None, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows of the recordings that can be used, and who speaks in them, (2, rows); None without labels."""
-    heard = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
+    """Rows of the usable recordings, and their speakers and sessions, (2, rows); None without labels."""
+    rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
     listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
-    if len(heard) < FEWEST_RECORDINGS:
+    if len(rows) < FEWEST_RECORDINGS:
         raise ValueError(
-            f"{len(heard)} usable recordings of {len(names)} in {', '.join(roots)[:200]}; expected "
-            f"{FEWEST_RECORDINGS} or more, of many people{f' ({listed})' if refused else ''}"
+            f"{len(rows)} usable recordings of {len(names)} in {', '.join(roots)[:200]}; expected at least "
+            f"{FEWEST_RECORDINGS}, of many people{f' ({listed})' if refused else ''}"
         )
     if refused:
-        notes.append(f"left out {len(refused)} recordings: {listed}")
+        notes.append(f"{len(refused)} recordings are left out: {listed}")
     if labels is None:
-        return heard, None
-    who = _labels_of([names[row] for row in heard], roots, labels, notes)
+        return rows, None
+    who = _labels_of([names[row] for row in rows], roots, labels, notes)
     is_known = who[0] >= 0
-    return heard[is_known], who[:, is_known]
+    return rows[is_known], who[:, is_known]
 
 
 def _embed(
     verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
 ) -> np.ndarray:
-    """(utterances, dim) float64, as `SpeakerVerifier.embed` gives them."""
+    """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
     placed, device = folded(net).to(verifier.device), verifier.device
     rows = embed_utterances(placed, source, names, WHOLE, device=device, description=description, wrapped_seconds=0.0)
     return rows[:, 0].astype(np.float64)
 
 
-def _beneath(net: SpeakerNet, floor_db: float | None) -> SpeakerNet:
-    """The network without its adaptation, perhaps with an energy floor."""
+def _without_adaptation(net: SpeakerNet, floor_db: float | None) -> SpeakerNet:
+    """The network without its adaptation, with an energy floor if one is given."""
     spec = net.spec()
     spec.pop("adaptation", None)
     if floor_db is not None:
@@ -382,7 +382,7 @@ def _beneath(net: SpeakerNet, floor_db: float | None) -> SpeakerNet:
 
 
 def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> np.ndarray:
-    """Numbers of speakers and sessions by a table, a list, or the folders below the roots, (2, names); -1 unknown."""
+    """Speaker and session numbers (2, names), -1 if unknown, from a table, a list, or the folders below the roots."""
     bases = [Path(labels).parent, *map(Path, roots), Path()]
     known, found = {str(Path(name).resolve()): row for row, name in enumerate(names)}, dict[int, tuple[str, str]]()
     for path, speaker, session in _rows_of(names, roots, labels):
@@ -391,8 +391,8 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
             found[row] = speaker, session
     if not found:
         raise ValueError(
-            f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected paths from the list, "
-            "from the folder of the recordings, or from here"
+            f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected paths relative to the "
+            "list, to the folder of the recordings, or to the working directory"
         )
     if missing := len(names) - len(found):
         notes.append(f"{missing} recordings have no label and are left out")
@@ -404,13 +404,13 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
     for row, one in found.items():
         who[:, row] = speakers.index(one[0]), sessions.index(one)
     if len(sessions) == len(speakers):
-        notes.append("nobody is known to have several sessions: pairs of one session make these figures optimistic")
+        notes.append("no speaker is known to have several sessions; pairs of one session make these figures optimistic")
         who[1] = -1
     return who
 
 
 def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tuple[str, str, str]]:
-    """Path, speaker and session (empty if it is not known) by the folders of the names, a table or a list."""
+    """Path, speaker and session (empty if unknown), from the folders in the names, a table or a list."""
     if str(labels) == FOLDERS:
         below = ((name, next((one for one in roots if Path(name).is_relative_to(one)), "")) for name in names)
         parts = [(name, Path(name).relative_to(root).parts) for name, root in below]
@@ -426,7 +426,7 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
 def adapted_contents(
     contents: Mapping[str, Any], net: SpeakerNet, found: Transform, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The adapted model file: the network with the maps behind it, no calibration and no mean of its own."""
+    """The contents of an adapted model file: the network followed by the maps, without calibration or mean."""
     twin = copy.deepcopy(net).cpu()
     sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
     twin.adapt({"name": "", "maps": sizes, "score": "cosine" if found.plda is None else "plda"})
@@ -453,7 +453,7 @@ def _compared(
     audio: str | Path | None,
     names: list[str],
 ) -> list[str]:
-    """Both models on a trial list: their EERs, and the differences with intervals over speakers."""
+    """Compare both models on a trial list: their EERs, and the differences with intervals over speakers."""
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
     shared = len({Path(name).resolve() for name in names} & {(folder / name).resolve() for name in trials.names})
@@ -465,8 +465,8 @@ def _compared(
     draws = default_of(EvaluationOptions, "bootstrap_samples")
     result = compare_scores(trials, scores, speakers_of(trials), num_draws=draws, seed=DEFAULT_SEED)
     before, after = (one.eer_percent for one in result.systems)
-    optimistic = f" (optimistic: {shared} of its recordings were adapted to)" if shared else ""
+    optimistic = f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
     return [
-        f"{trials.source}: EER {before:.2f} % as it is, {after:.2f} % adapted{optimistic}",
+        f"{trials.source}: EER {before:.2f} % before adaptation, {after:.2f} % after{optimistic}",
         *result.sentences(["the model as it is", "the adapted one"]),
     ]

@@ -1,8 +1,8 @@
-"""Many recordings at once: embedded into one file, or compared to fit calibration and thresholds of a model file.
+"""Many recordings at once: embedded into one file, or compared to calibrate a model file.
 
-A run of `embed` that was killed continues from its whole blocks. Own people are compared as `identify` compares them, a
-recording with a person's mean: with that of the person's other recordings for the targets, with other people's for the
-rest. A cohort adds strangers.
+A killed run of `embed` resumes after its complete blocks. Enrolled people are compared as in `identify`, a recording
+with the mean of a person: of the same person's other recordings for targets, of other people for non-targets. A cohort
+adds strangers.
 """
 
 import shutil
@@ -33,13 +33,13 @@ from speakernet.options import DEFAULT_SEED
 from speakernet.terminal import MAX_NAMED, Bar
 
 BLOCK_UTTERANCES = 64
-"""Written together: what a kill loses."""
+"""Utterances written together; a kill loses at most one block."""
 BLOCKS_SUFFIX = ".parts"
 WAY = {"embedding": "whole", "wrapped": False}
 MOST_TRIALS = 20_000_000
-"""Comparisons of own people; more take too much memory."""
+"""Limit on comparisons of enrolled people; more take too much memory."""
 SWAPPED_EER_PERCENT = 75.0
-"""Above it the model separates people, and the labels are the wrong way round."""
+"""Above this EER the model separates people, but the labels are swapped."""
 
 
 def embed_files(
@@ -54,11 +54,11 @@ def embed_files(
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 
     Returns:
-        How many embeddings were written and how many were kept from an earlier run, what was left out, a sentence each,
-        and the parts that are missing, without which nothing was written.
+        The number of embeddings written, the number kept from an earlier run, a sentence on each recording left out,
+        and the missing parts; nothing is written while parts are missing.
     """
     if out.suffix != ".npz" or out.is_dir():
-        raise ValueError(f"--out {out}: expected a file that ends in .npz")
+        raise ValueError(f"--out {out}: expected a file name ending in .npz")
     check_writable(out)
     table = source.lookup_table(names)
     broken = {int(row): text for row, text in table.problems.items()}
@@ -67,7 +67,7 @@ def embed_files(
     problems = [text if names[row] in text else f"{names[row]}: {text}" for row, text in sorted(broken.items())]
     if problems and not skips_broken:
         raise AudioError(
-            f"{len(problems)} of {len(names)} recordings cannot be embedded (--skip-broken leaves them out): "
+            f"{len(problems)} of {len(names)} recordings cannot be embedded (--skip-broken skips them): "
             f"{'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
         )
     rows = np.array([row for row in range(len(names)) if row not in broken], dtype=np.int64)
@@ -98,7 +98,7 @@ def embed_files(
         there = np.array(list(names.take(rows[is_there])))
         np.savez(file, names=there, embeddings=embeddings[is_there], fingerprint=np.array(verifier.fingerprint))
     if part == WHOLE:
-        # With several parts another process may be joining the same blocks.
+        # With several parts, another process may be joining the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
     return int(is_there.sum()), num_kept, problems, missing
 
@@ -106,15 +106,15 @@ def embed_files(
 def _embed_block(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable, problems: list[str] | None
 ) -> np.ndarray:
-    """(recordings, dim); `problems` takes why a recording cannot be embedded, whose row is NaN then."""
+    """Embeddings (recordings, dim); a recording that cannot be embedded gets a NaN row and a sentence in `problems`."""
     options, device = EvaluationOptions(embedding="whole"), verifier.device
     try:
-        # Not repeated from its start: `SpeakerVerifier.embed` takes a short recording as it is.
+        # Short recordings are not wrapped around, as in `SpeakerVerifier.embed`.
         values = embed_utterances(
             verifier.embedding_net, source, names, options, device=device, description="", wrapped_seconds=0.0
         )[:, 0]
         if (is_bad := ~np.isfinite(values).all(axis=1)).any():
-            raise AudioError(f"{names[int(is_bad.argmax())]}: the model gives an embedding with NaN or infinite values")
+            raise AudioError(f"{names[int(is_bad.argmax())]}: the embedding has NaN or infinite values")
         return values
     except AudioError as error:
         if problems is None:
@@ -133,9 +133,9 @@ def calibrate_on_trials(
     out: Path | None = None,
     measures: Sequence[str] = (),
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on a labelled list and write into the model file, or `out`; the fit, its figures, and a backup if made.
+    """Fit on a labelled list and write into the model file or `out`; returns the fit, its figures and any backup.
 
-    With quality measures a second fit is written, by which `verify` decides.
+    With quality measures a second fit is written, which `verify` uses.
     """
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
@@ -152,7 +152,7 @@ def calibrate_on_people(
     prior: float,
     out: Path | None = None,
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on the people of a store, against each other and a cohort of strangers; else as `calibrate_on_trials`."""
+    """Fit on the people of a store, against each other and a cohort of strangers; returns as `calibrate_on_trials`."""
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
@@ -167,7 +167,7 @@ def calibrate_on_people(
 def _own_trials(
     verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
 ) -> tuple[TrialList, np.ndarray, Speakers]:
-    """Every recording against every person, a person's own without itself; and every stranger against every person."""
+    """All recordings and strangers against all people; a recording is left out of its own person's mean."""
     kept = store.recordings()
     people, owner = np.unique([one.name for one in kept], return_inverse=True)
     num_people, num_tests = len(people), len(kept) + len(strangers)
@@ -184,7 +184,7 @@ def _own_trials(
     own = np.arange(len(kept)), owner
     tests = np.concatenate([units, strangers])
     scores = pair_scores(tests, mean_embeddings(sums), verifier.plda)  # (tests, people)
-    # A recording is compared with the person's mean without it, which a person of one recording has not.
+    # A recording is compared with its person's mean over the others, which needs at least two recordings.
     others = mean_embeddings(sums[owner] - weighted)
     if verifier.plda is None:
         scores[own] = (units * others).sum(axis=1)
@@ -211,9 +211,9 @@ def _own_trials(
 def _write(
     verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
 ) -> tuple[Fit, Results, Path | None]:
-    """Write the fits, unless the labels look swapped or they would replace one on more pairs; the last one."""
+    """Write the fits and return the last, unless labels look swapped or a fit on more pairs would be replaced."""
     fit, changes = fits[-1], dict[str, Any]()
-    # A model at the start of its training has an EER of 50 %, not this much.
+    # Even an untrained model has an EER of only 50 %.
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
             f"{fit.origin['list']}: EER {results.eer_percent:.2f} %; are its labels swapped? Nothing was written"
@@ -222,8 +222,8 @@ def _write(
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
-            f"{verifier.name} holds a calibration on {num_old:,} pairs of one speaker, and this one has {num_pairs}; "
-            "name another file with --out. Nothing was written"
+            f"{verifier.name} has a calibration on {num_old:,} same-speaker pairs, and this one has {num_pairs}; "
+            "give another file with --out. Nothing was written"
         )
     for one in fits:
         changes |= one.changes({**verifier.contents, **changes})

@@ -1,7 +1,7 @@
-"""From a score to an answer: same speaker or not, at which threshold, how sure.
+"""From a score to a decision: same speaker or not, at which threshold, and how certain.
 
-Thresholds and calibrations of a model file belong to a way of embedding and scoring. Here only those of whole
-utterances and the cosine are used, which is how `SpeakerVerifier` scores; nothing here knows audio or networks.
+Thresholds and calibrations of a model file belong to one way of embedding and scoring. Only those for the scoring of
+`SpeakerVerifier` (whole utterances; cosine, or PLDA after adaptation) are used here. No audio or network is needed.
 """
 
 import math
@@ -27,37 +27,37 @@ from speakernet.evaluation.calibration import (
 from speakernet.evaluation.scoring import WHOLE, WHOLE_COSINE, verifying_backend
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
-"""Where decisions are made by default."""
+"""The false-accept rate whose threshold is used by default."""
 UNCALIBRATED_THRESHOLD = 0.4
-"""A cosine between those of one speaker and of two in most published networks; its error rate is unknown."""
+"""A cosine that separates same from different speakers in most published networks; its error rate is unknown."""
 DEFAULT_THRESHOLD_NAME = "default"
 ADVICE = (
     "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
-    f"0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
+    f"0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD})"
 )
 MOST_RATIO = math.log(1_000_000)
-"""Odds beyond are not printed as a figure: no calibration list supports them."""
+"""Larger odds are not printed as a figure, since no calibration list supports them."""
 
 
 class NotCalibratedError(ValueError):
-    """The model file has no threshold for a decision; the message says how to fit one."""
+    """The model file lacks the threshold for a decision; the message says how to fit one."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer about two recordings.
+    """The decision about two recordings.
 
     Attributes:
-        score: cosine of the two embeddings, higher is more alike.
-        log_likelihood_ratio: natural logarithm of how many times likelier the score is from one speaker than from two;
+        score: cosine of the two embeddings; higher means more alike.
+        log_likelihood_ratio: natural logarithm of how many times as likely the score is from one speaker as from two;
             None without a calibration.
         same_speaker: whether the score reaches the threshold.
-        threshold: a score.
-        false_accept_rate: share of different speakers that reach the threshold, on the list that it was fitted on; None
-            for a threshold that was given as a number.
+        threshold: the score that is needed.
+        false_accept_rate: share of different-speaker pairs that reach the threshold on the list it was fitted on; None
+            for a threshold given as a number.
 
-    >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence
-    'same speaker: score 0.7100 reaches the threshold 0.4512 (false accepts 1 %); one speaker is 24.5 times as likely'
+    >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence.partition("; ")[2]
+    'the score is 24.5 times as likely from one speaker as from two'
     """
 
     score: float
@@ -71,26 +71,25 @@ class Decision:
         """The decision in words."""
         answer, verb = ("same speaker", "reaches") if self.same_speaker else ("different speakers", "is below")
         rate = self.false_accept_rate
-        stands_for = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
-        words = f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({stands_for})"
+        errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
+        words = f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({errors})"
         ratio = self.log_likelihood_ratio
         if ratio is None:
             return words
-        hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
-        if abs(ratio) > MOST_RATIO:
-            return f"{words}; {hypothesis} more than a million times as likely"
-        return f"{words}; {hypothesis} {float(f'{math.exp(abs(ratio)):.3g}'):,.7g} times as likely"
+        odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}" if abs(ratio) <= MOST_RATIO else "more than a million"
+        sides = "one speaker as from two" if ratio >= 0 else "two speakers as from one"
+        return f"{words}; the score is {odds} times as likely from {sides}"
 
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """The thresholds and the calibration of a model file that hold for whole utterances and the cosine.
+    """The thresholds and the calibration in a model file that apply to verification.
 
     Attributes:
-        calibration: score to log-likelihood ratio; None without one.
-        thresholds: as the model file keeps them.
+        calibration: maps a score to its log-likelihood ratio; None without one.
+        thresholds: as the model file holds them.
         advice: what to do if they are missing.
-        caution: about odds that rest on too few pairs.
+        caution: a warning if the calibration was fitted on too few pairs.
 
     >>> rule = DecisionRule(None, ({"name": "far_1%", "threshold": 0.3},), "calibrate")
     >>> rule.decide(0.5).same_speaker, rule.decide(0.5, threshold=0.6).same_speaker
@@ -106,16 +105,16 @@ class DecisionRule:
 
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
-        """What the file of this name holds for scoring with or without its mean embedding subtracted."""
+        """The rule in the model file of this name, for scoring with or without its mean embedding subtracted."""
         way = verifying_backend(contents).describe(WHOLE) | {"subtract_mean": subtracts_mean}
         fits = (contents.get("calibration") or {}).get("fits", [])
         fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
-        advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}: " + ADVICE.format(name)
+        advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}; " + ADVICE.format(name)
         if not fitted:
             return cls(None, thresholds, advice)
-        # Older files do not contain how many pairs they rest on.
+        # Older files do not record the number of pairs.
         caution, quality = too_few_nontargets(fitted[-1].get("num_nontargets", FEWEST_NONTARGETS)), None
         for one in fits:
             of_pairs = threshold_way(way, one["inputs"])
@@ -125,11 +124,11 @@ class DecisionRule:
         return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality)
 
     def for_pair(self, values: Mapping[str, np.ndarray]) -> "DecisionRule":
-        """The rule for two recordings of these quality measures, (2,) each."""
+        """The rule for two recordings with these quality measures, (2,) each."""
         assert self.quality is not None, "the model file has such a calibration"
         calibration, limits = self.quality
         row = quality_columns(calibration.inputs, np.zeros(1), values, np.array([0]), np.array([1]))
-        # A threshold on the ratio, as the score that reaches it with these measures.
+        # Turn each threshold on the ratio into the score that reaches it with these measures.
         weight, offset = float(calibration.weights[0]), float(calibration.apply(row)[0])
         thresholds = [{**one, "threshold": (one["threshold"] - offset) / weight} for one in limits]
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
@@ -146,14 +145,14 @@ class DecisionRule:
 
         Args:
             score: cosine.
-            false_accept_rate: use the threshold of this name, such as 0.01; without it (and without `threshold`) the
-                one at 0.01, else at the equal error rate.
-            threshold: use this score instead; or a name: `eer`, `far_1%`, or `default`, which needs no calibration and
+            false_accept_rate: use the threshold for this rate, such as 0.01; if neither this nor `threshold` is given,
+                the one at 0.01, or at the equal error rate if the file has none at 0.01.
+            threshold: use this score instead, or a name: `eer`, `far_1%`, or `default`, which needs no calibration and
                 has no known error rate.
 
         Raises:
             NotCalibratedError: no such threshold in the file; the message names the command that fits it.
-            ValueError: both were given, or a number out of range.
+            ValueError: both were given, or a number is out of range.
         """
         if false_accept_rate is not None and threshold is not None:
             raise ValueError("false_accept_rate and threshold were both given; expected one of them")
@@ -167,8 +166,8 @@ class DecisionRule:
         elif isinstance(threshold, str):
             if threshold not in known:
                 raise NotCalibratedError(
-                    f"the model file has no threshold {threshold!r}, only {', '.join(known)}; a longer list for "
-                    "`speakernet calibrate` gives more: a rate needs enough pairs to expect ten false accepts at it"
+                    f"the model file has no threshold {threshold!r}, only {', '.join(known)}; `speakernet calibrate` "
+                    "with a longer list fits more, since each rate needs ten expected false accepts"
                     if known
                     else self.advice
                 )
@@ -181,9 +180,9 @@ class DecisionRule:
         return Decision(score, ratio, score >= limit, limit, rate)
 
     def threshold_of_many(self, num_people: int, false_accept_rate: float | None = None) -> str:
-        """The name of the threshold at which this share of strangers (default 1 %) is taken for one of N people.
+        """The name of the threshold at which at most this share of strangers (default 1 %) is accepted as anybody.
 
-        That is the lowest one whose false-accept rate times N keeps it; if none does, the strictest one there is.
+        This is the lowest one whose false-accept rate times N stays within the share; if none does, the strictest one.
         """
         wanted = _checked_rate(false_accept_rate)
         if not self.thresholds:
@@ -201,13 +200,13 @@ def _checked_rate(rate: float | None) -> float:
 
 
 def _rate(one: Mapping[str, Any]) -> float | None:
-    """The false-accept rate that a threshold is named by, else the one that was measured."""
+    """The false-accept rate in a threshold's name, otherwise the measured one."""
     rate = false_accept_rate_of(str(one["name"]))
     return one.get("false_accept_rate") if rate is None else rate
 
 
 def described_threshold(one: Mapping[str, Any]) -> str:
-    """A threshold of a model file in words: value, what for, fitted on what."""
+    """A threshold of a model file in words: its value, what it is for, and the list it was fitted on."""
     fitted_on = f", fitted on {one['list']}" if one.get("list") else ""
     rates = ""
     if one.get("miss_rate") is not None and one.get("false_accept_rate") is not None:

@@ -1,9 +1,8 @@
-"""A model file in the formats of other programs: ONNX, archives of `torch.export`, safetensors; written only if its
-embeddings are those of the model.
+"""Export of a model file to ONNX, `torch.export` archives or safetensors, written only if the embeddings agree.
 
-ONNX and the archive hold the network with its front end as one graph of waveforms of one length, dynamic in batch and
-length; ONNX for sherpa-onnx, which has a front end of its own, is a graph of features. Safetensors holds the weights,
-and the description of the network in its header.
+ONNX files and archives hold the network with its front end as one graph over waveforms of equal length, dynamic in
+batch and length. ONNX for sherpa-onnx, which has its own front end, is a graph over features. Safetensors files hold
+the weights, with the description of the network in the header.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import onnxruntime
-import onnxscript  # noqa: F401  torch's exporter writes through it: missed now, not in the middle of its work
+import onnxscript  # noqa: F401  torch's exporter needs it; if it is missing, fail now rather than during the export
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
@@ -37,9 +36,9 @@ from speakernet.models.speaker_net import SpeakerNet, folded
 
 INPUT, OUTPUTS = "waveforms", ("embedding", "direction")
 OPSET = 18
-"""Of ONNX: the lowest that torch's exporter writes."""
+"""ONNX operator set: the lowest that torch's exporter writes."""
 METADATA_KEY = "speakernet"
-"""Of ONNX: a description of the model and its scores, as JSON."""
+"""ONNX metadata key of a JSON description of the model and its scores."""
 SHERPA = "sherpa-onnx"
 SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
     "name": ("fbank",),
@@ -50,27 +49,27 @@ SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
     "energy_floor_db": (0.0,),
     "plda": (False,),
 }
-"""What its speaker embedding extractor computes, by our options; source: `csrc/features.h`, `-general-impl.h`."""
+"""Our options for what its speaker embedding extractor computes; source: `csrc/features.h`, `-general-impl.h`."""
 RUNTIMES = (SHERPA, "onnxruntime-web")
-"""Programs that an .onnx may be made for; the second takes the graph that every ONNX Runtime takes."""
+"""Programs that an .onnx can be made for; the second accepts the same graph as any ONNX Runtime."""
 EXAMPLE_SECONDS = 3.0
-"""Length of the waveforms that the graph is traced with; it holds for others."""
+"""Length of the waveforms that the graph is traced with; the graph accepts other lengths."""
 LEAST_COSINE = 0.99999
-"""An export whose embeddings differ by more is refused."""
+"""An export is refused if a cosine with the original embeddings is not above this."""
 EPSILON = 1e-12
-"""Least length that an embedding is divided by."""
+"""Smallest length that an embedding is divided by."""
 
 Run = Callable[[np.ndarray], list[np.ndarray]]
-"""(batch, samples) float32 to embeddings and, in graphs, directions, (batch, dim) float32 each."""
+"""Waveforms (batch, samples) float32 -> embeddings and, for graphs, directions, (batch, dim) float32 each."""
 
 
 class ExportError(ValueError):
-    """A model that cannot be exported, or one whose export gives other numbers."""
+    """A model cannot be exported, or its export gives different embeddings."""
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How far the embeddings of an exported network are from ours."""
+    """How much the embeddings of an exported network differ from ours."""
 
     cosine: float
     difference: float
@@ -86,17 +85,17 @@ class Parity:
 def export_model(
     model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False, runtime: str = ""
 ) -> list[Parity]:
-    """Write a model file in another format, chosen by the ending of `out` (.onnx, .pt2 or .safetensors) and `runtime`.
+    """Write a model file in another format, chosen by the suffix of `out` (.onnx, .pt2 or .safetensors) and `runtime`.
 
     Returns:
-        How close the export is to the network; in eight bits before rounding and after it.
+        How close the export is to the network; with int8, one value before and one after quantisation.
     """
     path = check_target(out, int8, runtime)
     model = load_model_file(model_path)
     usable = [one for one in speech if len(one) >= model.net.min_samples]
     if not usable:
         raise ExportError(
-            f"none of {len(speech)} recordings to compare on has the {model.net.min_samples} samples "
+            f"none of the {len(speech)} recordings for the comparison has the {model.net.min_samples} samples "
             f"({model.net.min_samples / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
     _, write, open_export = FORMATS[path.suffix]
@@ -104,7 +103,7 @@ def export_model(
         write, open_export = sherpa_bytes, functools.partial(open_sherpa, model)
     content = write(model)
     parities = [compare(model, open_export(content), usable)]
-    # NaN is not close either.
+    # Not `<=`, since NaN must be refused too.
     if not parities[0].cosine > LEAST_COSINE:
         raise ExportError(f"{path} was not written: its embeddings are not those of {model_path} ({parities[0]})")
     if int8:
@@ -116,42 +115,42 @@ def export_model(
 
 
 def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
-    """The path to write to, checked before anything else is done."""
+    """The path to write to, checked before any work is done."""
     path = Path(out)
     if path.suffix not in FORMATS or path.is_dir():
-        raise ExportError(f"{out}: expected a file that ends in {', '.join(FORMATS)}, which says the format")
+        raise ExportError(f"{out}: expected a file name ending in {', '.join(FORMATS)}, which selects the format")
     if int8 and path.suffix != ".onnx":
-        raise ExportError(f"int8 is for .onnx, not for {out}")
+        raise ExportError(f"{out}: --int8 needs a file name ending in .onnx")
     if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)):
         raise ExportError(
-            f"--for {runtime} and {out}: expected {' or '.join(RUNTIMES)}, a file that ends in .onnx, and for {SHERPA} "
-            "no --int8"
+            f"--for {runtime} with {out}: expected {' or '.join(RUNTIMES)} and a file name ending in .onnx, without "
+            f"--int8 for {SHERPA}"
         )
     check_writable(path)
     return path
 
 
 def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
-    """Embed recordings with the network and with its export, one by one and all together as a batch of one length."""
+    """Embed recordings with the network and with its export, one by one and as a batch of equal length."""
     shortest = min(len(one) for one in speech)
     centre = 0.0 if (mean := mean_of_whole_utterances(model.contents)) is None else mean
     cosines, differences, scale = [], [], 0.0
     for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)
         theirs, ours = run(waveforms), _embed(model.net, waveforms)[0]
-        # The second output of a graph has the mean subtracted.
+        # In the second output of a graph, the mean is subtracted.
         for one, other in [(theirs[0], ours), *((one, ours - centre) for one in (theirs[0] - centre, *theirs[1:]))]:
             lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
             products = (one.astype(np.float64) * other).sum(axis=1)
             cosines.append((products / np.maximum(lengths, EPSILON)).min())
         differences.append(np.abs(theirs[0] - ours).max())
         scale = max(scale, float(np.abs(ours).max()))
-    # numpy's min and max keep NaN.
+    # numpy's min and max propagate NaN.
     return Parity(float(np.min(cosines)), float(np.max(differences)), scale)
 
 
 class ExportedNet(nn.Module):
-    """Waveforms of one length to embeddings, as they are and ready to be compared; made of standard operators.
+    """Waveforms of equal length to embeddings, raw and ready for comparison; made of standard operators.
 
     >>> from speakernet.models.speaker_net import SpeakerNet
     >>> net = SpeakerNet.named("ResNet", embedding_dim=8).eval()
@@ -170,29 +169,29 @@ class ExportedNet(nn.Module):
         self.register_buffer("mean", torch.zeros(self.net.embedding_dim) if mean is None else torch.tensor(mean))
 
     def forward(self, waveforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings, and the same without the mean and of length 1, (batch, dim) each; (batch, samples) in -1..1."""
+        """Waveforms (batch, samples) in -1..1 to embeddings and directions, (batch, dim) each."""
         embeddings = self.net(waveforms)
         centred = embeddings - self.mean
         return embeddings, centred / centred.norm(dim=1, keepdim=True).clamp(min=EPSILON)
 
 
 class FeaturesNet(ExportedNet):
-    """Features before normalisation, (batch, frames, mels), to embeddings without the mean, (batch, dim)."""
+    """Features before normalisation, (batch, frames, mels), to embeddings with the mean subtracted, (batch, dim)."""
 
     def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
-        """Normalised here too: to a second removal of the mean they are the same."""
+        """Normalise and embed; features whose mean is already removed are not changed by removing it again."""
         normalized = normalize_features(features.transpose(1, 2), self.net.front_end.options.normalize)  # type: ignore[union-attr]
         return self.net.from_features(normalized) - cast(Tensor, self.mean)
 
 
 def onnx_bytes(model: ModelFile) -> bytes:
-    """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, its description as metadata."""
+    """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, and a description as metadata."""
     shapes = _dynamic_shapes(model.net.min_samples)
     return _onnx(ExportedNet(model), _example(model.net), (INPUT, *OUTPUTS), shapes, {METADATA_KEY: facts(model)})
 
 
 def sherpa_bytes(model: ModelFile) -> bytes:
-    """The network as ONNX for sherpa-onnx: features in, embeddings whose cosines are the scores out.
+    """The network as ONNX for sherpa-onnx: features in, embeddings out, whose cosines are the scores.
 
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
@@ -204,8 +203,8 @@ def sherpa_bytes(model: ModelFile) -> bytes:
         listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
         its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
         raise ExportError(
-            f"{SHERPA} does not have the front end, or the scoring, of this model: found {listed}, expected {its_own}; "
-            "train with these options of `frontend`, or export without --for: that graph takes waveforms"
+            f"{SHERPA} does not support the front end or scoring of this model: found {listed}, expected {its_own}; "
+            "train with these `frontend` options, or export without --for, as a graph of waveforms"
         )
     metadata = {
         "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
@@ -223,7 +222,7 @@ def sherpa_bytes(model: ModelFile) -> bytes:
 
 
 def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
-    """What sherpa-onnx computes, by our front end, (batch, frames, mels)."""
+    """The features that sherpa-onnx computes, (batch, frames, mels), by our front end."""
     front_end = copy.deepcopy(net.front_end).eval()
     front_end.options.normalize = "none"  # type: ignore[union-attr]
     return front_end(torch.from_numpy(waveforms)).transpose(1, 2)  # type: ignore[no-any-return]
@@ -232,7 +231,7 @@ def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
 def _onnx(
     net: nn.Module, example: Tensor, names: Sequence[str], shapes: tuple[dict[int, Any]], metadata: Mapping[str, Any]
 ) -> bytes:
-    """A graph of one input; `names` are those of input and outputs."""
+    """An ONNX graph with one input; `names` are those of the input and the outputs."""
     with _quiet():
         program = torch.onnx.export(
             net.eval(),
@@ -247,7 +246,7 @@ def _onnx(
     assert program is not None
     for node in program.model.graph:
         for value in node.outputs:
-            # A lookup in a table is called `embedding` too.
+            # A table lookup inside the graph is called `embedding` too.
             if value.name in OUTPUTS and not value.is_graph_output():
                 value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
@@ -258,12 +257,12 @@ def _onnx(
 
 
 def program_bytes(model: ModelFile) -> bytes:
-    """The network as an archive of `torch.export`, which torch can run without this package."""
-    # Their code asks torch.export whether the batch is 1 (the bias of positions, pairs of frames).
+    """The network as a `torch.export` archive, which torch can run without this package."""
+    # The code of these models branches on a batch size of 1 (position bias, pairs of frames).
     kind = model.net.spec()["model"]["options"].get("config", {}).get("model_type")
     if kind in ("wavlm", "wav2vec2-bert"):
-        raise ExportError(f".pt2: torch.export does not hold a {kind} for every batch; give an .onnx file")
-    # Traced for a single last frame the network would be another program: a second or more.
+        raise ExportError(f".pt2: torch.export does not support {kind} at every batch size; use .onnx")
+    # At least a second: with a single final frame, tracing would give a different program.
     shapes = _dynamic_shapes(max(model.net.min_samples, model.net.sample_rate))
     with _quiet(), io.BytesIO() as file:
         program = torch.export.export(ExportedNet(model).eval(), (_example(model.net),), dynamic_shapes=shapes)
@@ -272,7 +271,7 @@ def program_bytes(model: ModelFile) -> bytes:
 
 
 def facts(model: ModelFile) -> dict[str, Any]:
-    """What is needed to run a graph and to read its scores, in plain values."""
+    """What is needed to run a graph and interpret its scores, as plain values."""
     net = model.net
     has_mean = mean_of_whole_utterances(model.contents) is not None
     rule = DecisionRule.of_model_file(model.contents, subtracts_mean=has_mean, name="the model file")
@@ -288,10 +287,10 @@ def facts(model: ModelFile) -> dict[str, Any]:
 
 
 def open_onnx(content: bytes) -> Run:
-    """ONNX Runtime on the CPU."""
+    """Run a graph with ONNX Runtime on the CPU."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Errors only: it warns of every constant that it folds.
+    # Errors only, since it warns about every constant it folds.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
@@ -302,7 +301,7 @@ def open_onnx(content: bytes) -> Run:
 
 
 def open_sherpa(model: ModelFile, content: bytes) -> Run:
-    """The graph on ONNX Runtime behind our own front end; its mean is added again."""
+    """Run a graph of features with ONNX Runtime behind our front end; the subtracted mean is added back."""
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     mean = mean_of_whole_utterances(model.contents)
 
@@ -314,9 +313,9 @@ def open_sherpa(model: ModelFile, content: bytes) -> Run:
 
 
 def quantized(content: bytes) -> bytes:
-    """An ONNX graph in eight bits: weights as integers, activations rounded as they come.
+    """An ONNX graph in eight bits, with integer weights and dynamically quantised activations.
 
-    The front end stays in float32: its spectra span eight decades, and rounded to 256 steps only the loudest is left.
+    The front end stays in float32: its spectra span eight decades, of which 256 steps keep only the loudest parts.
     """
     model = onnx.load_from_string(content)
     scopes = {
@@ -329,7 +328,7 @@ def quantized(content: bytes) -> bytes:
     assert kept, "the nodes of the front end are no longer marked"
     with tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        # Shapes in between are inferred again; with the old ones, weights that are transposed no longer fit.
+        # Have intermediate shapes inferred again: the old ones do not fit transposed weights.
         del model.graph.value_info[:]
         source.write_bytes(model.SerializeToString())
         quantize_dynamic(source, target, nodes_to_exclude=kept, weight_type=QuantType.QUInt8)
@@ -373,7 +372,7 @@ def _dynamic_shapes(min_samples: int) -> tuple[dict[int, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' advice to their own developers."""
+    """Silence the exporters' warnings, which are meant for their developers."""
     with warnings.catch_warnings(), contextlib.ExitStack() as after:
         after.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)
@@ -386,4 +385,4 @@ FORMATS: dict[str, tuple[str, Callable[[ModelFile], bytes], Callable[[bytes], Ru
     ".pt2": ("an archive of torch.export", program_bytes, _open_program),
     ".safetensors": ("safetensors", _tensor_bytes, _open_tensors),
 }
-"""By the ending of the file: its title, what writes it, and how its bytes become a function of waveforms."""
+"""File suffix -> title, function that writes the bytes, and function that opens them for running."""

@@ -1,4 +1,4 @@
-"""Who of the people in a store an embedding is, or a stranger: `identify` and `who` decide by this one rule."""
+"""Identify an embedding as a person in a store or as a stranger; `identify` and `who` share this rule."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from speakernet.inference.people import TOP, PeopleStore
 
 @dataclass(frozen=True)
 class Identification:
-    """Who a recording is."""
+    """The result of identifying a recording; `name` is None for a stranger."""
 
     name: str | None
     decision: Decision | None
@@ -22,10 +22,10 @@ class Identification:
 def open_set_threshold(
     rule: DecisionRule, num_people: int, false_accept_rate: float | None = None, threshold: float | str | None = None
 ) -> float | str:
-    """What a score is compared with, checked before anything is embedded.
+    """The threshold that scores are compared with; checks it before anything is embedded.
 
     Raises:
-        ValueError: both were given, or a number out of range; `NotCalibratedError` without a threshold.
+        ValueError: both were given, or a number is out of range; `NotCalibratedError` without a threshold.
     """
     if threshold is None:
         return rule.threshold_of_many(num_people, false_accept_rate)
@@ -44,7 +44,7 @@ def identify_embedding(
     false_accept_rate: float | None = None,
     threshold: float | str | None = None,
 ) -> Identification:
-    """Compare with everybody; odds below 1 never name anybody, unless `threshold` is given."""
+    """Compare with everybody; odds below 1 name nobody, unless `threshold` is given."""
     num_people, needs_odds = len(store), threshold is None
     limit = open_set_threshold(rule, num_people, false_accept_rate, threshold)
     rate = rule.decide(0.0, threshold=limit).false_accept_rate

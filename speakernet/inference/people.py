@@ -1,11 +1,11 @@
-"""People known by their voice: names and embeddings in one SQLite file, and who of them a recording is.
+"""People known by their voice: names and embeddings in an SQLite file, and identification among them.
 
-Embeddings are kept as the network gave them, never audio; a person is the weighted mean of theirs. For `identify`
-everybody is in one matrix in memory, which is read again when another process has changed the file.
+The store holds raw embeddings, never audio; a person is represented by their weighted mean. `identify` keeps everybody
+in one matrix in memory, which is reloaded when another process has changed the file.
 
-Every action opens the file, so that it may be replaced at any time. It has a rollback journal, not a write-ahead log:
-one file beside it while something is written and none after, also on network disks and in folders that can only be
-read. SQLite overwrites what is deleted (`secure_delete`).
+Every action opens the file, so that it may be replaced at any time. It uses a rollback journal rather than a
+write-ahead log: there is one extra file during a write and none afterwards, so network disks and read-only folders
+work too. SQLite overwrites deleted data (`secure_delete`).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ try:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-except ImportError:  # Only an encrypted store needs it.
+except ImportError:  # Only encrypted stores need it.
     AESGCM = None  # type: ignore[assignment,misc]
 
 from speakernet.evaluation.scoring import Plda, mean_embeddings, pair_scores
@@ -40,25 +40,25 @@ from speakernet.files import FileError, atomic_write, check_writable, free_name,
 from speakernet.terminal import MAX_NAMED
 
 TOP = 5
-APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` shows too
+APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` also shows
 SCHEMA_VERSION = 2
-"""Version 1, of speakernet 0.2.0, has no digests, and seals embeddings for a person's number only."""
+"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings to a person's number only."""
 BUSY_SECONDS = 30.0
-"""How long a process waits while another one writes."""
+"""Time that a process waits while another one writes."""
 PRIVATE = 0o600
-"""Voices are personal data: a new store is readable by its owner only."""
+"""Voices are personal data, so a new store is readable by its owner only."""
 SQLITE_MARK = b"SQLite format 3\0"
 CHANGES = slice(24, 28)
-"""Bytes of a SQLite file that count its changes."""
+"""Bytes of an SQLite file that count its changes."""
 BACKUP_WORD, HALF_WORD = "backup", "half-backup"
-EXPECTED = "a store of people, which `speakernet enroll NAME FILES --store FILE` makes"
+EXPECTED = "a store of people, created by `speakernet enroll NAME FILES --store FILE`"
 UNKNOWN = "unknown"
-"""The answer for a stranger, and so nobody's name."""
+"""The answer for a stranger, and therefore not allowed as a name."""
 LONGEST_NAME = 200
 SALT_BYTES, NONCE_BYTES, KEY_BYTES = 16, 12, 32
 PROOF = b"speakernet people store"
 SCRYPT_COST = 1 << 15
-"""OWASP's advice for scrypt with blocks of 8: 32 MiB and about a tenth of a second."""
+"""Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
 FACTS = ("fingerprint", "embedding_dim", "model", "created")
 
 SCHEMA = """
@@ -87,16 +87,16 @@ LOOKALIKES = str.maketrans(
 
 
 class StoreError(FileError):
-    """A store of people that cannot be used; the message names the file and what to do."""
+    """A store of people cannot be used; the message names the file and what to do."""
 
 
 class StoreKeyError(FileError):
-    """The key of a store is missing, wrong, or not wanted."""
+    """The key of a store is missing, wrong or superfluous."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody in a store; dates are of the first and the last enrolment, UTC."""
+    """A person in a store; the dates (UTC) are of the first and the last enrolment."""
 
     name: str
     recordings: int
@@ -107,18 +107,18 @@ class Person:
 
 @dataclass(frozen=True)
 class StoredRecording:
-    """What is kept of one recording.
+    """What a store keeps of a recording.
 
     Attributes:
-        name: of the person.
-        embedding: (dim,) float32, as the network gave it.
-        weight: in the person's mean.
-        source: path of the audio, for `reembed`; empty if it was no file.
+        name: the person.
+        embedding: (dim,) float32, unnormalised.
+        weight: weight in the person's mean.
+        source: path of the audio, for `reembed`; empty if it was not a file.
         seconds: duration.
-        speech_seconds: of speech.
-        warnings: what was wrong with it.
+        speech_seconds: duration of speech.
+        warnings: problems found in it.
         added: date and time, UTC.
-        digest: SHA-256 of its samples, by which it is known again; empty if it is not known.
+        digest: SHA-256 of the samples, which detects duplicates; empty if unknown.
     """
 
     name: str
@@ -133,7 +133,7 @@ class StoredRecording:
 
 
 class PeopleStore(contextlib.AbstractContextManager):
-    """A file of people; made if it is missing. Several threads may use it.
+    """A store of people in one file, created if missing. Several threads may use it.
 
     Examples:
         >>> import tempfile
@@ -147,19 +147,19 @@ class PeopleStore(contextlib.AbstractContextManager):
         ['Ada', 'Bo']
 
     Args:
-        path: of the file.
-        fingerprint: of the model whose embeddings are kept; None opens a store of any model, to list, remove, export or
-            reembed, but makes none.
-        embedding_dim: numbers in an embedding; None with no fingerprint.
-        key: encrypts the embeddings; the same one is needed ever after.
-        mean: (dim,) subtracted before scoring, as the model file says.
-        plda: compares in place of the cosine, as the model file says.
+        path: the file.
+        fingerprint: fingerprint of the model whose embeddings are stored; None opens a store of any model, to list,
+            remove, export or reembed, but does not create one.
+        embedding_dim: size of an embedding; None without a fingerprint.
+        key: encrypts the embeddings; the same key is needed from then on.
+        mean: (dim,) subtracted before scoring, from the model file.
+        plda: scores instead of the cosine, from the model file.
         model: name of the model file, for messages.
-        must_exist: refuse a missing or empty file instead of making a store.
+        must_exist: refuse a missing or empty file instead of creating a store.
 
     Raises:
         StoreError: not a store, damaged, newer, of another model, or it cannot be opened.
-        StoreKeyError: the key is missing, wrong, or not wanted.
+        StoreKeyError: the key is missing, wrong or superfluous.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._key, self._model = key, model
         self._aead: Any = None
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
-        """The state of the file that they are of, names, and the voice of each, (people, dim) of length 1."""
+        """State of the file when read, names, and the unit-length mean embedding of each person, (people, dim)."""
         if fingerprint is not None and not must_exist:
             self._make()
         with self._session() as connection:
@@ -187,14 +187,14 @@ class PeopleStore(contextlib.AbstractContextManager):
                 raise sqlite3.DatabaseError(f"malformed: {problem}")
 
     def __exit__(self, *_: object) -> None:
-        """The file is not open between two calls."""
+        """Nothing to close: the file is not open between calls."""
 
     def __len__(self) -> int:
         return len(self.people())
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the store is: fingerprint, embedding_dim, model, created, is_encrypted."""
+        """Properties of the store: fingerprint, embedding_dim, model, created, is_encrypted."""
         with self._session() as connection:
             kept = _facts(connection)
         return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
@@ -206,18 +206,18 @@ class PeopleStore(contextlib.AbstractContextManager):
         weights: Sequence[float] | np.ndarray | None = None,
         details: Sequence[Mapping[str, Any]] = (),
     ) -> int:
-        """Add recordings of a person, new or known; returns how many they have now.
+        """Add recordings of a new or known person; returns how many the person has now.
 
-        A recording whose digest the person has is left out.
+        A recording with a digest that the person already has is skipped.
 
         Args:
-            name: any text of one line, up to 200 letters, but `unknown`.
-            embeddings: (recordings, dim), as the network gave them.
-            weights: (recordings,) above 0, in the person's mean; equal by default.
+            name: one line of text, up to 200 characters, except `unknown`.
+            embeddings: (recordings, dim), unnormalised.
+            weights: (recordings,) weights above 0 in the person's mean; equal by default.
             details: for each recording `source`, `seconds`, `speech_seconds`, `warnings`, `digest`.
 
         Raises:
-            StoreError: a bad name, embeddings of another size or with NaN, or a file that cannot be written.
+            StoreError: a bad name, embeddings of the wrong size or with NaN, or a file that cannot be written.
         """
         name, found = checked_name(name), self._checked(embeddings)
         weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -229,14 +229,14 @@ class PeopleStore(contextlib.AbstractContextManager):
             return _count(connection, name)
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
-        """The nearest people, best first, each with the score; empty if there is nobody.
+        """The nearest people with their scores, best first; empty for an empty store.
 
         Args:
-            embedding: (dim,) or (1, dim), as the network gave it.
-            top: how many, at most.
+            embedding: (dim,) or (1, dim), unnormalised.
+            top: the largest number of people to return.
 
         Raises:
-            StoreError: an embedding of another size or with NaN, or the file is damaged.
+            StoreError: an embedding of the wrong size or with NaN, or the file is damaged.
         """
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
         state = self._state()
@@ -245,7 +245,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         _, names, rows = self._voices
         scores = pair_scores(unit[None], rows, self._plda)[0] if self._plda else np.clip(rows @ unit, -1.0, 1.0)
         count = min(max(0, top), len(names))
-        # Sorting everybody would take longer than comparing with everybody.
+        # Sorting everybody would take longer than scoring everybody.
         nearest = np.argpartition(scores, len(names) - count)[len(names) - count :].tolist() if count else []
         return sorted(((names[row], float(scores[row])) for row in nearest), key=lambda one: (-one[1], one[0]))
 
@@ -259,7 +259,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             return [Person(*row) for row in found]
 
     def recordings(self, name: str | None = None) -> list[StoredRecording]:
-        """What is kept of one person's recordings, or of everybody's, those of one person beside each other.
+        """The stored recordings of one person, or of everybody grouped by person.
 
         Raises:
             StoreError: the file is damaged.
@@ -269,7 +269,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             return [recording for _, _, recording in self._select(connection, name)]
 
     def remove(self, name: str) -> int:
-        """Remove a person; backups keep them (`purge` does not). Returns how many recordings there were."""
+        """Remove a person, but not from backups (see `purge`); returns how many recordings were removed."""
         name = normal_name(name)
         with self._session(writes=True) as connection:
             count = _count(connection, name)
@@ -278,38 +278,38 @@ class PeopleStore(contextlib.AbstractContextManager):
             return count
 
     def purge(self, name: str) -> list[Path]:
-        """Remove a person so that nothing of them can be read in the store or its backups; returns these files.
+        """Remove a person from the store and its backups without leaving readable traces; returns the changed files.
 
-        After a kill the same purge again finishes it.
+        If it is killed, running it again finishes the purge.
 
         Raises:
-            StoreError: nobody of that name in any of them, or one of them cannot be written.
+            StoreError: nobody has that name in any of the files, or one of them cannot be written.
         """
         name = normal_name(name)
         found = []
         remove_half_backups(self.path)
         for path in [*backups_of(self.path), self.path]:
             with _connected(path) as connection:
-                # Another program may have turned a write-ahead log on, which keeps earlier pages.
+                # Another program may have enabled a write-ahead log, which keeps earlier pages.
                 connection.execute("PRAGMA journal_mode = DELETE")
                 if connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
                     found.append(path)
-                # Pages that moved leave copies of their rows; also if an earlier purge was killed before this.
+                # Moved pages leave copies of their rows, maybe from an earlier purge that was killed before this.
                 connection.execute("VACUUM")
         if not found:
             raise self._nobody(name)
         return found
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
-        """Write everybody, or one person, to a `.json` or `.npz` file; returns how many recordings.
+        """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of recordings.
 
         Raises:
-            StoreError: nobody of that name, or another ending.
+            StoreError: nobody has that name, or the suffix is another.
             StoreKeyError: the store is encrypted and was opened without its key.
         """
         path = Path(path)
         if path.suffix not in (".json", ".npz"):
-            raise StoreError(f"{path}: expected a file that ends in .json or .npz")
+            raise StoreError(f"{path}: expected a file name ending in .json or .npz")
         check_writable(path)
         recordings, facts, is_json = self.recordings(name), self.facts, path.suffix == ".json"
         if name is not None and not recordings:
@@ -337,19 +337,19 @@ class PeopleStore(contextlib.AbstractContextManager):
         model: str = "",
         drops_missing: bool = False,
     ) -> list[str]:
-        """Change to another model: embed every recording again from its file, after a backup of the store.
+        """Switch to another model: back up the store, then embed every recording again from its file.
 
         Args:
-            embed: (dim,) of a recording; raises ValueError if its file cannot be read.
-            fingerprint: of the new model.
-            embedding_dim: of the new model.
+            embed: returns the embedding (dim,) of a recording; raises ValueError if its file cannot be read.
+            fingerprint: fingerprint of the new model.
+            embedding_dim: embedding size of the new model.
             mean: subtracted before scoring.
-            plda: compares in place of the cosine.
-            model: name of the new model's file.
-            drops_missing: leave out recordings that cannot be read; without it nothing is changed then.
+            plda: scores instead of the cosine.
+            model: name of the new model file.
+            drops_missing: drop recordings that cannot be read; otherwise one of these leaves the store unchanged.
 
         Returns:
-            What was left out, a sentence each.
+            A sentence for each recording left out.
 
         Raises:
             StoreError: recordings that cannot be read (the first ten are named), or the file cannot be written.
@@ -370,7 +370,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._back_up()
         with self._session(writes=True) as connection:
             if self._state() != state:
-                raise StoreError(f"{self.path}: another process has changed it in the meantime; try again")
+                raise StoreError(f"{self.path}: changed by another process in the meantime; try again")
             connection.execute("DELETE FROM recordings")
             new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
@@ -381,16 +381,16 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _session(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection to the store; with `writes` in one transaction, whole or not at all."""
+        """A connection to the store, with `writes` in one transaction."""
         with _connected(self.path) as connection, connection:
             if writes:
-                # At once: a lock that is taken later may find that what was read is out of date.
+                # Lock now: with a later lock, what was read could be out of date.
                 connection.execute("BEGIN IMMEDIATE")
             self._check(_facts(connection))
             yield connection
 
     def _make(self) -> None:
-        """Make a missing or empty file a store."""
+        """Create a store in a missing or empty file."""
         with reading(self.path, EXPECTED, StoreError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.path.exists():
@@ -398,47 +398,47 @@ class PeopleStore(contextlib.AbstractContextManager):
         salt = os.urandom(SALT_BYTES)
         facts: dict[str, Any] = dict(zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True))
         with _connected(self.path, is_empty=True) as connection:
-            # Of a store a process is killed while it makes nothing is left but an empty file.
+            # A process killed while creating a store leaves only an empty file.
             if _value(connection, NUM_TABLES):
                 return
             if self._key is not None:
                 facts |= {"salt": salt, "proof": _seal(_aead(self._key, salt), PROOF, PROOF)}
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                # Another process may have been first.
+                # Another process may have created it first.
                 if not _value(connection, NUM_TABLES):
                     for statement in NEW_STORE.split(";"):
                         connection.execute(statement)
                     connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
 
     def _check(self, facts: Mapping[str, Any]) -> None:
-        """Compare the facts of a store with what is expected of it."""
+        """Check that the store matches the expected model and key."""
         if "fingerprint" not in facts:
-            raise StoreError(f"{self.path}: an empty store, of no model yet; remove it and enrol somebody")
+            raise StoreError(f"{self.path}: an empty store without a model; remove the file and enrol somebody")
         if self._fingerprint is None:
             self._dim = int(facts["embedding_dim"])
         elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
             model = self._model or "MODEL"
             raise StoreError(
                 f"{self.path} is of another model, {facts['model']} with the fingerprint {facts['fingerprint'][:12]}; "
-                f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
+                f"{model} has {self._fingerprint[:12]}: use that model, or change to this one with "
                 f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
             )
         if "salt" not in facts and self._key is not None:
             raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
-        # Listing and removing people of any model needs no key.
+        # Without a fingerprint people are only listed or removed, which needs no key.
         if "salt" in facts and self._key is None and self._fingerprint is not None:
             raise self._without_key()
-        # In one assignment: what another thread writes meanwhile must be sealed.
+        # A single assignment: whatever another thread writes meanwhile must be encrypted.
         self._aead = None if self._key is None else _aead(self._key, facts["salt"])
         if self._aead is not None:
             _unseal(self.path, self._aead, facts["proof"], PROOF)
 
     def _state(self) -> tuple[Any, ...]:
-        """Another value whenever the file was changed or replaced."""
+        """A value that differs whenever the file was changed or replaced."""
         with self._session(), open_regular(self.path) as file:
             status = os.fstat(file.fileno())
-            # SQLite counts its changes there: times are coarser.
+            # SQLite's counter of changes, since modification times are coarser.
             counted = file.read(CHANGES.stop)[CHANGES]
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, counted
 
@@ -446,7 +446,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         return StoreKeyError(f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)")
 
     def _insert(self, connection: sqlite3.Connection, recordings: Iterable[StoredRecording]) -> None:
-        """Add recordings, none twice, inside a transaction; a store of an older version becomes one of this version."""
+        """Add recordings without duplicates inside a transaction; a store of an older version is upgraded."""
         if _value(connection, "PRAGMA user_version") < SCHEMA_VERSION:
             kept = self._select(connection)
             for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
@@ -471,7 +471,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                 )
 
     def _sealed(self, person: int, one: StoredRecording) -> tuple[bytes, int]:
-        """An embedding as it is kept, and its checksum."""
+        """An embedding as stored, and its checksum."""
         content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
         if self._aead is not None:
             content = _seal(self._aead, content, _place(person, one))
@@ -480,7 +480,7 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _select(
         self, connection: sqlite3.Connection, name: str | None = None
     ) -> list[tuple[int, int, StoredRecording]]:
-        """Row number, number of the person and recording, of one person or of everybody."""
+        """Row number, person number and recording, for one person or for everybody."""
         if self._aead is None and "salt" in _facts(connection):
             raise self._without_key()
         is_old = _value(connection, "PRAGMA user_version") < SCHEMA_VERSION
@@ -500,15 +500,15 @@ class PeopleStore(contextlib.AbstractContextManager):
                 )
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
-                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove and enrol this "
-                    "person again"
+                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove this person and "
+                    "enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
             found.append((row, person, dataclasses.replace(one, embedding=embedding)))
         return found
 
     def _read_voices(self) -> tuple[list[str], np.ndarray]:
-        """Everybody's name, and the weighted mean of their recordings, (people, dim) of length 1."""
+        """All names, and the unit-length weighted mean of each person's recordings, (people, dim)."""
         kept = self.recordings()
         if not kept:
             return [], np.empty((0, self._dim or 0), dtype=np.float32)
@@ -518,7 +518,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         return [kept[start].name for start in starts], mean_embeddings(np.add.reduceat(weighted, starts, axis=0))
 
     def _back_up(self) -> None:
-        """Copy the store to a file beside it, which has its name only when it is whole."""
+        """Copy the store to a file beside it, which gets its name only when complete."""
         copy = free_name(self.path, f"{BACKUP_WORD}-{time.strftime('%Y%m%d')}")
         half = self.path.with_name(f"{self.path.name}.{HALF_WORD}-{os.getpid()}")
         with writing(copy, "nothing was changed"), self._session() as connection:
@@ -531,29 +531,29 @@ class PeopleStore(contextlib.AbstractContextManager):
                 half.unlink(missing_ok=True)
 
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
-        """(recordings, dim) float32."""
+        """The embeddings as float32, or StoreError."""
         found = np.asarray(embeddings, dtype=np.float32)
         if found.ndim != 2 or found.shape[1] != self._dim or not len(found) or not np.isfinite(found).all():
             raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite numbers")
         return found
 
     def _nobody(self, name: str) -> StoreError:
-        return StoreError(f"{self.path}: nobody is called {name!r}; `speakernet people list` shows everybody")
+        return StoreError(f"{self.path}: nobody is called {name!r}; `speakernet people list` shows all names")
 
 
 @functools.lru_cache(maxsize=4)
 def _aead(key: str | bytes, salt: bytes) -> Any:
-    """AES-GCM under a key that scrypt derives from the passphrase and the store's salt."""
+    """AES-GCM with a key derived by scrypt from the passphrase and the store's salt."""
     if not key:
-        raise StoreKeyError("the key is empty; give a passphrase, or no key for a store without encryption")
+        raise StoreKeyError("the key is empty; give a passphrase, or no key for an unencrypted store")
     if AESGCM is None:
-        raise StoreKeyError("encryption needs a library: pip install 'speakernet[encryption]'")
+        raise StoreKeyError("encryption needs another package: pip install 'speakernet[encryption]'")
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
 
 def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
-    """Encrypted bytes, with a nonce of their own, which open at this place only: in another row they do not."""
+    """Encrypt with a new nonce, bound to `place`: moved to another row, the bytes cannot be decrypted."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + bytes(aead.encrypt(nonce, content, place))
 
@@ -562,19 +562,19 @@ def _unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:
-        raise StoreKeyError(f"{path}: this key does not open it: the key is wrong, or the store was changed") from error
+        raise StoreKeyError(f"{path}: decryption failed; the key is wrong, or the store was tampered with") from error
 
 
 def normal_name(name: str) -> str:
-    """A name as it is kept: composed Unicode without white space around it."""
+    """A name as stored: composed Unicode without surrounding white space."""
     return unicodedata.normalize("NFC", name).strip()
 
 
 def checked_name(name: str) -> str:
-    r"""The name of a person as it is kept, if somebody may have it.
+    r"""A person's name as stored, after checking that it is allowed.
 
     Raises:
-        StoreError: empty, too long, `.` or `..`, with letters that cannot be seen, or what looks like `unknown`.
+        StoreError: empty, too long, `.` or `..`, with invisible characters, or similar to `unknown`.
 
     Examples:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
@@ -586,7 +586,7 @@ def checked_name(name: str) -> str:
     shown = "".join(one for one in letters if not unicodedata.combining(one))
     if is_hidden or len(found) > LONGEST_NAME or shown in ("", ".", "..", UNKNOWN):
         raise StoreError(
-            f"the name {found[:20]!a} of {len(found)} characters; expected 1 to {LONGEST_NAME} that can be seen, in "
+            f"the name {found[:20]!a} of {len(found)} characters; expected 1 to {LONGEST_NAME} visible characters in "
             f"one line, not only dots, and not {UNKNOWN!r}, which `identify` answers for a stranger"
         )
     return found
@@ -599,7 +599,7 @@ def backups_of(path: Path) -> list[Path]:
 
 
 def remove_half_backups(path: Path) -> None:
-    """Remove what killed processes left of backups."""
+    """Remove incomplete backups left by killed processes."""
     for one in path.parent.glob(f"{glob.escape(path.name)}.{HALF_WORD}-*"):
         one.unlink(missing_ok=True)
 
@@ -610,28 +610,28 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
     with reading(path, EXPECTED, StoreError), open_regular(path) as file:
         start = file.read(len(SQLITE_MARK))
     if start not in (b"", SQLITE_MARK):
-        raise StoreError(f"{path}: a file of another kind; expected {EXPECTED}")
+        raise StoreError(f"{path}: not an SQLite file; expected {EXPECTED}")
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         with contextlib.closing(sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)) as connection:
-            # What is deleted is overwritten; a kill or a power cut loses no commit.
+            # Deleted data is overwritten; a kill or a power cut loses no commit.
             for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 connection.execute(f"PRAGMA {setting}")
             program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
-            # What a killed process began is taken back only now.
+            # Only this query rolls back what a killed process began.
             if not is_empty and not _value(connection, "PRAGMA page_count"):
                 raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
             if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
                 raise StoreError(
-                    f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
+                    f"{path}: not a store of people that this speakernet can read (version {version}; it reads up to "
                     f"{SCHEMA_VERSION}); expected {EXPECTED}"
                 )
             yield connection
     except sqlite3.Error as error:
         reason = " ".join(str(error).split())
         raise StoreError(
-            f"{path}: cannot be used ({reason}), and nothing was changed. If it is locked or full, end the process "
-            f"that writes it or free some space; if it is damaged, use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
+            f"{path}: cannot be used ({reason}); nothing was changed. If it is locked, end the process that writes it; "
+            f"if the disk is full, free space; if it is damaged, use a backup ({path.name}.{BACKUP_WORD}-…)"
         ) from error
 
 
@@ -650,7 +650,7 @@ def _count(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _place(person: int, one: StoredRecording) -> bytes:
-    """What an embedding is bound to: a changed name, weight or digest does not open it."""
+    """What encryption binds an embedding to: if name, weight or digest are changed, decryption fails."""
     return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
 
 

@@ -1,6 +1,6 @@
-"""Recordings as a network hears them: one file or array, all that a command line names, a pipe, and what each is worth.
+"""Recordings as a network's input: from a file, an array, command-line arguments or a pipe, and their quality.
 
-Long recordings are read piece by piece, so that memory does not grow with them. Nothing here knows networks.
+Long recordings are read piece by piece, so that memory does not grow with them. No network is needed here.
 """
 
 import hashlib
@@ -38,39 +38,39 @@ Array: TypeAlias = np.ndarray | Tensor
 
 LIST_SUFFIXES = ("", ".txt", ".lst", ".list", ".scp")
 STANDARD_INPUT = "-"
-LIST_FORM = "a list of audio files, `path` or `speaker path` a line"
+LIST_FORM = "a list of audio files with lines `path` or `speaker path`"
 
 HEADER_BYTES = 4096
-"""The samples of a piped WAV have to begin within these; recorders write some dozen bytes before them."""
+"""The samples of a piped WAV must begin within these; recorders write a few dozen bytes before them."""
 UNKNOWN_LENGTH = 1 << 62
 CHUNK_SECONDS = 0.1
 
 MIN_ENROL_SECONDS = 2.0
-"""Seconds of speech in a recording to enrol with; with less, scores spread so far that a voice is often missed."""
+"""Speech needed for enrolment; with less, scores vary so much that the voice is often missed."""
 MOST_SPEECH_SECONDS = 30.0
-"""A recording weighs no more than one of so much speech: more of one session adds no other session."""
+"""More speech adds no weight to a recording: it is still the same session."""
 LEAST_WEIGHT_SECONDS = 0.1
 LEAST_SECONDS = 0.25
-"""A syllable; less is refused wherever an answer would be believed."""
+"""Length of a syllable; shorter recordings are refused if a decision depends on them."""
 SILENT_DB = -60.0
-"""Full scale is 0 dB; speech in a quiet room with a microphone turned far down is louder."""
+"""Relative to full scale; even quiet speech with a low microphone gain is louder."""
 SPEECH_RANGE_DB = 30.0
 """Frames this far below the loudest are pauses, whatever the noise."""
 SPEECH_SHARE_OF_RANGE = 0.25
-"""Speech is louder than the quiet frames by at least this share of the way from them to the loudest."""
+"""Speech is at least this share of the way from the quiet frames to the loudest."""
 LEAST_RANGE_DB = 3.0
-"""A sound whose loud and quiet frames differ by less is a tone or a hiss: speech has pauses and stops."""
+"""If loud and quiet frames differ by less, the sound is a tone or a hiss: speech has pauses and stops."""
 NOISY_DB = 10.0
 CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
 SPECTRUM_SAMPLES = 512
 BAND_HZ, UPPER_BAND_HZ = (300.0, 3400.0), (5000.0, 7500.0)
 BAND_LIMITED_DB = -60.0
-"""Power density above the telephone's band against that within it; audio resampled from 8 kHz has less than -65 dB."""
+"""Power density above the telephone band relative to that within it; audio resampled from 8 kHz is below -65 dB."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A file or samples in memory, mono at one rate."""
+    """A file or samples in memory, as mono at one sample rate."""
 
     name: str
     sample_rate: int
@@ -81,7 +81,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """Duration."""
+        """Duration in seconds."""
         return self.num_samples / self.sample_rate
 
     def read(self, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -92,7 +92,7 @@ class Recording:
         return read_audio(self.file, start, num_samples, self.sample_rate)
 
     def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
-        """The whole, or the windows of a long recording one after the other; `row` is what the pieces belong to."""
+        """The whole recording, or one by one the windows of a long one; `row` is the row that the pieces belong to."""
         for stretch in stretches_of(np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate):
             waveform = self.read(stretch.start, stretch.num_samples)
             yield Stretch(row, stretch.start, stretch.num_samples, stretch.num_windows), waveform
@@ -102,94 +102,94 @@ Audio: TypeAlias = str | os.PathLike | Array | Recording
 
 
 def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> Recording:
-    """A recording as it will be read at `wanted_rate`; of a file only the header is read."""
+    """Open a recording to be read at `wanted_rate`; only the header of a file is read."""
     if isinstance(audio, Recording):
         return audio
     if isinstance(audio, str | os.PathLike):
         info = audio_info(path := Path(audio))
         if not info.num_samples:
-            raise AudioError(f"{path}: the file holds no samples (header only); convert it again from its source")
+            raise AudioError(f"{path}: the file has a header but no samples; convert it again from its source")
         num_samples = info.num_samples_at(wanted_rate)
         return Recording(str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated)
     if not isinstance(audio, np.ndarray | Tensor):
         raise AudioError(f"audio is a {type(audio).__name__}; expected a file or an array of samples")
     if sample_rate is None:
-        raise AudioError(f"an array has no rate; give sample_rate, such as {wanted_rate}")
+        raise AudioError(f"an array has no sample rate; give sample_rate, such as {wanted_rate}")
     array = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     samples = audio_of_array(array, sample_rate, wanted_rate)
     return Recording("the array", wanted_rate, len(samples), samples=samples)
 
 
 def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()) -> tuple[AudioSource, StringTable]:
-    """Every recording of files, folders, lists, `-` for names in `lines`, or one packed corpus or Kaldi folder.
+    """All recordings in files, folders, lists, `-` for names in `lines`, or one packed corpus or Kaldi folder.
 
     Returns:
-        What reads them by name, and the names, each once, in order.
+        The source that reads them by name, and the names, each once and in order.
     """
     corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
     if corpora and len(given) > 1:
-        raise AudioError(f"{corpora[0]} is a corpus; give it alone")
+        raise AudioError(f"{corpora[0]} is a corpus, which must be the only argument")
     if corpora:
         source = open_source(corpora[0], sample_rate)
         assert isinstance(source, PackedSource | KaldiSource), "only these two are corpora"
         return source, source.index.names if isinstance(source, PackedSource) else source.names
     names = dict.fromkeys(name for one in given for name in _files_of(one, lines))
     if not names:
-        raise AudioError("no audio was named; give files, folders, lists of files, or - for names on standard input")
-    # Lookup tables of a handful of files are not worth keeping.
+        raise AudioError("no audio was given; expected files, folders, lists, or - for names on standard input")
+    # A lookup table of a few files is not worth keeping.
     return FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names)
 
 
 def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
-    """The files that one argument means."""
+    """The files that an argument refers to."""
     path = Path(given)
     if given == STANDARD_INPUT:
         return _listed(lines, "standard input", Path())
     if path.is_dir():
         found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in AUDIO_SUFFIXES and one.is_file())
         if not found:
-            raise AudioError(f"{path}: no audio in this folder; expected files that end in {', '.join(AUDIO_SUFFIXES)}")
+            raise AudioError(f"{path}: no audio in this folder; expected files ending in {', '.join(AUDIO_SUFFIXES)}")
         return found
     if path.suffix.lower() in LIST_SUFFIXES:
         with reading(path, LIST_FORM, ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
-    # Whoever reads the file says what is wrong with it.
+    # Problems with the file are reported when it is read.
     return [given]
 
 
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
-    """Files that a list names, relative to it or to the working directory."""
+    """The files in a list, with paths relative to the list or to the working directory."""
     names = []
     for number, line in enumerate(lines, start=1):
-        # The whole line first: a path may hold spaces.
+        # Try the whole line first, since a path may contain spaces.
         candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
         found = [
             str(place) for one in candidates for place in (folder / one.strip(), Path(one.strip())) if place.is_file()
         ]
         if candidates and not found:
             text = candidates[0][:200]
-            raise ListError(f"{where}, line {number}: {text!r} is not a file here or in {folder}; expected {LIST_FORM}")
+            raise ListError(f"{where}, line {number}: no file {text!r} here or in {folder}; expected {LIST_FORM}")
         names += found[:1]
     return names
 
 
 def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
-    """The layout of a WAV that is still being written, and the samples that were read with its header."""
+    """The layout of a WAV that is still being written, and the samples read along with its header."""
     head = b""
-    # A pipe gives what is there, which may be less than asked for.
+    # A pipe may return less than requested.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
         head += block
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_LENGTH)
     if info is None or info.data_offset > len(head):
         raise AudioError(
-            f"standard input: {'not a WAV of plain samples' if head else 'empty'}; pipe one into it, such as "
-            "`arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f wav - |`"
+            f"standard input: {'not an uncompressed WAV' if head else 'empty'}; pipe one into the command, for example "
+            "with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f wav - |`"
         )
     return info, head[info.data_offset :]
 
 
 def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
-    """The samples as they come, (samples, channels) float32, until the pipe ends."""
+    """The samples as they arrive, (samples, channels) float32, until the pipe ends."""
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     wanted = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
     block = kept = begun
@@ -203,13 +203,13 @@ def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndar
 
 @dataclass(frozen=True)
 class Quality:
-    """What a recording is worth for recognising a voice."""
+    """The quality of a recording for recognising a voice."""
 
     name: str
     seconds: float
     speech_seconds: float
     snr_db: float
-    """Loud against quiet frames, as `signal_to_noise_ratios` of evaluation has it."""
+    """Computed as `speakernet.evaluation.slices.signal_to_noise_ratios` does."""
     warnings: tuple[str, ...]
     digest: str
 
@@ -219,8 +219,8 @@ def inspect_recording(
 ) -> Quality:
     """Inspect a recording piece by piece.
 
-    Speech is found by its energy: frames that rise above the quiet ones. That is enough to tell how much there is of it
-    and to order recordings by noise; it is not a measurement.
+    Speech is found by energy, as frames that rise above the quiet ones. That is enough to estimate its amount and to
+    rank recordings by noise, but it is not a measurement.
 
     Raises:
         AudioError: audio that cannot be read, is silent, or is shorter than a syllable.
@@ -240,31 +240,31 @@ def inspect_recording(
         peak = float(magnitudes.max(initial=1e-9))
         peaks.append([peak, *(np.count_nonzero(magnitudes >= level) for level in (NEAR_PEAK * peak, CLIP_LEVEL))])
         frames = waveform[: len(waveform) // SPECTRUM_SAMPLES * SPECTRUM_SAMPLES].reshape(-1, SPECTRUM_SAMPLES)
-        # Loud frames outweigh the pauses by themselves.
+        # Loud frames dominate the sum, so pauses need no removal.
         spectrum += np.square(np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))).sum(axis=0)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
     speech_seconds, ratio = float(are_speech(levels).mean()) * recording.seconds, power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
         raise AudioError(
-            f"{name}: silent, nothing above {SILENT_DB:g} dB of full scale; record it again, or turn the microphone up"
+            f"{name}: silent, nothing above {SILENT_DB:g} dB of full scale; turn the microphone up and record again"
         )
     if recording.seconds < LEAST_SECONDS:
         raise AudioError(
             f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
-            f"{LEAST_SECONDS:g} s, several seconds for a reliable answer"
+            f"{LEAST_SECONDS:g} s, and several seconds for a reliable answer"
         )
     highest, near, full = np.array(peaks).T
-    # At full scale, or at the recording's own ceiling below it.
+    # Clipped at full scale, or at the recording's own peak below it.
     num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
     found = {
-        f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected {min_speech_seconds:g} s "
-        "or more": speech_seconds < min_speech_seconds,
-        "cut off: the file promises more than it holds; copy or record it again": recording.is_cut_off,
+        f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected at least "
+        f"{min_speech_seconds:g} s": speech_seconds < min_speech_seconds,
+        "cut off: the file is shorter than its header says; copy or record it again": recording.is_cut_off,
         "clipped: too many samples are at full scale; record at a lower level": (
             num_clipped > CLIPPED_SHARE * recording.num_samples
         ),
         f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,
-        "band-limited: nothing above 4 kHz, as over a telephone; enrol with the microphone in use": (
+        "band-limited: nothing above 4 kHz, as over a telephone; use the same microphone to enrol and to verify": (
             _is_band_limited(spectrum, recording.sample_rate)
         ),
     }
@@ -273,20 +273,20 @@ def inspect_recording(
 
 
 def usable(recording: Recording) -> Recording:
-    """The recording, if something can be recognised by it."""
+    """The recording, if a voice can be recognised from it; otherwise AudioError."""
     inspect_recording(recording)
     return recording
 
 
 def are_speech(levels: np.ndarray) -> np.ndarray:
-    """Which frames are louder than pauses and noise; (frames,) dB."""
+    """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
     quiet, loud = np.percentile(levels, [10, 95])
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
     return (levels >= least) & (loud - quiet >= LEAST_RANGE_DB)
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
-    """Whether the band above the telephone's is empty; not asked of recordings at a lower rate, which have none."""
+    """Whether the band above the telephone band is empty; False for recordings at a rate too low to have it."""
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False
     hz = np.linspace(0, sample_rate / 2, len(spectrum))

@@ -1,9 +1,9 @@
-"""A model file in use: recordings or features in, embeddings, decisions and streams of decisions out.
+"""A model file in use: recordings or features in; embeddings, decisions and streams of decisions out.
 
-Knows model files, audio and the network, no training and no configuration. Lists of trials are scored by
-`speakernet.evaluation`. People known by their voice are enrolled and identified here and kept by
-`speakernet.inference.people`: a recording is inspected first, and little speech, noise, clipping, or a voice unlike the
-person's other ones are warned about, or refused.
+Uses model files, audio and the network, but no training code and no configuration; `speakernet.evaluation` scores
+trial lists. People are enrolled and identified here and stored by `speakernet.inference.people`. Each recording is
+inspected first: too little speech, noise, clipping, or a voice unlike the person's other recordings cause a warning or
+a refusal.
 """
 
 import functools
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from speakernet.inference.who.conversation import Conversation
 
 BATCH_SIZE = 16
-"""Recordings that are embedded at once; a long one is a batch of its own."""
+"""Recordings embedded at once; a long one is a batch by itself."""
 TRACK_WINDOW_SECONDS, TRACK_HOP_SECONDS = 3.0, 1.0
 STEP_SECONDS = 1.0
-"""How often a stream has a new state."""
+"""Time between two states of a stream."""
 WINDOW_SECONDS = 10.0
-"""A stream embeds so much at once; what came before counts by its embedding."""
+"""A stream embeds this much at once; earlier audio counts by its embedding."""
 SAME_COSINE = 0.99999
-"""Embeddings of one recording in different batches are at least this close."""
+"""Embeddings of the same recording in different batches are at least this close."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """Embeddings of one recording over time.
+    """Embeddings of a recording over time.
 
     Attributes:
-        start_seconds: of each window, (windows,).
-        stop_seconds: of each window, (windows,).
+        start_seconds: start of each window, (windows,).
+        stop_seconds: end of each window, (windows,).
         embeddings: (windows, dim) float32.
     """
 
@@ -73,13 +73,13 @@ class Track:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What is known after so many seconds of a stream.
+    """The state of a stream after some seconds.
 
     Attributes:
-        seconds: received.
-        embedding: (1, dim) of all of them, as the network gives it.
-        score: cosine with the enrolled embedding; None if nobody is enrolled.
-        decision: of that score; None if nobody is enrolled, or without calibration and threshold.
+        seconds: audio received so far.
+        embedding: (1, dim) of all of it, unnormalised.
+        score: score against the enrolled embedding; None if nobody is enrolled.
+        decision: on this score; None if nobody is enrolled, or without calibration or threshold.
     """
 
     seconds: float
@@ -90,7 +90,7 @@ class StreamState:
 
 @dataclass(frozen=True)
 class Enrolment:
-    """What came of an enrolment."""
+    """The result of an enrolment."""
 
     name: str
     added: int
@@ -100,30 +100,30 @@ class Enrolment:
 
 
 def load(path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None) -> "SpeakerVerifier":
-    """A model file, our own or imported, ready to use.
+    """Load a model file, trained here or imported.
 
     Args:
-        path: such as `exps/exp01/best.pt`; `speakernet import-weights` makes a model file of other checkpoints.
-        device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU if there is one.
-        local_rank: the rank on this machine, if there are several: for `auto` the number of its GPU.
+        path: such as `exps/exp01/best.pt`; `speakernet import-weights` converts other checkpoints to model files.
+        device: `cpu`, `cuda`, `cuda:1`, …; `auto` uses a GPU if there is one.
+        local_rank: the rank on this machine if there are several; with `auto` it is the number of the GPU.
 
     Raises:
-        ValueError: not a model file, a damaged or newer one, or a device that is not here.
+        ValueError: not a model file, a damaged or newer one, or a device that does not exist.
     """
     found = _device(device, local_rank)
     return SpeakerVerifier(load_model_file(path, found), found, str(path))
 
 
 class SpeakerVerifier:
-    """A trained network in evaluation mode, on one device, with the decisions of its model file.
+    """A trained network in evaluation mode on one device, with the thresholds of its model file.
 
-    Embeddings are what the network gives: not of unit length, no mean subtracted. They have the kind of the input: a
-    tensor (on the CPU) for a tensor, else a numpy array. Several threads may use it.
+    Embeddings are the network's raw output: not of unit length, and no mean subtracted. A tensor gives a tensor (on the
+    CPU), any other input a numpy array. Several threads may use a verifier.
 
     Args:
-        model: the file that was read, its network already on `device`.
-        device: where it runs.
-        name: of the file, for messages.
+        model: the loaded file, with its network already on `device`.
+        device: where the network runs.
+        name: name of the file, for messages.
 
     Examples:
         >>> from speakernet.models.speaker_net import SpeakerNet
@@ -142,46 +142,46 @@ class SpeakerVerifier:
     def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
         self.net, self.contents, self.device, self.name = model.net, model.contents, torch.device(device), name
         self.embedding_net = folded(model.net)
-        """The same network with its batch norms merged, for embedding; `net` has the weights of the file."""
+        """The same network with folded batch norms, used for embedding; `net` has the weights of the file."""
         self.embedding_dim, self.sample_rate = self.net.embedding_dim, self.net.sample_rate
-        """Numbers in an embedding, and Hz of the waveforms that the network was trained on."""
+        """Size of an embedding, and sample rate in Hz that the network was trained on."""
         self.num_features = int(self.net.front_end.num_features)
-        """Numbers in a frame of features: mel bands, or 1 for a network of raw samples."""
+        """Features per frame: mel bands, or 1 for a network on raw samples."""
         self.mean = mean_of_whole_utterances(model.contents)
-        """(dim,), subtracted before scoring; None subtracts nothing."""
+        """(dim,) subtracted before scoring; None subtracts nothing."""
         self.plda = plda_of(model.contents)
-        """Compares in place of the cosine; None in all files but adapted ones."""
+        """Scores instead of the cosine; None unless the file is adapted by PLDA."""
         self.rule = DecisionRule.of_model_file(model.contents, subtracts_mean=self.mean is not None, name=name)
         self.is_calibrated = bool(self.rule.thresholds)
-        """Whether `verify` decides without a threshold of the caller's."""
+        """Whether `verify` can decide without being given a threshold."""
 
     def _repr_html_(self) -> str:
-        """What it is, in notebooks."""
+        """A summary table, for notebooks."""
         thresholds = [(f"threshold {one['name']}", f"{one['threshold']:.4f}") for one in self.rule.thresholds]
         rows = [("file", self.name), ("network", self.net.model_name), ("embedding", f"{self.embedding_dim} numbers")]
         return html_table([*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds])
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over weights, architecture and front end: what decides an embedding, not the calibration."""
+        """SHA-256 over weights, architecture and front end, which determine embeddings; not over the calibration."""
         described = json.dumps(self.net.spec(), sort_keys=True)
         return hashlib.sha256((weights_digest(self.net.weights()) + described).encode()).hexdigest()
 
     def embed(self, audio: Audio | Sequence[Audio], *, sample_rate: int | None = None) -> Any:
-        """The embedding of one recording, whole, or of each of a list.
+        """Embed one whole recording, or each recording in a list.
 
-        Recordings of more than three minutes are read and embedded in windows of a minute, whose mean is theirs.
+        Recordings longer than three minutes are embedded in windows of a minute, whose embeddings are averaged.
 
         Args:
-            audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile gives it, floating point in
+            audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile returns it, floating point in
                 -1..1 or int16, or a list of these. Channels are mixed down.
-            sample_rate: Hz, of the arrays; any rate, resampled to the network's. Files have their own.
+            sample_rate: sample rate of arrays in Hz; they are resampled to the network's rate. Files have their own.
 
         Returns:
             (1, dim) float32 for one recording, (recordings, dim) for a list.
 
         Raises:
-            ValueError: audio that is missing, broken, of another shape or type, or too short for the network.
+            ValueError: audio that is missing, broken, of a wrong shape or type, or too short for the network.
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
         recordings = [self.open(one, sample_rate) for one in several]
@@ -195,31 +195,31 @@ class SpeakerVerifier:
         window_seconds: float = TRACK_WINDOW_SECONDS,
         hop_seconds: float = TRACK_HOP_SECONDS,
     ) -> Track:
-        """Embeddings over time: of a window every `hop_seconds`, the last one at the recording's end.
+        """Embeddings over time: one window every `hop_seconds`, the last one ending with the recording.
 
-        A recording shorter than a window is one window. Memory does not grow with a file's length.
+        A recording shorter than a window counts as one window. Memory does not grow with the length of a file.
 
         Raises:
-            ValueError: as `embed`; windows too short for the network, or no hop.
+            ValueError: as for `embed`; windows too short for the network, or no hop.
         """
         recording = self.open(audio, sample_rate)
         window, hop = (round(max(0.0, seconds) * self.sample_rate) for seconds in (window_seconds, hop_seconds))
         if window < self.net.min_samples or hop < 1:
             shortest = self.net.min_samples / self.sample_rate
             raise ValueError(
-                f"windows of {window_seconds} s every {hop_seconds} s; expected a window of {shortest:.3f} s or more "
+                f"windows of {window_seconds} s every {hop_seconds} s; expected windows of at least {shortest:.3f} s "
                 "and a hop above 0"
             )
         window = min(window, recording.num_samples)
         last = recording.num_samples - window
-        # The last window ends with the recording, so that nothing is left out.
+        # The last window ends with the recording, so that all of it is covered.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         stops = starts + window
         embeddings = self.embed_windows(recording, zip(starts.tolist(), stops.tolist(), strict=True), len(starts))
         return Track(starts / self.sample_rate, stops / self.sample_rate, embeddings)
 
     def embed_windows(self, recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int) -> np.ndarray:
-        """Embeddings of so many stretches of a recording, (first, last + 1) sample each: (windows, dim) float32."""
+        """Embed windows of a recording, given by (first, last + 1) sample: (windows, dim) float32."""
         pieces = (
             (Stretch(row, start, stop - start), recording.read(start, stop - start))
             for row, (start, stop) in enumerate(windows)
@@ -227,17 +227,17 @@ class SpeakerVerifier:
         return self._embed_pieces(pieces, num_windows).numpy()
 
     def embed_features(self, features: Array) -> Any:
-        """The embeddings of features that were computed elsewhere, which are used as they are.
+        """Embed features computed elsewhere, which are used unchanged.
 
         Args:
-            features: (batch, frames, mels) floating point, as the published code feeds its network: with the mean
-                removed if it removes it.
+            features: (batch, frames, mels) floating point, as the published code feeds them to its network: with the
+                mean removed if that code removes it.
 
         Returns:
             (batch, dim) float32.
 
         Raises:
-            ValueError: another shape or type, NaN, or fewer frames than the network needs.
+            ValueError: a wrong shape or type, NaN, or fewer frames than the network needs.
         """
         tensor = torch.as_tensor(features)
         shape, kind = tuple(tensor.shape), tensor.dtype
@@ -260,28 +260,28 @@ class SpeakerVerifier:
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
     ) -> Decision:
-        """Whether two recordings are of one speaker, and how sure that is.
+        """Decide whether two recordings are of the same speaker, and how certain that is.
 
         Args:
-            first: a file or an array, as `embed` takes it.
-            second: another one.
-            sample_rate: Hz, of arrays.
-            false_accept_rate: decide at the threshold of the model file with this name, such as 0.01.
+            first: a file or an array, as for `embed`.
+            second: the other recording.
+            sample_rate: sample rate of arrays in Hz.
+            false_accept_rate: decide at the model file's threshold for this rate, such as 0.01.
             threshold: decide at this score, or at a named threshold (`DecisionRule.decide`).
 
         Raises:
-            ValueError: as `embed`; a recording that is silent or shorter than a syllable; `NotCalibratedError` if the
-                model file has no such threshold.
+            ValueError: as for `embed`; a recording that is silent or shorter than a syllable; `NotCalibratedError` if
+                the model file has no such threshold.
         """
         limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
-        # Before anything is embedded, not after.
+        # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
         recordings = [usable(self.open(audio, sample_rate)) for audio in (first, second)]
         embeddings = [self.embed(one) for one in recordings]
         return self.rule_for(recordings, embeddings).decide(self.compare(*embeddings), **limits)
 
     def rule_for(self, recordings: Sequence[Recording], embeddings: Sequence[Array]) -> DecisionRule:
-        """The rule for two recordings: by their qualities too, if the model file has such a calibration."""
+        """The rule for two recordings, which includes their quality if the model file has such a calibration."""
         if self.rule.quality is None:
             return self.rule
         values = {
@@ -292,32 +292,32 @@ class SpeakerVerifier:
         return self.rule.for_pair(values)
 
     def compare(self, first: Array, second: Array) -> float:
-        """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean, or PLDA's."""
+        """Score two embeddings, (dim,) or (1, dim) each: their cosine without the model file's mean, or by PLDA."""
         rows = [np.asarray(one).reshape(-1) for one in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(f"an embedding of {lengths[0]} numbers; those of this model have {self.embedding_dim}")
-        # Not narrowed to float32, which holds no 1e300; nor left as float16, whose squares overflow.
+        # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot hold 1e300.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
         one, other = mean_embeddings(np.stack(wide), self.mean)
         if self.plda is not None:
             return float(pair_scores(one[None], other[None], self.plda)[0, 0])
-        # Of rounded unit vectors: it may come out as 1.0000001.
+        # Rounding may give 1.0000001.
         return float(np.clip(np.dot(one, other), -1.0, 1.0))
 
     def decide(
         self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None
     ) -> Decision:
-        """The decision about a score; see `DecisionRule.decide`."""
+        """Decide on a score; see `DecisionRule.decide`."""
         return self.rule.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
 
     def people(
         self, path: str | os.PathLike, key: str | bytes | None = None, *, must_exist: bool = False
     ) -> PeopleStore:
-        """A store of people for this network; made if it is missing.
+        """Open a store of people for this network, or create it.
 
         Args:
-            path: of the file, such as `people.db`.
-            key: encrypts the embeddings; the same one is needed ever after.
+            path: the file, such as `people.db`.
+            key: encrypts the embeddings; the same key is needed from then on.
             must_exist: refuse a missing or empty file.
 
         Raises:
@@ -342,11 +342,11 @@ class SpeakerVerifier:
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
     ) -> "SpeakerStream":
-        """Speech that comes in chunks: after each second its embedding, and whether it is the enrolled speaker.
+        """Process speech in chunks: after each second, its embedding and whether it is the enrolled speaker.
 
         Args:
-            sample_rate: Hz, of the chunks.
-            enrolled: (dim,) or (1, dim), as `embed` gives it; None only embeds.
+            sample_rate: sample rate of the chunks in Hz.
+            enrolled: (dim,) or (1, dim), from `embed`; None only embeds.
             false_accept_rate: as for `decide`.
             threshold: as for `decide`.
 
@@ -373,34 +373,34 @@ class SpeakerVerifier:
         sample_rate: int | None = None,
         **how: Any,
     ) -> "Conversation":
-        """Who speaks when in a recording, with the names of a store's people (docs/who.md).
+        """Who speaks when in a recording, with names from a store of people (docs/who.md).
 
         Args:
-            audio: a file or an array, as `embed` takes it; memory hardly grows with a file's length.
-            store: of people; None names nobody.
-            sample_rate: Hz, of an array.
+            audio: a file or an array, as for `embed`; memory hardly grows with the length of a file.
+            store: a store of people; None names nobody.
+            sample_rate: sample rate of an array in Hz.
             how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`, 0.05 by default.
 
         Raises:
-            ValueError: as `embed`; more speakers than windows of speech; no threshold for names.
+            ValueError: as for `embed`; more speakers than windows of speech; no threshold for names.
         """
-        # Only here: it loads clustering and silero-vad.
+        # Imported here, since it loads clustering and silero-vad.
         from speakernet.inference.who.conversation import who_speaks
 
         return who_speaks(self, self.open(audio, sample_rate), store, **how)
 
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
-        """A recording for this network; of a file only the header is read."""
+        """Open a recording for this network; only the header of a file is read."""
         recording = open_recording(audio, sample_rate, self.sample_rate)
         if recording.num_samples < (shortest := self.net.min_samples):
             raise AudioError(
-                f"{recording.name}: {recording.seconds:.3f} s of audio is too short: {self.net.model_name} needs "
-                f"{shortest / self.sample_rate:.3f} s or more ({shortest} samples at {self.sample_rate} Hz)"
+                f"{recording.name}: {recording.seconds:.3f} s of audio is too short; {self.net.model_name} needs at "
+                f"least {shortest / self.sample_rate:.3f} s ({shortest} samples at {self.sample_rate} Hz)"
             )
         return recording
 
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
-        """(recordings, dim) on the CPU; those of similar length share a batch."""
+        """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""
         order = np.argsort([one.num_samples for one in recordings], kind="stable")
         pieces = (piece for row in order.tolist() for piece in recordings[row].pieces(row))
         return self._embed_pieces(pieces, len(recordings))
@@ -416,21 +416,21 @@ class SpeakerVerifier:
             for (stretch, _), embedding in zip(batch, embedded, strict=True):
                 values[stretch.row] += embedding / stretch.num_windows
         if not bool(torch.isfinite(values).all()):
-            raise AudioError(f"{self.name} gives an embedding with NaN or infinite values; expected finite ones")
+            raise AudioError(f"{self.name}: the embedding has NaN or infinite values; expected finite ones")
         return values
 
 
 class SpeakerStream:
-    """One stream of audio from its first sample; `SpeakerVerifier.stream` makes it. Not for several threads.
+    """A stream of audio, created by `SpeakerVerifier.stream`; not thread-safe.
 
-    What came so far is embedded as a whole, as a recording of it would be; of a longer stream each window of ten
-    seconds is embedded once, and the embeddings are averaged by their length. Memory does not grow with the stream.
+    Up to ten seconds, all audio so far is embedded as one recording. Of a longer stream each window of ten seconds is
+    embedded once, and the embeddings are averaged by length. Memory does not grow with the stream.
     """
 
     def __init__(
         self, verifier: SpeakerVerifier, sample_rate: int, enrolled: Array | None, limits: dict[str, Any]
     ) -> None:
-        # Refused now, not after the first second.
+        # Check the arguments now rather than after the first second.
         audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
         self.verifier, self.sample_rate, self.enrolled, self.limits = verifier, int(sample_rate), enrolled, limits
         self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
@@ -439,29 +439,29 @@ class SpeakerStream:
         if self.decides:
             verifier.decide(0.0, **limits)
         self._chunks: list[np.ndarray] = []
-        """Samples of the window that is not full."""
+        """Samples of the current window."""
         self._num_samples, self._closed_seconds = 0, 0.0
         self._closed_sum: np.ndarray = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
-        """Embeddings of full windows times their seconds."""
+        """Sum over full windows of embedding times seconds."""
 
     @property
     def seconds(self) -> float:
-        """Received so far."""
+        """Seconds received so far."""
         return self._closed_seconds + self._num_samples / self.sample_rate
 
     def add(self, chunk: Any) -> list[StreamState]:
-        """Take more samples; gives a state for each second that became full.
+        """Add samples; returns a state for each full second.
 
         Args:
             chunk: (samples,) or (samples, channels) of any length, floating point in -1..1 or int16.
 
         Raises:
-            AudioError: another type or shape, NaN, or samples far beyond -1..1; the chunk is left out then.
+            AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then ignored.
         """
         chunk = np.asarray(chunk)
         if chunk.size == 0:
             return []
-        # At its own rate: resampled chunk by chunk, every seam would click.
+        # Kept at its own rate: resampling chunk by chunk would click at every seam.
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
         states, step = [], round(STEP_SECONDS * self.sample_rate)
         for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):
@@ -470,16 +470,16 @@ class SpeakerStream:
             if self._num_samples % step == 0:
                 states.append(self._state())
                 if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
-                    # Its embedding is kept instead of its samples.
+                    # Keep the embedding of a full window instead of its samples.
                     self._closed_seconds = self.seconds
                     self._closed_sum = states[-1].embedding * self._closed_seconds
                     self._chunks, self._num_samples = [], 0
         return states
 
     def finish(self) -> StreamState:
-        """The state after everything that came, also the last part of a second."""
+        """The state after everything received, including the last part of a second."""
         if not self.seconds:
-            raise AudioError("the stream held no samples; is the microphone on, or the file empty?")
+            raise AudioError("the stream had no samples; is the microphone on, or the file empty?")
         return self._state()
 
     def _state(self) -> StreamState:
@@ -489,7 +489,7 @@ class SpeakerStream:
                 embedding = self.verifier.embed(np.concatenate(self._chunks), sample_rate=self.sample_rate)
                 total, seconds = total + embedding * (self.seconds - seconds), self.seconds
             except AudioError:
-                # After full windows the last moment may be too short for the network, and changes nothing.
+                # After full windows, a remainder too short for the network is ignored.
                 if not seconds:
                     raise
         score = None if self.enrolled is None else self.verifier.compare(total / seconds, self.enrolled)
@@ -506,14 +506,15 @@ def enroll(
     sample_rate: int | None = None,
     is_strict: bool = False,
 ) -> Enrolment:
-    """Add recordings of a person to a store, or to a new one that a callable makes; all of them, or none.
+    """Add recordings of a person to a store, all of them or none.
 
-    A new store is made when there is something to write: refused recordings leave no empty one.
+    `store` may be a callable that creates one. It is called only when there is something to write, so that refused
+    recordings leave no empty store.
     """
     existing = store if isinstance(store, PeopleStore) else None
     name = checked_name(name)
     if not len(recordings):
-        raise AudioError(f"no recording of {name!r} was given; expected one or more")
+        raise AudioError(f"no recording of {name!r} was given; expected at least one")
     opened = [verifier.open(one, sample_rate) for one in recordings]
     qualities = [inspect_recording(one) for one in opened]
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
@@ -521,27 +522,27 @@ def enroll(
     there = existing.recordings(name) if existing else []
     kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(-1, verifier.embedding_dim)
     known = {one.digest for one in there}
-    # Stores of 0.2.0 have no digests: there a recording is known by its embedding.
+    # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
     old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
     limit = verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else "default").threshold
     everything, rows = np.concatenate([embeddings, kept]), []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
-            warnings.append(f"{quality.name}: enrolled before as {name!r}, left out")
+            warnings.append(f"{quality.name}: enrolled as {name!r} already, skipped")
         else:
             rows.append(row)
         known.add(quality.digest)
         scores = [verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)]
-        # The median: one wrong recording must not accuse all others.
+        # The median, so that one wrong recording does not cast doubt on all others.
         if scores and (score := float(np.median(scores))) < limit:
             warnings.append(
-                f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected "
-                f"{limit:.4f} or more)"
+                f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected at "
+                f"least {limit:.4f})"
             )
     nearest = existing.identify(embeddings.mean(axis=0), top=2) if existing else []
     others = [(other, score) for other, score in nearest if other != name]
     if others and others[0][1] >= limit:
-        warnings.append(f"{name}: sounds like {others[0][0]!r}, who is enrolled already (score {others[0][1]:.2f})")
+        warnings.append(f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score {others[0][1]:.2f})")
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
     weights = [min(max(qualities[row].speech_seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS) for row in rows]
@@ -570,14 +571,14 @@ def identify(
     false_accept_rate: float | None = None,
     threshold: float | str | None = None,
 ) -> Identification:
-    """Who of the people in a store a recording is, or a stranger.
+    """Identify a recording as a person in a store or as a stranger.
 
-    With N people a stranger is compared N times. `false_accept_rate` is meant for all of these together: of single
-    comparisons at most its N-th part may be wrong. The lowest threshold of the model file that keeps this is used; if
-    none does, the strictest one, and `stranger_rate` is what it keeps. Odds below 1 never name anybody, unless
-    `threshold` is given.
+    With N people a stranger is compared N times. `false_accept_rate` applies to all of these together, so that a single
+    comparison may only have an N-th of it. The model file's lowest threshold within this limit is used; if there is
+    none, the strictest one; `stranger_rate` is the rate that results. Odds below 1 name nobody, unless `threshold` is
+    given.
     """
-    # Before anything is embedded, not after.
+    # Checked before anything is embedded.
     open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)
     embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
     limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
@@ -585,19 +586,19 @@ def identify(
 
 
 def _like(given: Any, embeddings: Tensor) -> Any:
-    """The embeddings as a tensor if one was given, else as a numpy array."""
-    # A copy made outside of inference mode: what is kept of it may be trained on.
+    """The embeddings as a tensor if one was given, otherwise as a numpy array."""
+    # Copied outside inference mode, so that callers may train on it.
     with torch.inference_mode(False):
         found = embeddings.float().cpu().clone()
     return found if isinstance(given, Tensor) else found.numpy()
 
 
 def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
-    """The device of this name, if it is here."""
+    """The device of this name; ValueError if it does not exist."""
     if wanted == "auto":
         return find_device(MachineOptions(), local_rank)
     count = torch.cuda.device_count()
-    # By its text: torch keeps the number in one byte, so that cuda:257 would be the second GPU.
+    # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
     if str(wanted) not in ("cpu", *["cuda"][:count], *(f"cuda:{number}" for number in range(count))):
-        raise ValueError(f"device {wanted!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs here)")
+        raise ValueError(f"device {wanted!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs)")
     return torch.device(str(wanted))

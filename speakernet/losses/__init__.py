@@ -1,4 +1,4 @@
-"""Losses by name; the losses themselves are imported when one is built."""
+"""Losses by name; a loss is imported only when it is built."""
 
 from speakernet.losses.options import LOSSES, LossOptions
 

@@ -1,10 +1,10 @@
-"""Losses with a head of one weight vector a speaker: softmax, AM-softmax and AAM-softmax.
+"""Losses with a head of one weight vector per speaker: softmax, AM-softmax and AAM-softmax.
 
-They take embeddings `(batch, dim)` and labels `(batch,)` and give `(loss, accuracy)`, both on the device, accuracy in
-percent. They compute in float32 whatever the precision of the trunk.
+They take embeddings `(batch, dim)` and labels `(batch,)` and return `(loss, accuracy)`, both on the device, accuracy in
+percent. They compute in float32, whatever the precision of the trunk.
 
-Every rank has all classes of the head, or a shard of them (`sharded.py`): a loss is written once, in terms of scores of
-its columns, its label's column and a cross entropy.
+A rank has all classes of the head, or a shard of them (`sharded.py`). Each loss is written only once, in terms of the
+scores of its columns, the label's column and a cross entropy.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, LossOptions, SoftmaxOptions
 
-# Keeps the square root of 1 - cos² differentiable if an embedding is exactly on its speaker's vector.
+# Keeps the square root of 1 - cos² differentiable if an embedding coincides with its speaker's vector.
 SINE_FLOOR = 1e-12
 
 
@@ -27,22 +27,22 @@ class SpeakerLoss(nn.Module):
         super().__init__()
         self.options = options
         self.is_metric = options.is_metric
-        """Whether it takes (speakers, utterances, dim)."""
+        """Whether its input is (speakers, utterances, dim)."""
         self.sees_all_ranks = options.is_metric
-        """Whether it takes the embeddings of all ranks together and gives the same on each."""
+        """Whether each rank computes the same loss from the embeddings of all ranks."""
 
 
 class ClassificationLoss(SpeakerLoss):
     """The abstract loss with a head, whose classes may be sharded over the ranks.
 
-    The state dictionary of a sharded head is the whole head on rank 0, so every rank must ask for it at once; a whole
-    head can be loaded into any number of shards.
+    The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must call `state_dict`
+    together; a whole head can be loaded into any number of shards.
     """
 
     def __init__(self, options: LossOptions, embedding_dim: int, num_classes: int, rows_per_class: int = 1) -> None:
         super().__init__(options)
         self.num_classes = num_classes
-        """Speakers of the whole head, at all speeds."""
+        """Classes of the whole head: speakers times speeds."""
         self.classes = AllClasses()
         self.weight = nn.Parameter(torch.empty(num_classes * rows_per_class, embedding_dim))
 
@@ -79,7 +79,7 @@ class Softmax(ClassificationLoss):
 
 
 class AMSoftmax(ClassificationLoss):
-    """Scaled cosines, the speaker's own lowered by a margin.
+    """Scaled cosines; that of the utterance's own speaker is lowered by a margin.
 
     Source: Wang et al. 2018, "Additive Margin Softmax for Face Verification", equation 6.
 
@@ -95,18 +95,18 @@ class AMSoftmax(ClassificationLoss):
         nn.init.xavier_normal_(self.weight)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Scale times (cosine, minus the margin at the label)."""
+        """Scaled cosines, with the margin subtracted at the label."""
         cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
         own = self.classes.own(labels)
         return own.replaced(cosine, own.of(cosine) - self.margin) * self.scale
 
 
 class AAMSoftmax(AMSoftmax):
-    """Scaled cosines, the angle to the speaker's own vector widened by a margin.
+    """Scaled cosines; the angle to the utterance's own speaker is widened by a margin.
 
-    Past pi - margin, from which widening would wrap around, the cosine is lowered by margin x sin(margin)
-    instead; with `easy_margin` angles above 90 degrees stay as they are. Of several centres a speaker the nearest
-    counts. The angles to the `inter_top_k` nearest other speakers are narrowed by `inter_top_k_penalty`.
+    Past pi - margin, where widening would wrap around, the cosine is lowered by margin x sin(margin) instead; with
+    `easy_margin` angles above 90 degrees do not change. If speakers have several centres, the nearest one counts. The
+    angles to the `inter_top_k` nearest other speakers are narrowed by `inter_top_k_penalty`.
 
     Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin; Deng et al. 2020,
     "Sub-center ArcFace", equation 3; Zhao et al. 2021, "The SpeakIn system for VoxCeleb speaker recognition challenge
@@ -123,7 +123,7 @@ class AAMSoftmax(AMSoftmax):
         self.inter_top_k = options.inter_top_k
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Scale times (cosine, of the widened angle at the label)."""
+        """Scaled cosines, with the angle widened at the label."""
         options: Any = self.options
         cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
         if options.sub_centers > 1:
@@ -138,7 +138,7 @@ class AAMSoftmax(AMSoftmax):
             beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
         widened = torch.where(own_cosine > least, turned(own_cosine, self.margin), beyond)
         if self.inter_top_k:
-            # A cosine is never below -1: at -2 the own speaker is not among the nearest.
+            # Cosines are never below -1, so -2 keeps the own speaker out of the nearest.
             others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
             nearest = self.classes.nearest(others, min(self.inter_top_k, self.num_classes - 1))
             share = min(1.0, self.margin / options.margin) if options.margin else 1.0
@@ -147,7 +147,7 @@ class AAMSoftmax(AMSoftmax):
 
 
 def turned(cosine: Tensor, angle: float) -> Tensor:
-    """cos(theta + angle) of cos(theta).
+    """cos(theta + angle) from cos(theta).
 
     >>> turned(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
     tensor([0.5000])
@@ -157,21 +157,21 @@ def turned(cosine: Tensor, angle: float) -> Tensor:
 
 
 class Columns(NamedTuple):
-    """Some columns of each row of a matrix of scores."""
+    """Selected columns in each row of a score matrix."""
 
     indices: Tensor
     """(batch, columns) int64; 0 for columns of other ranks."""
-    are_here: Tensor | None = None
-    """(batch, columns) bool; None if all columns are on this rank."""
+    is_local: Tensor | None = None
+    """(batch, columns) bool: whether the column is on this rank; None if all are."""
 
     def of(self, scores: Tensor) -> Tensor:
         """Their scores, (batch, columns); arbitrary for columns of other ranks."""
         return scores.gather(1, self.indices)
 
     def replaced(self, scores: Tensor, values: Tensor) -> Tensor:
-        """The scores with these columns replaced by values, (batch, columns)."""
-        if self.are_here is not None:
-            values = torch.where(self.are_here, values, self.of(scores))
+        """The scores with these columns replaced by `values` (batch, columns)."""
+        if self.is_local is not None:
+            values = torch.where(self.is_local, values, self.of(scores))
         return scores.scatter(1, self.indices, values)
 
 
@@ -185,14 +185,14 @@ def accuracy_percent(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class AllClasses:
-    """Every rank has all classes, for its own rows."""
+    """A rank with all classes, for its own rows."""
 
     cross_entropy = staticmethod(functional.cross_entropy)
-    """Of logits (batch, columns) and labels, the mean over the rows, 0-d."""
+    """Mean cross entropy of logits (batch, columns) and labels, 0-d."""
     accuracy_percent = staticmethod(accuracy_percent)
 
     def shared(self, values: Tensor) -> Tensor:
-        """An input of all shards (embeddings, a common bias)."""
+        """Mark an input used by all shards (embeddings, a common bias)."""
         return values
 
     total = shared

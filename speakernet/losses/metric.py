@@ -1,7 +1,7 @@
 """Losses that compare the utterances of a batch, and their weighted sum with a loss that has a head.
 
-They take embeddings `(speakers, utterances, dim)`, each row one speaker and no speaker twice, and the speakers' labels,
-which only a head needs; they give `(loss, accuracy)` on the device, in float32.
+They take embeddings `(speakers, utterances, dim)`, with a different speaker in each row, and the speakers' labels,
+which only a head needs; they return `(loss, accuracy)` on the device, in float32.
 """
 
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from speakernet.options import create
 
 
 class MetricLoss(SpeakerLoss):
-    """The abstract metric loss: the check of its input and the float32 rule."""
+    """The abstract metric loss, which checks its input and computes in float32."""
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of float32 embeddings (speakers, utterances, dim)."""
@@ -34,8 +34,8 @@ class MetricLoss(SpeakerLoss):
         """Loss, and accuracy in percent, both 0-d."""
         if embeddings.ndim != 3 or embeddings.shape[1] < self.options.min_utterances:
             raise ValueError(
-                f"{type(self).__name__} compares at least {self.options.min_utterances} utterances of each speaker, "
-                f"found embeddings of shape {tuple(embeddings.shape)}; set data.utterances_per_speaker (nPerSpeaker)"
+                f"{type(self).__name__} needs at least {self.options.min_utterances} utterances of each speaker, found "
+                f"embeddings of shape {tuple(embeddings.shape)}; set data.utterances_per_speaker (nPerSpeaker)"
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.compare(embeddings.float(), labels)
@@ -53,14 +53,14 @@ class Prototypical(MetricLoss):
     """
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy over minus the squared distances."""
+        """Cross entropy over negative squared distances."""
         queries, prototypes = query_and_prototype(embeddings)
-        # Unlike voxceleb_trainer, whose `pairwise_distance` takes another axis under torch 2 by accident.
+        # voxceleb_trainer differs: under torch 2 its `pairwise_distance` accidentally uses another axis.
         return _cross_entropy_of_diagonal(-squared_distances(queries, prototypes))
 
 
 class LearnedScale(MetricLoss):
-    """The abstract metric loss with a learned scale and bias of its cosines."""
+    """The abstract metric loss with a learned scale and bias for its cosines."""
 
     def __init__(self, options: AngularPrototypicalOptions) -> None:
         super().__init__(options)
@@ -75,7 +75,7 @@ class AngularPrototypical(LearnedScale):
 
     >>> same = torch.ones(2, 2, 3)
     >>> loss = AngularPrototypical(AngularPrototypicalOptions())
-    >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
+    >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines are equal
     0.6931
     """
 
@@ -87,15 +87,15 @@ class AngularPrototypical(LearnedScale):
 
 
 class GE2E(LearnedScale):
-    """Every utterance must be nearest to its own speaker's centroid, itself left out of that centroid.
+    """Every utterance must be nearest to its own speaker's centroid, computed without that utterance.
 
-    Cosines are floored at 1e-6 before scale and bias, as voxceleb_trainer has it.
+    Cosines are floored at 1e-6 before scale and bias, as in voxceleb_trainer.
 
     Source: Wan et al. 2018, "Generalized end-to-end loss for speaker verification", equations 5, 6, 8 and 9.
 
     >>> from speakernet.losses.options import GE2EOptions
     >>> same = torch.ones(2, 3, 4)
-    >>> round(GE2E(GE2EOptions())(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
+    >>> round(GE2E(GE2EOptions())(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines are equal
     0.6931
     """
 
@@ -116,22 +116,22 @@ class GE2E(LearnedScale):
 
 
 class SupervisedContrastive(MetricLoss):
-    """Every utterance must be nearer to each other one of its speaker than to all the rest of the batch.
+    """Every utterance must be nearer to each other utterance of its speaker than to the rest of the batch.
 
-    Its accuracy is the share of utterances whose nearest other one is of the same speaker.
+    Accuracy is the share of utterances whose nearest other utterance is from the same speaker.
 
-    Source: Khosla et al. 2020, "Supervised contrastive learning", equation 2, as a mean over the utterances.
+    Source: Khosla et al. 2020, "Supervised contrastive learning", equation 2, averaged over the utterances.
 
     >>> same = torch.ones(2, 2, 3)
     >>> loss = SupervisedContrastive(SupervisedContrastiveOptions())
-    >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 3: the other three are all alike
+    >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 3: the other three are equal
     1.0986
     """
 
     options: SupervisedContrastiveOptions
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy of every utterance over all others, its speaker's in turn."""
+        """Cross entropy of every utterance over all others, averaged over those of its speaker."""
         speakers, utterances, _ = embeddings.shape
         unit = functional.normalize(embeddings.flatten(0, 1), eps=1e-8)
         itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
@@ -145,24 +145,24 @@ class SupervisedContrastive(MetricLoss):
 class Triplet(MetricLoss):
     """Anchor and positive must be nearer, in squared distance of unit vectors, than anchor and a mined negative.
 
-    The anchor is a speaker's first utterance, the positive the second, the negative another speaker's second. Its
-    accuracy is the share of triplets whose positive is nearer than the negative.
+    The anchor is a speaker's first utterance, the positive the second, the negative another speaker's second. Accuracy
+    is the share of triplets whose positive is nearer than the negative.
 
-    Semi-hard negatives (`hard_rank` below 0) are drawn from those farther than the positive by less than the margin, or
-    from all if there are none.
+    Semi-hard negatives (`hard_rank` below 0) are drawn from those farther than the positive by less than the margin; if
+    there are none, from all.
 
     Source: Schroff et al. 2015, "FaceNet", equation 3 and section 3.2; mining by rank as in voxceleb_trainer.
 
     >>> speakers = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
     >>> loss = Triplet(TripletOptions(margin=0.5))
-    >>> [value.item() for value in loss(speakers, torch.arange(2))]  # 0 against 2, far enough
+    >>> [value.item() for value in loss(speakers, torch.arange(2))]  # squared distances 0 and 2
     [0.0, 100.0]
     """
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
         self.margin, self.hard_probability, self.hard_rank = options.margin, options.hard_probability, options.hard_rank
-        # On the host, whatever the device, so that its state can be resumed on any machine.
+        # Always on the host, so that its state can be resumed on any machine.
         self.generator = torch.Generator().manual_seed(seed)
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +170,7 @@ class Triplet(MetricLoss):
         speakers, utterances, _ = embeddings.shape
         if utterances != 2 or speakers < 2:
             raise ValueError(
-                f"Triplet takes exactly 2 utterances of at least 2 speakers, found {utterances} of {speakers}; "
+                f"Triplet needs exactly 2 utterances of at least 2 speakers, found {utterances} of {speakers}; "
                 "set data.utterances_per_speaker (nPerSpeaker) to 2"
             )
         anchors, positives = functional.normalize(embeddings, dim=2).unbind(dim=1)
@@ -183,9 +183,9 @@ class Triplet(MetricLoss):
         return (to_positive - to_negative + self.margin).relu().mean(), nearer
 
     def mine(self, distances: Tensor) -> Tensor:
-        """A negative for every anchor, (speakers,) indices, never the anchor's own speaker."""
+        """A negative for every anchor: (speakers,) indices of other speakers."""
         count = distances.shape[0]
-        # One uniform number decides which candidate, one whether it is a hard one.
+        # One uniform number picks the candidate, the other decides whether it is a hard one.
         pick, is_hard = torch.rand((2, count), generator=self.generator).to(distances.device, non_blocking=True)
         own = torch.eye(count, dtype=torch.bool, device=distances.device)
         order = distances.masked_fill(own, torch.inf).argsort(dim=1)  # nearest first, the own speaker last
@@ -202,11 +202,11 @@ class Triplet(MetricLoss):
         return order.gather(1, place.unsqueeze(1)).squeeze(1)
 
     def get_extra_state(self) -> Tensor:
-        """The state of the draws, so that a resumed run mines the same triplets."""
+        """The generator's state, so that a resumed run mines the same triplets."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Resume the draws."""
+        """Restore the generator's state."""
         self.generator.set_state(state.cpu())
 
 
@@ -221,7 +221,7 @@ def squared_distances(left: Tensor, right: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[25.,  1.]])
     """
-    # By difference: the expanded square cancels when distances are much smaller than the norms.
+    # Not by the expanded square, which cancels if distances are much smaller than the norms.
     return (left.unsqueeze(1) - right.unsqueeze(0)).square().sum(dim=2)
 
 
@@ -231,9 +231,9 @@ def _cross_entropy_of_diagonal(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Combined(MetricLoss):
-    """A classification loss over all utterances and a metric loss between them, weighted and added.
+    """The weighted sum of a classification loss and a metric loss over the same utterances.
 
-    Its accuracy and its margin are those of the classification loss.
+    Accuracy and margin are those of the classification loss.
 
     Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020", section 3.2,
     for softmax and angular prototypical with weights of 1.
@@ -247,7 +247,7 @@ class Combined(MetricLoss):
     """
 
     NAMES: ClassVar[tuple[str, str]] = ("classification", "metric")
-    """The names under which the two losses keep their weights."""
+    """The submodule names of the two losses."""
 
     def __init__(self, options: CombinedOptions, embedding_dim: int, num_classes: int, seed: int = 0) -> None:
         super().__init__(options)
@@ -264,7 +264,7 @@ class Combined(MetricLoss):
 
     @property
     def margin(self) -> float:
-        """That of the classification loss."""
+        """The margin of the classification loss."""
         return self.head.margin  # type: ignore[no-any-return]
 
     @margin.setter
@@ -272,14 +272,14 @@ class Combined(MetricLoss):
         self.head.margin = margin
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Both losses, weighted and added."""
+        """The weighted sum of both losses."""
         first, accuracy = self.head(embeddings.flatten(0, 1), labels.repeat_interleave(embeddings.shape[1]))
         second, _ = self.get_submodule(self.NAMES[1])(embeddings, labels)
         return self.weights[0] * first + self.weights[1] * second, accuracy
 
 
 class SoftmaxPrototypical(Combined):
-    """Softmax and angular prototypical, added, under the names that checkpoints of voxceleb_trainer are imported with.
+    """The sum of softmax and angular prototypical, with the names used for imported voxceleb_trainer checkpoints.
 
     >>> loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=3, num_classes=4)
     >>> list(loss.state_dict())

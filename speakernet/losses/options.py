@@ -1,4 +1,4 @@
-"""The options of every loss, and the table by which a configuration names them. No torch is imported here."""
+"""The options of all losses, and their table. No torch here."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -13,35 +13,35 @@ Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
 
 
 class LossOptions(Options):
-    """The loss of the training."""
+    """The training loss."""
 
     name: str = "aamsoftmax"
-    """Name of the loss; `speakernet list losses` shows them all."""
+    """Name of the loss; `speakernet list losses` shows all."""
     sharded: Switch = "auto"
     """Shard the speakers of the head over the ranks; auto: if that saves memory and time."""
     teacher: InputPath = ""
-    """Model file whose embeddings are a second target (knowledge distillation); empty: none."""
+    """Model file whose embeddings are an additional target (knowledge distillation); empty: none."""
     teacher_weight: Weight = 1.0
     """Weight of the distance to the teacher's embeddings, which is added to the loss."""
     teacher_distance: Literal["cosine", "mse"] = "cosine"
     """cosine: one minus the cosine; mse: the mean squared difference."""
     teacher_input: Literal["recordings", "crops"] = "recordings"
-    """recordings: whole and as they are, embedded once and kept; crops: what the network hears, in every step."""
+    """recordings: whole and unaugmented, embedded once and stored; crops: the network's own input, in every step."""
 
     has_head: ClassVar[bool] = True
-    """Whether it has weights of each speaker."""
+    """Whether the loss has weights for each speaker."""
     is_metric: ClassVar[bool] = False
-    """Whether utterances of one speaker are compared with each other, (speakers, utterances, dim)."""
+    """Whether the loss compares utterances, (speakers, utterances, dim)."""
     min_utterances: ClassVar[int] = 1
-    """Utterances of each speaker that a batch must hold."""
+    """Minimum utterances of each speaker in a batch."""
     normalize_embeddings: ClassVar[bool] = True
-    """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
+    """Whether voxceleb_trainer normalises embeddings of this loss before scoring (its `test_normalize`)."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """A sharded head of a loss without one."""
+        """Sharding a loss that has no head."""
         yield from super().problems()
         if self.sharded == "on" and not self.has_head:
-            yield "sharded", f"on, but {self.name} has no head of speakers to shard; leave it at auto"
+            yield "sharded", f"on, but {self.name} has no head to shard; leave it at auto"
 
 
 class SoftmaxOptions(LossOptions):
@@ -51,7 +51,7 @@ class SoftmaxOptions(LossOptions):
 
 
 class AMSoftmaxOptions(LossOptions):
-    """Scaled cosines, the speaker's own lowered by a margin."""
+    """Scaled cosines; that of the utterance's own speaker is lowered by a margin."""
 
     name: str = "amsoftmax"
     margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.2
@@ -61,25 +61,25 @@ class AMSoftmaxOptions(LossOptions):
 
 
 class AAMSoftmaxOptions(AMSoftmaxOptions):
-    """Scaled cosines, the angle to the speaker's own vector widened by a margin."""
+    """Scaled cosines; the angle to the utterance's own speaker is widened by a margin."""
 
     name: str = "aamsoftmax"
     easy_margin: bool = False
     """Apply the margin only to angles below 90 degrees."""
     sub_centers: Annotated[int, Ge(1), Le(64)] = 1
-    """Vectors of each speaker, of which the nearest counts: for several sessions and noisy labels."""
+    """Vectors per speaker, of which the nearest counts; helps with several sessions and noisy labels."""
     inter_top_k: Annotated[int, Ge(0), Le(10_000)] = 0
-    """Nearest other speakers of each utterance that get a penalty; 0: none."""
+    """Number of nearest other speakers of each utterance that get a penalty; 0: none."""
     inter_top_k_penalty: Annotated[float, Ge(0.0), Le(1.0)] = 0.06
-    """Penalty: radians by which those angles are narrowed; grows with the margin if schedule.margin_* ramps it."""
+    """Radians by which the angles to those speakers are narrowed; ramped with the margin by schedule.margin_*."""
 
 
 class SphereFace2Options(LossOptions):
-    """One yes-or-no question for every speaker instead of one choice among all."""
+    """A binary classification for every speaker instead of one choice among all."""
 
     name: str = "sphereface2"
     margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.2
-    """Margin: of the cosine (type C, 0.2 is usual), in radians (type A, 0.15); schedule.margin_* can ramp it."""
+    """Margin: cosine (type C, usually 0.2), radians (type A, usually 0.15); schedule.margin_* can ramp it."""
     scale: Positive = 32.0
     """Scale of the adjusted cosines."""
     margin_type: Literal["A", "C"] = "C"
@@ -91,7 +91,7 @@ class SphereFace2Options(LossOptions):
 
 
 class HAMSoftmaxOptions(LossOptions):
-    """Distances in hyperbolic space, with a margin on that to the speaker's own centre."""
+    """Distances in hyperbolic space, with a margin on the distance to the own speaker's centre."""
 
     name: str = "hamsoftmax"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
@@ -99,11 +99,11 @@ class HAMSoftmaxOptions(LossOptions):
     scale: Positive = 30.0
     """Scale of the distances before the softmax."""
     curvature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
-    """Of the space: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in wespeaker's results)."""
+    """Curvature: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in wespeaker's results)."""
 
 
 class MetricOptions(LossOptions):
-    """The base of losses that compare the utterances of a batch."""
+    """Base class for losses that compare the utterances of a batch."""
 
     is_metric = True
     has_head = False
@@ -128,33 +128,33 @@ class AngularPrototypicalOptions(MetricOptions):
 
 
 class GE2EOptions(AngularPrototypicalOptions):
-    """Scaled cosines between every utterance and every speaker's centroid, its own left out."""
+    """Scaled cosines between every utterance and every speaker's centroid, which excludes the utterance itself."""
 
     name: str = "ge2e"
 
 
 class SupervisedContrastiveOptions(MetricOptions):
-    """Every utterance against all others of the batch."""
+    """Every utterance against all others in the batch."""
 
     name: str = "supcon"
     temperature: Annotated[float, Ge(1e-3), Le(100.0)] = 0.1
-    """Cosines are divided by it before the softmax; at lower values the nearest others count more."""
+    """Divisor of the cosines before the softmax; lower values emphasise the nearest utterances."""
 
 
 class TripletOptions(MetricOptions):
-    """Hinge of squared distances to one utterance of the same and one of another speaker."""
+    """Hinge loss on squared distances to an utterance of the same speaker and one of another speaker."""
 
     name: str = "triplet"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
     """Margin between squared distances; schedule.margin_* can ramp it."""
     hard_probability: Share = 0.5
-    """Share of negatives that are chosen among the hardest; the others are random."""
+    """Share of negatives chosen from the hardest; the others are random."""
     hard_rank: Annotated[int, Ge(-(10**6)), Le(10**6)] = 10
     """A hard negative is one of the hard_rank + 1 nearest; below 0: semi-hard negatives."""
 
 
 class SoftmaxPrototypicalOptions(AngularPrototypicalOptions):
-    """Softmax and angular prototypical, added; voxceleb_trainer's name of that case of `combined`."""
+    """The sum of softmax and angular prototypical; voxceleb_trainer's name for this case of `combined`."""
 
     name: str = "softmaxproto"
     has_head = True
@@ -167,7 +167,7 @@ CLASSIFICATIONS: dict[str, Component] = {
     "sphereface2": Component(SphereFace2Options, "speakernet.losses.other_heads:SphereFace2"),
     "hamsoftmax": Component(HAMSoftmaxOptions, "speakernet.losses.other_heads:HAMSoftmax"),
 }
-"""Losses with a head, each for itself or within `combined`."""
+"""Losses with a head, used alone or within `combined`."""
 METRICS: dict[str, Component] = {
     "proto": Component(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
     "angleproto": Component(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
@@ -175,20 +175,20 @@ METRICS: dict[str, Component] = {
     "supcon": Component(SupervisedContrastiveOptions, "speakernet.losses.metric:SupervisedContrastive"),
     "triplet": Component(TripletOptions, "speakernet.losses.metric:Triplet"),
 }
-"""Losses that compare utterances, each for itself or within `combined`."""
+"""Losses that compare utterances, used alone or within `combined`."""
 
 
 class CombinedOptions(MetricOptions):
-    """A classification and a metric loss of the same utterances, weighted and added."""
+    """The weighted sum of a classification and a metric loss over the same utterances."""
 
     name: str = "combined"
     has_head = True
     classification: SerializeAsAny[LossOptions] = Field(default_factory=AAMSoftmaxOptions)
-    """The loss with a head: its name and its options, such as {name: aamsoftmax, margin: 0.3}; its margin is ramped."""
+    """The loss with a head: name and options, such as {name: aamsoftmax, margin: 0.3}; schedules ramp its margin."""
     classification_weight: Weight = 1.0
     """Weight of the classification loss."""
     metric: SerializeAsAny[MetricOptions] = Field(default_factory=AngularPrototypicalOptions)
-    """The loss that compares utterances: its name and its options, such as {name: triplet, margin: 0.1}."""
+    """The loss that compares utterances: name and options, such as {name: triplet, margin: 0.1}."""
     metric_weight: Weight = 1.0
     """Weight of the metric loss."""
 
@@ -202,19 +202,19 @@ class CombinedOptions(MetricOptions):
 
     @property
     def margin(self) -> float:
-        """That of the classification loss."""
+        """The margin of the classification loss."""
         return float(self.classification.margin)  # type: ignore[attr-defined]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Two weights of 0, or a component with its own `sharded`."""
+        """Two weights of 0, or a component that sets `sharded` or `teacher`."""
         yield from super().problems()
         if not self.classification_weight and not self.metric_weight:
-            yield "metric_weight", "0, and classification_weight too; expected one of them above 0"
+            yield "metric_weight", "0, like classification_weight; expected at least one of them above 0"
         for part, options in (("classification", self.classification), ("metric", self.metric)):
             if options.sharded != "auto":
-                yield part, f"sharded: {options.sharded} within it; set loss.sharded, which holds for the whole loss"
+                yield part, f"sharded: {options.sharded}; set loss.sharded instead, for the whole loss"
             if options.teacher:
-                yield part, f"teacher: {options.teacher} within it; set loss.teacher"
+                yield part, f"teacher: {options.teacher}; set loss.teacher instead, for the whole loss"
 
 
 LOSSES: dict[str, Component] = {

@@ -1,4 +1,4 @@
-"""Heads that are not a softmax over cosines: SphereFace2's yes-or-no questions, and distances in hyperbolic space."""
+"""Heads other than a softmax over cosines: SphereFace2's binary classifications, and distances in hyperbolic space."""
 
 import math
 
@@ -9,15 +9,15 @@ from torch.nn import functional
 from speakernet.losses.classification import ClassificationLoss, turned
 from speakernet.losses.options import HAMSoftmaxOptions, SphereFace2Options
 
-# Keeps points off the edge of the ball, denominators off 0, and the cosh off 1 (infinite slope of its inverse).
+# Keeps points away from the edge of the ball, denominators from 0, and the argument of arcosh from 1 (infinite slope).
 EPSILON = 1e-5
 
 
 class SphereFace2(ClassificationLoss):
-    """One yes-or-no question for every speaker: is the utterance this speaker's?
+    """A binary classification for every speaker: is the utterance from this speaker?
 
-    The learned bias moves the boundary of all questions. Its accuracy is that of the largest cosine, with the own one
-    lowered by the margin.
+    A learned bias shifts all decision boundaries. Accuracy is that of the largest cosine, after subtracting the margin
+    from the own speaker's.
 
     Source: Wen et al. 2022, "SphereFace2", equation 8 (type A is MArcFace's margin, C is CosFace's); Han et al. 2023,
     "Exploring binary classification loss for speaker verification", equations 5 to 9.
@@ -50,30 +50,30 @@ class SphereFace2(ClassificationLoss):
             return loss.mean(), self.classes.accuracy_percent(own.replaced(cosine, own_cosine - self.margin), labels)
 
     def _answer(self, cosine: Tensor, bias: Tensor, *, is_own: bool) -> Tensor:
-        """The logit of yes; the margin makes yes harder for the own speaker, and no harder for others."""
+        """The logit of "yes"; the margin makes a "yes" harder for the own speaker, and a "no" harder for the others."""
         margin = self.margin if is_own else -self.margin
         if not self.widens_angle:
             return self.scale * (self._spread(cosine) - margin) + bias
         moved = turned(cosine, margin)
         if is_own:
-            # Past pi - margin the angle would wrap around; from there the cosine falls linearly.
+            # Past pi - margin the angle would wrap around; the result then falls linearly in the cosine.
             lowest = math.cos(margin)
             moved = torch.where(cosine > -lowest, moved, cosine - 1.0 + lowest)
         return self.scale * self._spread(moved) + bias
 
     def _spread(self, cosine: Tensor) -> Tensor:
-        # Rounding may leave a cosine just below -1; its fractional power is not a number.
+        # Rounding may leave a cosine just below -1, where a fractional power is NaN.
         return 2.0 * ((cosine + 1.0) / 2.0).clamp(min=0.0) ** self.exponent - 1.0
 
 
 class HAMSoftmax(ClassificationLoss):
-    """Minus the scaled distances in the Poincaré ball between embedding and centres, the own one's plus a margin.
+    """Negative scaled distances in the Poincaré ball between embeddings and centres, with a margin on the own centre's.
 
     Embeddings and centres beyond the radius 1 / sqrt(curvature) are projected onto it. The distance between two points
     is arcosh(1 + 2 |x - y|² / ((1 - |x|²) (1 - |y|²))).
 
-    Source: wespeaker dfa7419, `models/projections.py`, its `ham_margin`, after Fang and He 2026, "Hyperbolic additive
-    margin softmax with hierarchical information for speaker verification", whose own code is not published.
+    Source: `ham_margin` in wespeaker dfa7419, `models/projections.py`, after Fang and He 2026, "Hyperbolic additive
+    margin softmax with hierarchical information for speaker verification", whose own code is unpublished.
 
     >>> loss = HAMSoftmax(HAMSoftmaxOptions(margin=0.5, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.tensor([[0.0, 0.0], [0.5, 0.0]]))
@@ -88,18 +88,18 @@ class HAMSoftmax(ClassificationLoss):
         nn.init.normal_(self.weight, std=1e-3)  # near the origin
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Minus scale times (distance, plus the margin at the label)."""
+        """Negative scaled distances, with the margin added to the distance at the label."""
         (left, left_edge), (right, right_edge) = self._inside(embeddings), self._inside(self.weight)
         squares = left.square().sum(dim=1, keepdim=True) + right.square().sum(dim=1) - 2.0 * left @ right.T
         from_edge = (left_edge * right_edge.T).clamp(min=EPSILON)
-        # A few thousandths at least.
+        # The clamp keeps distances above a few thousandths.
         distances = (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
         own = self.classes.own(labels)
         return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
 
     def _inside(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """(points, dim), projected onto the radius if beyond it, and 1 - |x|² of each, (points, 1)."""
+        """(points, dim), projected onto the radius if beyond it, and 1 - |x|² for each, (points, 1)."""
         norms = points.norm(dim=1, keepdim=True)
         points = points * (self.radius / norms.clamp(min=EPSILON)).clamp(max=1.0)
-        # At the edge the difference cancels, but its value is known.
+        # At the edge the difference would cancel, but its exact value is known.
         return points, torch.where(norms > self.radius, 1.0 - self.radius**2, 1.0 - norms.square())

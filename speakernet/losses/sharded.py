@@ -1,9 +1,9 @@
 """Heads whose classes are sharded over the ranks.
 
-The memory and traffic of a head then no longer grow with the number of speakers times the number of ranks.
+Memory and traffic of a head then no longer grow with the number of speakers times the number of ranks.
 
 Source: An et al. 2021, "Partial FC: training 10 million identities on a single machine", section 3.1 (the distributed
-head, without section 3.2's sampling of classes).
+head, without the class sampling of section 3.2).
 """
 
 from typing import Any
@@ -18,29 +18,29 @@ from speakernet.parallel.sharding import RowShare, join_in_state, keep_share
 
 
 def shard(loss: nn.Module, rank: int, world_size: int) -> None:
-    """Keep only this rank's shard of the classes, in place; call it on every rank before the optimizer is built.
+    """Keep only this rank's shard of the classes, in place; call it on every rank before building the optimizer.
 
-    The state dictionary of a sharded head is the whole head on rank 0, so every rank must ask for it at once; a whole
-    head can be loaded into any number of shards.
+    The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must call `state_dict`
+    together; a whole head can be loaded into any number of shards.
     """
     head: Any = getattr(loss, "head", loss)
     head.classes, head.sees_all_ranks = ClassShard(head.num_classes, rank, world_size), True
     join_in_state(head)
     for parameter in head.parameters(recurse=False):
-        # A single number belongs to all classes.
+        # A scalar belongs to all classes.
         if parameter.ndim:
             rows_per_class = len(parameter) // head.num_classes
             keep_share(parameter, RowShare(head.num_classes, rank, world_size, rows_per_class))
 
 
 class ClassShard(AllClasses):
-    """Each rank has the columns of its shard of the classes, for the rows of all ranks."""
+    """A rank with the columns of its shard of the classes, for the rows of all ranks."""
 
     def __init__(self, num_classes: int, rank: int, world_size: int) -> None:
         if num_classes < world_size:
             raise ValueError(
-                f"loss.sharded: on, but {num_classes} speakers cannot be sharded over {world_size} ranks; set it to "
-                "auto or off"
+                f"loss.sharded: on, but {num_classes} speakers cannot be sharded over {world_size} ranks; set auto or "
+                "off"
             )
         self.row_share = RowShare(num_classes, rank, world_size)
 
@@ -48,18 +48,18 @@ class ClassShard(AllClasses):
         return _Sum.apply(values, True)  # type: ignore[no-any-return, no-untyped-call]
 
     def own(self, labels: Tensor) -> Columns:
-        here = self.row_share.rows
-        are_here = (labels >= here.start) & (labels < here.stop)
-        return Columns(torch.where(are_here, labels - here.start, 0).unsqueeze(1), are_here.unsqueeze(1))
+        rows = self.row_share.rows
+        is_local = (labels >= rows.start) & (labels < rows.stop)
+        return Columns(torch.where(is_local, labels - rows.start, 0).unsqueeze(1), is_local.unsqueeze(1))
 
     def nearest(self, scores: Tensor, count: int) -> Columns:
         ranks, rank = self.row_share.world_size, self.row_share.rank
         best, indices = scores.topk(min(count, scores.shape[1]), dim=1)
         candidates = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
-        chosen = torch.cat(self._of_all_ranks(candidates), dim=1).topk(count, dim=1).indices  # of ranks x count
-        are_chosen = torch.zeros((len(scores), ranks * count), dtype=torch.bool, device=scores.device)
-        are_chosen.scatter_(1, chosen, True)
-        return Columns(indices, are_chosen[:, rank * count :][:, : best.shape[1]])
+        chosen = torch.cat(self._gathered(candidates), dim=1).topk(count, dim=1).indices  # into ranks x count
+        is_chosen = torch.zeros((len(scores), ranks * count), dtype=torch.bool, device=scores.device)
+        is_chosen.scatter_(1, chosen, True)
+        return Columns(indices, is_chosen[:, rank * count :][:, : best.shape[1]])
 
     def total(self, values: Tensor) -> Tensor:
         return _Sum.apply(values, False)  # type: ignore[no-any-return, no-untyped-call]
@@ -69,31 +69,31 @@ class ClassShard(AllClasses):
 
     def accuracy_percent(self, scores: Tensor, labels: Tensor) -> Tensor:
         best, place = scores.detach().max(dim=1)
-        # float64 holds every class exactly.
+        # float64 represents every class index exactly.
         own = torch.stack([best.double(), (place + self.row_share.rows.start).double()])
-        bests, classes = torch.stack(self._of_all_ranks(own), dim=1)  # (ranks, batch) each
-        # Of several equal ones the first wins, as in argmax.
+        bests, classes = torch.stack(self._gathered(own), dim=1)  # (ranks, batch) each
+        # Among equal scores the first wins, as in argmax.
         winners = classes.gather(0, bests.argmax(dim=0, keepdim=True)).squeeze(0)
         return (winners == labels).float().mean() * 100.0
 
-    def _of_all_ranks(self, values: Tensor) -> list[Tensor]:
+    def _gathered(self, values: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(values) for _ in range(self.row_share.world_size)]
         torch_distributed.all_gather(gathered, values.contiguous())
         return gathered
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks of the values, from which all compute the same; or of the gradients of common values."""
+    """The sum over the ranks, either of values in the forward pass or of their gradients in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, of_gradients: bool) -> Tensor:
-        ctx.of_gradients = of_gradients
-        return values.view_as(values) if of_gradients else _summed(values)
+    def forward(ctx: Any, values: Tensor, sums_gradients: bool) -> Tensor:
+        ctx.sums_gradients = sums_gradients
+        return values.view_as(values) if sums_gradients else _summed(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # Every rank has the whole gradient of a sum of values, of which its shard is a summand.
-        return _summed(gradients[0]) if ctx.of_gradients else gradients[0], None
+        # For summed values, every rank already has the gradient of the total, which is also that of its own summand.
+        return _summed(gradients[0]) if ctx.sums_gradients else gradients[0], None
 
 
 def _summed(values: Tensor) -> Tensor:
@@ -106,19 +106,19 @@ class _CrossEntropy(torch.autograd.Function):
     """Cross entropy of logits whose columns are on several ranks: two collectives forward, none backward."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, indices: Tensor, are_here: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, is_local: Tensor) -> Tensor:
         highest = logits.amax(dim=1)
         torch_distributed.all_reduce(highest, torch_distributed.ReduceOp.MAX)
-        own = torch.where(are_here, logits.gather(1, indices), 0.0).squeeze(1)
+        own = torch.where(is_local, logits.gather(1, indices), 0.0).squeeze(1)
         sums = torch.stack([(logits - highest.unsqueeze(1)).exp().sum(dim=1), own])  # (2, batch)
         torch_distributed.all_reduce(sums)
         normalizer = highest + sums[0].log()
-        ctx.save_for_backward(logits, normalizer, indices, are_here)
+        ctx.save_for_backward(logits, normalizer, indices, is_local)
         return (normalizer - sums[1]).mean()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        logits, normalizer, indices, are_here = ctx.saved_tensors
+        logits, normalizer, indices, is_local = ctx.saved_tensors
         shares = (logits - normalizer.unsqueeze(1)).exp_()
-        shares.scatter_add_(1, indices, -are_here.to(shares.dtype))
+        shares.scatter_add_(1, indices, -is_local.to(shares.dtype))
         return shares * (gradients[0] / len(logits)), None, None

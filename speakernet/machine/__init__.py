@@ -1,1 +1,1 @@
-"""What this machine is and how torch is set on it; a reading that fails never ends a run."""
+"""Facts about this machine, and torch's settings on it; a failed measurement never ends a run."""

@@ -1,4 +1,4 @@
-"""The device of a run: which one, how long it works, how busy it is."""
+"""The device of a run: choosing it, waiting for it, measuring its load and power."""
 
 import functools
 import logging
@@ -13,28 +13,28 @@ from speakernet.parallel import distributed
 logger = logging.getLogger(__name__)
 
 UTILISATION_SECONDS = 0.25
-"""NVML averages over 1/6 to 1 s."""
+"""Between samples; NVML averages over 1/6 to 1 s."""
 
 
 def choose_device(options: MachineOptions) -> torch.device:
-    """The device that the options ask for, made torch's current one and logged with the reason."""
+    """The device selected by the options, made torch's current one and logged with the reason."""
     device = find_device(options)
     if device.type == "cpu":
-        reason = "asked for" if options.device == "cpu" else "no GPU that torch can use"
+        reason = "as configured" if options.device == "cpu" else "no GPU that torch can use"
         found, advice = ("", "") if options.device == "cpu" else unusable_gpu()
         if found:
-            logger.warning("%s; this run is on the CPU, which is many times slower. To use the GPU: %s", found, advice)
+            logger.warning("%s; this run uses the CPU, which is many times slower. To use the GPU: %s", found, advice)
         threads = torch.get_num_threads()
         logger.info("device: cpu (%s): %s, %d cores, threads: %d", reason, cpu_name(), usable_cores(), threads)
         return device
-    # Pinned memory, the profiler and libraries use the current GPU; left alone they would use the first.
+    # Pinned memory, the profiler and libraries use the current GPU, which is the first by default.
     torch.cuda.set_device(device)
     logger.info("device: %s (%s)", device, torch.cuda.get_device_name(device))
     return device
 
 
 def find_device(options: MachineOptions, local_rank: int | None = None) -> torch.device:
-    """The device that the options ask for, without logging or effect."""
+    """The device selected by the options, without logging or side effects."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.device == "cpu" or (options.device == "auto" and count == 0):
         return torch.device("cpu")
@@ -45,7 +45,7 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
     own = distributed.local_rank() if local_rank is None else local_rank
     if options.gpu_id is None and own >= count:
         raise ValueError(
-            f"local rank {own} (counted from 0) has no GPU: there are {count} on this machine, one for each rank; "
+            f"local rank {own} (counted from 0) has no GPU: this machine has {count}, and each rank needs one; "
             "start fewer processes, or use --runtime.device cpu"
         )
     number = own if options.gpu_id is None else options.gpu_id
@@ -55,18 +55,18 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all work that was given to it."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def utilisation_monitor(device: torch.device) -> Monitor:
-    """Readings of how busy a GPU is, in percent, while the block runs; none on a CPU, or without NVML."""
+    """Samples a GPU's utilisation in percent while the block runs; no samples on a CPU or without NVML."""
     read = functools.partial(torch.cuda.utilization, device) if device.type == "cuda" else None
-    return Monitor(read, "utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
+    return Monitor(read, "the utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
 
 
 def power_monitor(device: torch.device) -> Monitor:
-    """Readings of what a GPU draws, in milliwatts, while the block runs; none on a CPU, or without NVML."""
+    """Samples a GPU's power draw in milliwatts while the block runs; no samples on a CPU or without NVML."""
     read = functools.partial(torch.cuda.power_draw, device) if device.type == "cuda" else None
-    return Monitor(read, "power of the GPU", sample_seconds=UTILISATION_SECONDS)
+    return Monitor(read, "the power of the GPU", sample_seconds=UTILISATION_SECONDS)

@@ -1,8 +1,8 @@
-"""What this machine is and what this process may use of it: cores, memory, versions, GPUs, the NVIDIA driver.
+"""This machine and the part of it that this process may use: cores, memory, versions, GPUs, the NVIDIA driver.
 
-A container or a job sees the whole machine and may use a part of it: the scheduler keeps a set of cores (affinity), and
-control groups keep quotas of processor time and memory (both versions are read, every group from the process's own up
-to the root, since each one binds). What cannot be read is no bound. No torch is imported here.
+A container or job sees the whole machine but may use only part of it: the scheduler assigns a set of cores (affinity),
+and control groups set quotas of processor time and memory (both versions are read, and every group from the process's
+own up to the root, since each one limits). An unreadable quota counts as no limit. No torch is imported here.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from speakernet.files import human_bytes
 logger = logging.getLogger(__name__)
 
 TORCH_PAIR = "pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
-"""Installs a torch and a torchaudio that fit each other; the bounds of setup.py."""
+"""Installs matching versions of torch and torchaudio, within the bounds of setup.py."""
 PACKAGES = ("torch", "torchaudio", "numpy", "scipy", "soundfile")
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
-"""Linux's names of x86 AMX and AVX512-BF16, Arm's BF16 extension."""
+"""Linux's names for x86 AMX and AVX512-BF16, and Arm's BF16 extension."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # Version 1 writes "no limit" as the largest number of whole pages.
@@ -39,14 +39,14 @@ NO_LIMIT_BYTES = 1 << 60
 VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 FOR_OLDER_CUDA = "pip install 'torch>=2.9,<2.11' 'torchaudio>=2.9,<2.11'"
-"""Within the bounds of setup.py: pip's builds of torch 2.9 and 2.10 for Linux are for CUDA 12.8, since 2.11 for 13."""
+"""Within the bounds of setup.py: pip's Linux builds of torch 2.9 and 2.10 are for CUDA 12.8, from 2.11 on for 13."""
 
 _failed_readings: set[str] = set()
 
 
 @contextlib.contextmanager
 def measuring(what: str) -> Iterator[None]:
-    """Run a reading that may fail, such as NVML's; a failure is logged once per process and ends no run.
+    """Run a measurement that may fail, such as NVML's; a failure is logged once per process and does not end the run.
 
     >>> found = {}
     >>> with measuring("the temperature"):
@@ -57,16 +57,16 @@ def measuring(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Whatever the library raises: its errors are of its own types, which may not even be importable here.
+        # Any exception: a library raises its own types, which may not even be importable here.
         if what not in _failed_readings:
             _failed_readings.add(what)
             reason = str(error).strip().partition("\n")[0]
-            logger.info("%s is not measured here (%s)", what, ": ".join(filter(None, [type(error).__name__, reason])))
+            logger.info("cannot measure %s (%s)", what, ": ".join(filter(None, [type(error).__name__, reason])))
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What the control groups allow; page cache counts as free, because the kernel gives it back."""
+    """Limits of the control groups; page cache counts as free, because the kernel can reclaim it."""
 
     cores: float = math.inf
     memory_bytes: int | None = None
@@ -74,28 +74,28 @@ class Quota:
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: those of its affinity, or fewer by quota (1.5 cores are one)."""
+    """Cores that this process may keep busy: its affinity, or fewer by quota (1.5 cores count as one)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Rounded down: the second thread of 1.5 cores would be stopped half of the time, and the first waits for it.
+    # Rounded down: a second thread on 1.5 cores would be suspended half the time, and the first would wait for it.
     return max(1, math.floor(min(cores, read_quota().cores)))
 
 
 def usable_memory_bytes() -> int:
-    """Memory that this process can take now before the kernel kills something."""
+    """Memory that this process can still allocate before the kernel kills something."""
     free = read_quota().free_bytes
     available = int(psutil.virtual_memory().available)
     return available if free is None else min(available, free)
 
 
 def total_memory_bytes() -> int:
-    """All memory that this process can ever have: the machine's, or its control group's if that is less."""
+    """All memory that this process can ever have: the machine's, or its control group's limit if lower."""
     limit = read_quota().memory_bytes
     total = int(psutil.virtual_memory().total)
     return total if limit is None else min(total, limit)
 
 
 def describe_limits() -> str:
-    """Cores and memory as text, with what limits them."""
+    """Cores and memory as text, with their limits."""
     quota, in_machine = read_quota(), os.cpu_count() or 1
     cores = f"{usable_cores()} of {in_machine} cores"
     if quota.cores < in_machine:
@@ -107,9 +107,9 @@ def describe_limits() -> str:
 
 
 def read_quota(root: Path | None = None, membership: Path | None = None) -> Quota:
-    """The tightest quotas of this process's control groups and of all above them.
+    """The tightest quotas among this process's control groups and all their parents.
 
-    `root` is where the groups are mounted, `membership` the file that names the process's groups.
+    `root` is where the groups are mounted, `membership` the file that lists the process's groups.
     """
     cores, limits = math.inf, []
     for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
@@ -122,7 +122,7 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
         if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
             used = int(_text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or 0)
             facts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", _text(folder / "memory.stat"))}
-            # Version 1 counts the groups below under names of their own.
+            # Version 1 includes child groups only in the fields with this prefix.
             prefix = "total_" if "total_inactive_file" in facts else ""
             cache = sum(facts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
             limits.append((int(limit), int(limit) - max(0, used - cache)))
@@ -132,17 +132,17 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
 
 
 def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
-    """The existing folders of the process's groups and of the groups above.
+    """The existing folders of the process's groups and their parents.
 
-    Inside a container the named path often is the host's, and the container's own group is mounted at the root.
+    Inside a container, the listed path is often the host's, and the container's own group is mounted at the root.
     """
     for line in _text(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both; version 2 has no
-        # controllers here and is at the root, or under `unified` if version 1 is mounted beside it.
+        # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both; version 2 lists no
+        # controllers here and is mounted at the root, or under `unified` beside version 1.
         mounts = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
-        # A group outside of this namespace is named by `..`.
+        # `..` stands for a group outside this namespace.
         steps = [step for step in path.split("/") if step and step != ".."]
         for mount in dict.fromkeys(mounts):
             for depth in range(len(steps), -1, -1):
@@ -160,25 +160,25 @@ def _text(path: Path) -> str:
 
 @functools.cache
 def system_info() -> dict[str, Any]:
-    """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them; read once."""
+    """Versions, processor, memory and GPUs as plain values, for `results.json` and the report; read once."""
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        # Not that of the metadata: an editable install keeps the version of the day it was made.
+        # Not from the metadata: an editable install keeps the version from when it was installed.
         "versions": {"speakernet": speakernet.__version__, **{name: version_of(name) for name in PACKAGES}},
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
         "memory_bytes": total_memory_bytes(),
         "gpus": [],
     }
-    with measuring("name and memory of the GPUs"):
+    with measuring("the names and memory of the GPUs"):
         info |= gpu_facts()
     return info
 
 
 def version_of(package: str) -> str | None:
     """The installed version of a package, None if it is not installed."""
-    # Not `__version__`: importing a torchaudio that does not fit its torch may end the process.
+    # Not `__version__`: importing a torchaudio that does not match its torch may end the process.
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -186,8 +186,8 @@ def version_of(package: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpus` (name and memory of each that torch can use), `cuda` (the version torch was built with) and `tf32`."""
-    # Late: torch takes two seconds, and the facts above do not need it.
+    """`gpus` (name and memory of each that torch can use), `cuda` (the version torch was built for) and `tf32`."""
+    # Imported late: torch takes two seconds, and the facts above do not need it.
     import torch
 
     if not torch.cuda.is_available():
@@ -201,19 +201,19 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as its maker writes it, or its family on systems that do not name it."""
+    """The processor's model name, or its family on systems that do not give one."""
     return _cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's instruction-set flags as Linux names them; empty on other systems."""
+    """The processor's instruction-set flags in Linux's naming; empty on other systems."""
     facts = _cpu_facts()
-    # x86 calls them flags, Arm features.
+    # Called flags on x86, features on Arm.
     return frozenset((facts.get("flags") or facts.get("Features", "")).split())
 
 
 def native_bf16(flags: frozenset[str] | None = None) -> str | None:
-    """The flag by which the processor says that it computes bfloat16 natively; None if it does not."""
+    """The flag that shows native bfloat16 arithmetic; None if the processor does not have it."""
     return next((flag for flag in BF16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None)
 
 
@@ -228,15 +228,15 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver by its kernel module, "unknown" if only its program shows it; else empty."""
+    """The NVIDIA driver's version from its kernel module; "unknown" if only nvidia-smi exists, empty if neither."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …
     found = re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE))
     return found[1] if found else "unknown" if shutil.which("nvidia-smi") else ""
 
 
 def unusable_gpu() -> tuple[str, str]:
-    """What is wrong and what to do if the machine has an NVIDIA driver but torch has no GPU; else two empty texts."""
-    # Late: torch takes two seconds.
+    """The problem and what to do if there is an NVIDIA driver but torch has no GPU; otherwise two empty strings."""
+    # Imported late: torch takes two seconds.
     import torch
 
     # Empty or -1 hides all GPUs, which is the user's choice.
@@ -246,6 +246,6 @@ def unusable_gpu() -> tuple[str, str]:
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return (
         f"there is an NVIDIA driver ({driver}), but torch {torch.__version__}, {built}, cannot use the GPU",
-        f"nvidia-smi shows the CUDA that the driver supports; for CUDA 13: {TORCH_PAIR}; for CUDA 12: "
-        f"{FOR_OLDER_CUDA}; in a container start it with --gpus all",
+        f"nvidia-smi shows the CUDA version that the driver supports; for CUDA 13: {TORCH_PAIR}; for CUDA 12: "
+        f"{FOR_OLDER_CUDA}; start a container with --gpus all",
     )

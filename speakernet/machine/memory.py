@@ -1,8 +1,8 @@
-"""Memory of this process: how much it holds, and how the C library gives it back.
+"""Memory of this process: how much it uses, and when the C library returns it to the system.
 
-The C library gives the memory of a large tensor back to the system as soon as it is freed, and the next step gets it
-again zeroed in pages of 4 KiB; for large networks that takes longer than their arithmetic (benchmarks/measurements.md).
-`speakernet.cli` switches huge pages on before torch is imported, which is when torch looks; no torch is imported here.
+The C library returns the memory of a large tensor as soon as it is freed, and the next step gets it back, zeroed, in
+pages of 4 KiB; for large networks that takes longer than the arithmetic (benchmarks/measurements.md). `speakernet.cli`
+enables huge pages before torch is imported, because torch checks only then; no torch is imported here.
 """
 
 import ctypes
@@ -18,33 +18,33 @@ import psutil
 from speakernet.machine.facts import measuring
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""torch's own switch: tensors of 2 MiB and more are aligned to, and advised into, transparent huge pages."""
+"""torch's switch: tensors of 2 MiB or more are aligned for, and advised to use, transparent huge pages."""
 
-# Parameters of mallopt(3): bytes free at the heap's end that are given back; bytes of a block that is mapped by itself.
+# Parameters of mallopt(3): free bytes at the end of the heap that are returned; size of a block that is mapped alone.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def process_memory_bytes() -> int:
-    """Memory of this process in RAM now (resident set size)."""
+    """Current memory of this process in RAM (resident set size)."""
     return int(psutil.Process().memory_info().rss)
 
 
 def process_peak_bytes() -> int:
-    """The most memory that this process has held in RAM so far."""
-    # Windows counts it beside the rest, and psutil shows it there alone.
+    """The most memory that this process has had in RAM so far."""
+    # psutil reports the peak only on Windows.
     counted = getattr(psutil.Process().memory_info(), "peak_wset", None)
     if counted is not None:
         return int(counted)
-    # Late: Windows has no such module.
+    # Imported late: Windows does not have this module.
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # macOS counts bytes, Linux KiB.
+    # In bytes on macOS, in KiB on Linux.
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
 class Monitor:
-    """Takes a reading every so many seconds, in a thread, while the block runs; `what` names it if it fails.
+    """Samples a quantity regularly, in a thread, while the block runs; `what` names it if sampling fails.
 
     Without `read` it does nothing.
 
@@ -57,7 +57,7 @@ class Monitor:
     def __init__(
         self,
         read: Callable[[], float] | None = process_memory_bytes,
-        what: str = "memory of the process",
+        what: str = "the memory of the process",
         *,
         sample_seconds: float = 0.01,
     ) -> None:
@@ -82,11 +82,11 @@ class Monitor:
 
     @property
     def mean(self) -> float | None:
-        """Of all readings; None if there is none."""
+        """Mean of all samples; None if there are none."""
         return self._sum / self._count if self._count else None
 
     def sample(self) -> None:
-        """Take a reading now."""
+        """Take a sample now."""
         with measuring(self._what):
             value = self._read()  # type: ignore[misc]
             self.peak = max(self.peak, value)
@@ -98,41 +98,42 @@ class Monitor:
 
 
 def huge_pages() -> bool:
-    """Whether this process's torch uses huge pages: Linux's switch, and torch's own before torch was imported."""
+    """Whether torch uses huge pages in this process, given Linux's switch and torch's own at its import."""
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return os.environ.get(HUGE_PAGES) == "1" and mode.exists() and "[never]" not in mode.read_text(encoding="ascii")
 
 
 def keep_freed_memory(*, keeps: bool = True) -> bool:
-    """Let the C library keep freed memory for the next step, or give back every large tensor when it is freed.
+    """Let the C library keep freed memory for the next step, or return every large tensor when it is freed.
 
-    Returns whether the library takes such settings.
+    Returns whether the library supports such settings.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     # Kept: a plain step of ResNetSE34V2 had 3.5 million page faults, 10 of its 28 processor seconds; with this and huge
-    # pages the default step has under 1,000. Given back, a compromise: from 3 MiB on ResNetSE34L's process grows by 152
-    # to 181 MiB at 1.01 to 1.05 s a step, with memory kept by 270 MiB at 0.81 s (benchmarks/measurements.md).
+    # pages the default step has under 1,000. Returned: a threshold of 3 MiB is a compromise. ResNetSE34L's process then
+    # grows by 152 to 181 MiB at 1.01 to 1.05 s per step; if memory is kept, by 270 MiB at 0.81 s
+    # (benchmarks/measurements.md).
     mapped_from, trimmed_from = (2**30, 2**31 - 1) if keeps else (3 * 2**20, 2**24)
     set_option = ctypes.CDLL(None).mallopt
     return bool(set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from))
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the system now, whatever `keep_freed_memory` has set."""
+    """Return freed memory to the system now, regardless of `keep_freed_memory`."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out: Python's, a GPU's or that of torch's CPU allocator.
+    """Whether an error means that memory ran out: Python's, a GPU's or torch's CPU allocator's.
 
     >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
     True
     >>> is_out_of_memory(RuntimeError("shape mismatch"))
     False
     """
-    # By its words: torch's are RuntimeErrors, and the command line does not import torch.
+    # By its text: torch raises RuntimeErrors, and the command line does not import torch.
     text = str(error).casefold()
     is_torchs = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
     return is_torchs or isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""How torch is set on this machine: each switch applied once, with the reason for its value.
+"""torch's settings on this machine: each switch is applied once, with the reason for its value.
 
 Settings are process-wide, so the code that starts a run applies them.
 """
@@ -34,24 +34,24 @@ def optimize_torch_settings(
     save_memory: bool = False,
     varies_lengths: bool = False,
 ) -> dict[str, Any]:
-    """Set torch for speed, or for the same bits every time; what has no effect here is warned of.
+    """Set torch for speed, or for the same bits every time; warns of options that have no effect here.
 
     Returns:
-        Every setting that was applied, by its name.
+        Every applied setting by name.
     """
     deterministic = options.deterministic
     if deterministic:
-        # cuBLAS reads it when its handle is made, that is before the first product.
+        # cuBLAS reads it when it creates its handle, before the first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Also if it is off: an earlier run of this process may have switched it on.
+    # Also if it is off: an earlier run in this process may have switched it on.
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     cores = usable_cores()
-    # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
+    # torch counts the machine's cores or OMP_NUM_THREADS, but ignores quotas.
     automatic = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
     wanted = automatic if options.threads == "auto" else options.threads
     for name, number in (("threads", wanted), ("interop_threads", options.interop_threads)):
-        # Refused, not lowered: a few too many may be meant, thousands are a typing mistake.
+        # Refused, not lowered: a few too many may be intended, thousands are a typo.
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             most = MOST_THREADS_A_CORE * cores
             raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
@@ -60,7 +60,7 @@ def optimize_torch_settings(
     if wanted:
         torch.set_num_threads(wanted)
     if options.interop_threads:
-        # torch takes it once, before its first parallel operation.
+        # torch accepts this only once, before its first parallel operation.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(options.interop_threads)
     applied: dict[str, Any] = {
@@ -76,13 +76,13 @@ def optimize_torch_settings(
         applied |= _set_gpu(options, device, varies_lengths=varies_lengths)
     for name in () if has_gpu else ("attention", "memory_fraction", "cudnn_benchmark"):
         if getattr(options, name) not in ([], 0.0, False, "auto"):
-            logger.warning("runtime.%s has no effect: this run is on the CPU", name)
+            logger.warning("runtime.%s has no effect: this run uses the CPU", name)
     return applied
 
 
 @contextlib.contextmanager
 def many_shapes() -> Iterator[None]:
-    """Inside, cuDNN times no algorithms: with a new shape in each batch it would time them every time."""
+    """Stop cuDNN from timing its algorithms in the block, because a new shape in each batch would time them again."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -93,11 +93,11 @@ def many_shapes() -> Iterator[None]:
 
 def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_lengths: bool) -> dict[str, Any]:
     asked = options.cudnn_benchmark
-    # Timing every algorithm of a convolution pays if its shapes come again, and picks by the clock, not by the bits.
+    # Timing every algorithm of a convolution pays off if shapes repeat, but the choice varies from run to run.
     benchmark = not (options.deterministic or varies_lengths) if asked == "auto" else bool(asked)
     torch.backends.cudnn.benchmark = benchmark
-    # Products of matrices and cuDNN's convolutions have a switch each. Products are what filters, phases, pooling and
-    # heads are made of, forward and backward: there float32 is float32. A trunk's arithmetic is in its convolutions.
+    # Matrix products and cuDNN's convolutions have separate switches. Filters, phases, pooling and heads are matrix
+    # products, forward and backward, and keep full float32; a trunk's arithmetic is in its convolutions.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = options.tf32
     for name, switch in ATTENTION_SWITCHES.items() if options.attention else ():

@@ -1,4 +1,4 @@
-"""Threads beside each other on the cores of this process, and the signals that ask a process to stop."""
+"""Parallel threads on the cores of this process, and the signals that ask a process to stop."""
 
 import collections
 import signal
@@ -12,16 +12,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MOST_LANES = 8
-"""Each holds the activations of its batch, and all of them need the interpreter between operations."""
+"""Each lane holds the activations of its batch, and all need the interpreter between operations."""
 
 HANGUP = getattr(signal, "SIGHUP", None)
-"""What a closed terminal or a lost connection sends; Windows has none."""
+"""Sent by a closed terminal or a lost connection; Windows does not have it."""
 
 PREEMPTION = getattr(signal, "SIGUSR1", None)
-"""What a cluster can send some time before it takes a machine away (SLURM: --signal=USR1@60)."""
+"""A cluster can send it some time before it takes a machine away (SLURM: --signal=USR1@60)."""
 
 STOP_SIGNALS: tuple[signal.Signals, ...] = (
-    # Ctrl-C, and what job schedulers, `timeout` and container stops send before they kill.
+    # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they kill.
     *(signal.SIGINT, signal.SIGTERM),
     *((HANGUP,) if HANGUP else ()),
     *((PREEMPTION,) if PREEMPTION else ()),
@@ -29,22 +29,22 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = (
 
 
 class Stopped(Exception):
-    """Work was left unfinished because the run was asked to stop; it is done again after resuming."""
+    """Work was left unfinished because the run was asked to stop; it is repeated after resuming."""
 
 
 def lanes_of(device: torch.device | str) -> int:
-    """How many batches to work on at once: one on a GPU, which works on one after the other."""
+    """How many batches to process at once: one on a GPU, which processes them one after another."""
     return min(MOST_LANES, torch.get_num_threads()) if torch.device(device).type == "cpu" else 1
 
 
 def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
-    """What `work` makes of each item, in order; `count` of them at once, each in a thread with its share of torch's.
+    """Yield `work(item)` for each item, in order; `count` run at once, each in a thread with its share of torch's.
 
-    A network on a CPU gains little from a second thread within a layer: threads wait for each other after every one of
-    its hundreds of operations, and small ones are not split at all. Batches beside each other wait for nothing.
+    A network on a CPU gains little from a second thread within a layer: threads wait for each other after each of its
+    hundreds of operations, and small operations are not split at all. Parallel batches wait for nothing.
 
-    Items are drawn by the caller's thread. Torch's settings of a thread (autocast, inference mode) are those that
-    `work` makes itself. What `work` raises is raised at its item's place.
+    Items are drawn in the caller's thread. `work` must set torch's per-thread state (autocast, inference mode) itself.
+    Its exceptions are raised in the item's turn.
 
     >>> list(in_lanes(lambda number: number * number, range(5), 2))
     [0, 1, 4, 9, 16]
@@ -59,7 +59,7 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                # One more than is worked on, so that no lane waits for the caller.
+                # One more than is being processed, so that no lane waits for the caller.
                 if len(waiting) > count:
                     yield waiting.popleft().result()
             while waiting:
@@ -67,5 +67,5 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
         finally:
             for left in waiting:
                 left.cancel()
-            # The number belongs to a thread, but threads that start later take the last one that was set.
+            # The number is per thread, but threads that start later inherit the last value set.
             torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Trunks, poolings, the network around them, and the file a trained one is kept in."""
+"""Trunks, poolings, the network built from them, and the model file."""
 
 from speakernet.models.options import FAMILIES, MODELS, POOLINGS, ModelOptions
 

@@ -1,7 +1,7 @@
-"""What `speakernet adapt` puts behind the embedding layer: affine maps, unit length between them, PLDA's variances.
+"""The adaptation that `speakernet adapt` appends to the embedding layer: normalised affine maps, PLDA's variances.
 
-It is a part of the network, so that every command, the store of people and an export use it. Fitting it is the work of
-`speakernet.evaluation.adaptation`; scores by PLDA are computed in `speakernet.evaluation.scoring`.
+It is part of the network, so every command, the store of people and exports use it. `speakernet.evaluation.adaptation`
+fits it; `speakernet.evaluation.scoring` computes PLDA scores.
 """
 
 import itertools
@@ -15,10 +15,10 @@ EPSILON = 1e-12
 
 
 class Adaptation(nn.Module):
-    """Embeddings of the network to embeddings of the domain.
+    """Maps embeddings of the network to embeddings adapted to a domain.
 
     Args:
-        spec: plain values: `name`, by which thresholds and stores recognise it; `maps`, the numbers of inputs and
+        spec: plain values: `name`, which identifies it in thresholds and stores; `maps`, the numbers of inputs and
             outputs of each affine map; `score`, cosine or plda.
 
     >>> adaptation = Adaptation({"name": "example", "maps": [[2, 2], [2, 1]], "score": "cosine"})
@@ -30,15 +30,15 @@ class Adaptation(nn.Module):
         super().__init__()
         sizes = spec["maps"]
         if any(first[1] != second[0] for first, second in itertools.pairwise(sizes)):
-            raise ValueError(f"an adaptation of maps {sizes}; expected each to take what the one before gives")
+            raise ValueError(f"adaptation maps of sizes {sizes}; expected each input to match the previous output")
         self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
         if spec["score"] == "plda":
-            # Variances between speakers, where those within are 1, and the weights of the length that PLDA sets to 1.
+            # Between-speaker variances (within-speaker ones are 1), and the weights of the length that PLDA normalises.
             self.register_buffer("between", torch.ones(sizes[-1][1]))
             self.register_buffer("weights", torch.ones(sizes[-1][1]))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """(batch, dim) of the network to (batch, dim) adapted, not of unit length."""
+        """(batch, dim) from the network to (batch, dim) adapted, not normalised."""
         for number, one in enumerate(self.maps):
             if number:
                 embeddings = embeddings / embeddings.norm(dim=1, keepdim=True).clamp(min=EPSILON)

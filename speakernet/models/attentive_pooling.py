@@ -1,4 +1,4 @@
-"""Attentive pooling: frames are weighted by what a small network makes of them."""
+"""Attentive poolings: a small network computes the weights of the frames."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from speakernet.models.pooling import Pooling, mean_and_variance
 
 
 class SelfAttentivePooling(Pooling):
-    """Mean over frames weighted by attention: one weight a frame, from a tanh layer and a learned vector.
+    """Mean over frames weighted by attention: one weight per frame, from a tanh layer and a learned vector.
 
     Source: Okabe et al. 2018, "Attentive Statistics Pooling", equations 4 to 6, in voxceleb_trainer's form.
 
@@ -26,7 +26,7 @@ class SelfAttentivePooling(Pooling):
         nn.init.xavier_normal_(self.attention)
 
     def weights(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
-        """Attention over frames, (batch, 1, frames), which sums to one over the valid frames."""
+        """Attention weights, (batch, 1, frames), which sum to one over the valid frames."""
         logits = self.hidden(frames.transpose(1, 2)).tanh() @ self.attention  # (batch, frames, 1)
         return softmax_over_frames(logits.transpose(1, 2), lengths)
 
@@ -54,10 +54,10 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
 
 
 class ChannelAttentivePooling(Pooling):
-    """Attention from a bottleneck of two 1 x 1 convolutions, with weights of its own for every channel.
+    """Attention from a bottleneck of two 1 x 1 convolutions, with separate weights for every channel.
 
-    The channel- and context-dependent poolings of all toolkits differ in the layers between the convolutions, in the
-    input of the attention (with the utterance's mean and deviation or without) and in the bounds of the variance.
+    The channel- and context-dependent poolings of the toolkits differ in the layers between the convolutions, in the
+    input of the attention (with or without the utterance's mean and deviation) and in the bounds of the variance.
 
     Source: Desplanques et al. 2020, "ECAPA-TDNN", section 3.1.
 
@@ -86,7 +86,7 @@ class ChannelAttentivePooling(Pooling):
         self.with_context = with_context
         self.floor = floor
         self.ceiling = ceiling
-        # The others divide the context's variance by n - 1 and subtract squares.
+        # Other toolkits divide the context's variance by n - 1 and compute variances as differences of squares.
         self.speechbrain_variances = speechbrain_variances
         self.squeeze = nn.Conv1d(3 * channels if with_context else channels, bottleneck, 1)
         self.norm = nn.BatchNorm1d(bottleneck) if relu_norm else None
@@ -94,7 +94,7 @@ class ChannelAttentivePooling(Pooling):
         self.expand = nn.Conv1d(bottleneck, 1 if one_weight else channels, 1)
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Weighted means, then perhaps standard deviations, (batch, dim)."""
+        """Weighted means, then standard deviations if enabled, (batch, dim)."""
         hidden = self.squeeze(self._attended(frames, lengths))
         if self.norm is not None:
             hidden = self.norm(hidden.relu())
@@ -119,9 +119,9 @@ class ChannelAttentivePooling(Pooling):
 ChannelSelfAttentivePooling = partial(ChannelAttentivePooling, with_deviation=False)
 # ECA of RawNet3, with the bounds of its `clamp(min=1e-4, max=1e4)`.
 ContextAttentivePooling = partial(ChannelAttentivePooling, with_context=True, floor=1e-4, ceiling=1e4)
-# ASP of RawNet3: one weight a frame.
+# ASP of RawNet3: one weight per frame.
 ContextFramePooling = partial(ContextAttentivePooling, one_weight=True)
-# ASTP of wespeaker: through a tanh.
+# ASTP of wespeaker: tanh instead of ReLU and norm.
 TanhAttentivePooling = partial(ChannelAttentivePooling, relu_norm=False, tanh=True, floor=1e-7)
 # ASTP of wespeaker with global context.
 GlobalAttentivePooling = partial(TanhAttentivePooling, with_context=True)
@@ -132,10 +132,10 @@ NormedAttentivePooling = partial(
 
 
 class MultiQueryPooling(Pooling):
-    """MQMHASTP: several queries, each of which attends to every head (group of channels) on its own.
+    """MQMHASTP: several queries, each of which attends to every head (group of channels) separately.
 
     Source: Zhao et al. 2021, "Multi-query multi-head attention pooling and inter-topK penalty for speaker
-    verification", with a weight for every channel (its vector attention), as wespeaker's defaults.
+    verification", with a weight for every channel (vector attention), as in wespeaker's defaults.
 
     >>> MultiQueryPooling(MultiQueryPoolingOptions(), 16)(torch.rand(2, 16, 7)).shape
     torch.Size([2, 64])
@@ -144,7 +144,7 @@ class MultiQueryPooling(Pooling):
     def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
         queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
         if channels % heads:
-            raise ValueError(f"MQMHASTP with {heads} heads of {channels} channels; use a multiple of {heads}")
+            raise ValueError(f"MQMHASTP: {heads} heads cannot split {channels} channels; use a multiple of {heads}")
         super().__init__(2 * channels * queries)
         self.heads = heads
         self.queries = nn.ModuleList(
@@ -163,7 +163,7 @@ class MultiQueryPooling(Pooling):
 
 
 class _HeadAttention(nn.Module):
-    """Logits of one head for every channel and frame."""
+    """Attention logits of one head for every channel and frame."""
 
     def __init__(self, channels: int, bottleneck: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Where a pretrained backbone comes from: a folder or the Hugging Face hub, its configuration, and its safetensors.
+"""Finds a pretrained backbone in a folder or on the Hugging Face hub and reads its configuration and safetensors.
 
-Weights are read by safetensors alone. What a backbone's files are is kept as plain values (`source`): names, SHA-256,
-commit and licence, by which a checkpoint without the frozen weights finds them again.
+Weights are read only from safetensors. Plain values (`source`) describe the backbone's files: names, SHA-256, commit
+and licence. With them a checkpoint without the frozen weights finds these again.
 """
 
 import json
@@ -28,29 +28,28 @@ CONFIG, PREPROCESSOR, CARD, INDEX = (
 BACKBONE_PREFIX = "trunk.backbone."
 OPTION = "model.options.backbone"
 SAMPLE_RATE_KEY = "sampling_rate"
-# What pretraining and recognition heads add to the model itself, and what only masks in training.
+# Tensors of pretraining and recognition heads, and of masks used only in training.
 NOT_OF_THE_BACKBONE = ("masked_spec_embed", "quantizer.", "project_hid.", "project_q.", "lm_head.", "mask_emb")
 TO_CONVERT = (
-    "on a machine where you trust the file, transformers writes them: "
-    "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+    "if you trust the file, convert it with transformers: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 )
 
 
 class Backbone(NamedTuple):
-    """What was found of a backbone."""
+    """A backbone's configuration, origin and weights."""
 
     config: dict[str, Any]
     preprocessor: dict[str, Any]
     source: dict[str, Any]
     weights: dict[str, Tensor]
-    """By the names of transformers' bare model."""
+    """By the names in transformers' bare model."""
 
 
 def find_backbone(options: PretrainedOptions) -> Backbone:
     """Read a backbone from its folder, the hub, or the spare model file.
 
     Raises:
-        CheckpointError: neither is there, or not as it should be.
+        CheckpointError: none of them exists, or its files are incomplete or damaged.
     """
     spare = Path(options.spare) if options.spare else None
     try:
@@ -58,11 +57,11 @@ def find_backbone(options: PretrainedOptions) -> Backbone:
     except CheckpointError as error:
         if spare is None or not spare.is_file():
             raise
-        logger.warning("%s; the backbone of %s is used", error, spare)
+        logger.warning("%s; using the backbone in %s", error, spare)
         return _of_model_file(spare)
     config, preprocessor = (_json(folder / name) for name in (CONFIG, PREPROCESSOR))
     if not config:
-        raise CheckpointError(f"{OPTION}: {folder} has no {CONFIG}; expected a model of transformers")
+        raise CheckpointError(f"{OPTION}: {folder} has no {CONFIG}; expected a transformers model")
     files = weight_files(folder)
     source = {
         "name": options.backbone,
@@ -74,26 +73,26 @@ def find_backbone(options: PretrainedOptions) -> Backbone:
     for file in files:
         with reading(file, "safetensors", CheckpointError):
             weights |= load_file(file)
-    logger.info("backbone %s: %s of %s", options.backbone, ", ".join(source["files"]), folder)
+    logger.info("backbone %s: %s from %s", options.backbone, ", ".join(source["files"]), folder)
     return Backbone(config, preprocessor, source, dict(_renamed(weights)))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder; those of the index if there is one."""
+    """The safetensors files of a folder, as listed in its index if there is one."""
     index = _json(folder / INDEX)
     names = sorted(set(index.get("weight_map", {}).values())) or [one.name for one in folder.glob("*.safetensors")][:1]
     if not names:
-        found = next((one.name for one in folder.glob("*.bin")), "nothing like it")
+        found = next((one.name for one in folder.glob("*.bin")), "no weights")
         raise CheckpointError(f"{OPTION}: {folder} has no *.safetensors, found {found}; {TO_CONVERT}")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise CheckpointError(f"{OPTION}: {folder} lacks {', '.join(missing)}, which {INDEX} names; download it again")
+        raise CheckpointError(f"{OPTION}: {folder} lacks {', '.join(missing)}, listed in {INDEX}; download it again")
     return [folder / name for name in names]
 
 
 def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
-    """The network weights of a checkpoint that names its frozen ones, with these.
+    """All network weights of a checkpoint that only refers to its frozen ones.
 
-    They come from the backbone's own files, or from best.pt beside the checkpoint; their SHA-256 is compared.
+    These come from the backbone's own files or from best.pt beside the checkpoint, and must match by SHA-256.
     """
     options, best = contents["model"]["options"], Path(path).with_name("best.pt")
     wanted: dict[str, Any] = options["source"]
@@ -107,19 +106,19 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
 
 
 def refuse_other_files(wanted: Mapping[str, Any], found: Mapping[str, Any], path: object) -> None:
-    """CheckpointError unless both are the same files by SHA-256."""
+    """CheckpointError unless both have the same files by SHA-256."""
     if wanted["files"] == found["files"]:
         return
     differing = [name for name, digest in wanted["files"].items() if found["files"].get(name) != digest]
     name = differing[0] if differing else next(iter(wanted["files"]))
     raise CheckpointError(
-        f"{path} was trained with the backbone {wanted['name']}, {name} of SHA-256 {wanted['files'][name]}; found "
-        f"{found['files'].get(name, 'no such file')}. Put that file back, or choose another --save_path"
+        f"{path} was trained with the backbone {wanted['name']}, whose {name} has SHA-256 {wanted['files'][name]}; "
+        f"found {found['files'].get(name, 'no such file')}. Restore that file, or choose another --save_path"
     )
 
 
 def _folder(name: str, revision: str) -> Path:
-    """A local folder, or the snapshot of a model of the hub in its cache, downloaded if it is not there."""
+    """A local folder, or the cached snapshot of a model on the hub, downloaded if necessary."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -133,13 +132,13 @@ def _of_model_file(path: Path) -> Backbone:
     options, weights = contents["model"]["options"], contents["weights"]
     own = {name.removeprefix(BACKBONE_PREFIX): one for name, one in weights.items() if name.startswith(BACKBONE_PREFIX)}
     if "source" not in options or contents.get("reference"):
-        raise CheckpointError(f"{path} does not hold the backbone; give {OPTION}, where its files are")
+        raise CheckpointError(f"{path} does not contain the backbone; set {OPTION} to the folder of its files")
     preprocessor = {"do_normalize": options["normalize"] == "on", SAMPLE_RATE_KEY: contents["sample_rate"]}
     return Backbone(options["config"], preprocessor, options["source"], own)
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Under the names of the bare model: without the prefix of a model with a head, weight norm as torch has it now."""
+    """Weights under the names of the bare model: no prefix of a model with a head, current names of weight norm."""
     roots = {name.partition(".")[0] for name in weights}
     prefixes = [one for one in ("wav2vec2", "hubert", "wavlm", "data2vec_audio", "wav2vec2_bert") if one in roots]
     for name, value in weights.items():
@@ -153,7 +152,7 @@ def _renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty without the file."""
+    """The JSON object in a file; empty if there is no file."""
     if not path.is_file():
         return {}
     with reading(path, "a JSON object", CheckpointError):
@@ -162,7 +161,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _licence(card: Path) -> str:
-    """The licence that a model card names, or nothing."""
+    """The licence named in a model card, or an empty string."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     header = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
     try:

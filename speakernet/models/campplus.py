@@ -84,21 +84,21 @@ class NormedConvolution(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Layers whose input is the block's input and the output of all layers before."""
+    """Layers that each see the block's input and the outputs of all previous layers."""
 
     def __init__(self, channels_in: int, num_layers: int, dilation: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers))
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, frames) in and out, wider by 32 channels a layer."""
+        """(batch, channels, frames) in and out; each layer adds 32 channels."""
         for layer in self.layers:
             features = torch.cat((features, layer(features, lengths)), dim=1)
         return features
 
 
 class DenseLayer(nn.Module):
-    """A bottleneck, and a convolution whose result is masked by the context of the utterance and of the segment."""
+    """A bottleneck, then a convolution whose output is gated by the context of utterance and segment."""
 
     norm_behind = types.MappingProxyType({"bottleneck.conv": "norm"})
 
@@ -114,9 +114,9 @@ class DenseLayer(nn.Module):
         """(batch, channels, frames) to (batch, 32, frames)."""
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
         gate = self.excite(self.squeeze(context(hidden, lengths)).relu()).sigmoid()  # (batch, 32, segments)
-        # Constant over its segment, as in the original; the last segment is cut to the frames that exist.
+        # Constant over each segment, as in the original; the last segment is cut to the available frames.
         if torch.compiler.is_exporting():
-            # For any length; in training an index would be slow.
+            # Works for any length; in training, indexing would be slow.
             gate = gate[:, :, torch.arange(hidden.shape[2], device=hidden.device) // SEGMENT_FRAMES]
         else:
             gate = gate.repeat_interleave(SEGMENT_FRAMES, dim=2)[:, :, : hidden.shape[2]]
@@ -131,7 +131,7 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     """
     num_frames = features.shape[2]
     # Not a negated floor division: exported graphs divide towards zero.
-    # The exporter of torch would take the number of segments for that of its example: never one, and no reshape.
+    # torch's exporter would fix the number of segments to its example's: hence one more, and pooling, not reshaping.
     num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES + torch.compiler.is_exporting()
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
     if torch.compiler.is_exporting():

@@ -1,4 +1,4 @@
-"""The networks of voxceleb_trainer (f51bab8) on mel bands: two light ResNets and VGGVox."""
+"""The mel-band networks of voxceleb_trainer (f51bab8): two ResNets and VGGVox."""
 
 import types
 from functools import partial
@@ -57,7 +57,7 @@ class VGGVox(Trunk):
     Source: Nagrani et al. 2017, "VoxCeleb".
     """
 
-    # Fewer leave no frame for the last pooling.
+    # Fewer frames leave none for the last pooling.
     min_frames = 63
 
     def __init__(self, options: VGGVoxOptions, num_features: int) -> None:
@@ -112,6 +112,6 @@ class _Convolution(nn.Module):
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = valid_length(lengths, *self.grid)
         hidden = relu(self.norm(self.conv(features)))
-        # Pooling is not padded: windows of valid output cover valid input only, so one mask at the end is enough.
+        # Pooling is not padded: valid outputs depend on valid inputs only, so one mask at the end suffices.
         lengths = valid_length(lengths, *self.pool_grid)
         return mask_frames(self.pool(hidden), lengths), lengths

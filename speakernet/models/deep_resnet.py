@@ -1,4 +1,4 @@
-"""Deeper residual networks: published depths, SimAM attention, and Gemini DF-ResNet, deep and narrow."""
+"""Deeper residual networks: published depths, SimAM attention, and the deep and narrow Gemini DF-ResNet."""
 
 import types
 from functools import partial
@@ -11,8 +11,8 @@ from speakernet.models.options.trunks import DeepResNetOptions, GeminiOptions, S
 from speakernet.models.resnet import ResidualBlock, ResidualStage, ResidualTrunk, Stride, make_shortcut
 
 EXPANSION = 4
-"""The wide side of a bottleneck in channels of the narrow one."""
-# Of Gemini's first convolution, then of its four stages, which halve mels more often than frames.
+"""Ratio of the wide to the narrow side of a bottleneck."""
+# Channels of Gemini's first convolution, then of its four stages, which halve mels more often than frames.
 CHANNELS = (32, 32, 64, 128, 256)
 MEL_STRIDE = 2
 FRAME_STRIDES = (1, 2, 1, 1)
@@ -21,7 +21,7 @@ FRAME_STRIDES = (1, 2, 1, 1)
 class Bottleneck(nn.Module):
     """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, and a shortcut.
 
-    Four times as wide at the end; inverted, four times as wide inside, where the 3 x 3 convolution is depthwise.
+    Its output is four times as wide; inverted, its inside is, and the 3 x 3 convolution is depthwise.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
@@ -32,7 +32,7 @@ class Bottleneck(nn.Module):
         self.out_channels, self.frame_stride = out, stride[1]
         self.conv1 = nn.Conv2d(channels_in, inner, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(inner)
-        # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the 1 x 1 before.
+        # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the first 1 x 1.
         groups = inner if inverted else 1
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=groups, bias=False)
         self.norm2 = nn.BatchNorm2d(inner)
@@ -51,7 +51,7 @@ class Bottleneck(nn.Module):
 class DeepResNet(ResidualTrunk):
     """Residual network of a published depth, as wespeaker trains it on VoxCeleb, with torch's default initial weights.
 
-    Source: He et al. 2016; the depths from 152 on by wespeaker (Wang et al. 2023) and its entries to VoxSRC.
+    Source: He et al. 2016; depths from 152 on from wespeaker (Wang et al. 2023) and its entries to VoxSRC.
     """
 
     def __init__(self, options: DeepResNetOptions, num_features: int) -> None:
@@ -63,17 +63,17 @@ class SimAMResNet(ResidualTrunk):
     """Residual network with SimAM attention, 64 to 512 channels.
 
     Source: Qin et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection";
-    the published weights are those of VoxBlink2 (Lin et al. 2024).
+    published weights from VoxBlink2 (Lin et al. 2024).
     """
 
     def __init__(self, options: SimAMResNetOptions, num_features: int) -> None:
-        # In the place of the gate of SE-ResNets: after the second norm, before the shortcut is added.
+        # SimAM replaces the gate of SE-ResNets: after the second norm, before the shortcut is added.
         make_block = partial(ResidualBlock, gate=SimilarityAttention)
         super().__init__(num_features, options.channels, options.blocks, make_block)
 
 
 class SimilarityAttention(nn.Module):
-    """SimAM: scale every value by its distance from its channel's mean; no weights.
+    """SimAM: scales every value by its distance from its channel's mean, without weights.
 
     Source: Yang et al. 2021, "SimAM: a simple, parameter-free attention module", equation 5; used for speakers by Qin
     et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection".
@@ -86,13 +86,13 @@ class SimilarityAttention(nn.Module):
         super().__init__()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
+        """(batch, channels, mels, frames) in and out; frames past an utterance's end must be zero."""
         mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
-        # Squares of float16 end at 255.
+        # In float16 squares overflow above 255.
         wide = torch.promote_types(features.dtype, torch.float32)
         distance = mask_frames((features - mean).to(wide).square(), lengths)
         count = features.shape[2] * (features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1))
-        # Divided by n - 1, as the original's code does.
+        # Divided by n - 1, as in the original code.
         variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
         gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
         return features * gate.to(features.dtype)

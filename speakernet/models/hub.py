@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face hub through its own library: its cache, its offline switch, its tokens."""
+"""Repositories on the Hugging Face hub, through its own library with its cache, offline switch and tokens."""
 
 import logging
 import re
@@ -19,21 +19,21 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path:
-    """The folder of a repository in the cache, with the files that match `wanted`; fetched if they are not there.
+    """The cached folder of a repository with the files that match `wanted`, downloaded if necessary.
 
     Raises:
-        CheckpointError: begins with `what`; no such repository, a private one, or neither a network nor a cached copy.
+        CheckpointError: no such repository, a private one, or neither a network nor a cached copy; starts with `what`.
     """
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise CheckpointError(
-            f"{what} ({revision}) is neither here nor a model of the hub; check its spelling, or {LOG_IN} if it is a "
-            "private one"
+            f"{what} ({revision}) is neither a local folder nor a model on the hub; check its spelling, or {LOG_IN} if "
+            "it is private"
         ) from error
     except Exception as error:
-        # httpx, the hub and the system have their own errors for a network that is not there.
+        # httpx, the hub and the system each raise their own errors without a network.
         try:
             cached = Path(
                 huggingface_hub.snapshot_download(
@@ -42,21 +42,21 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
             )
         except Exception:
             raise CheckpointError(
-                f"{what} is neither here nor in the cache, and the hub cannot be reached ({error_line(error)}); "
-                "fetch it once where there is a network, or give a file or folder"
+                f"{what} is neither a local folder nor in the cache, and the hub cannot be reached "
+                f"({error_line(error)}); download it once with a network, or give a file or folder"
             ) from error
-        logger.warning("the hub cannot be reached (%s): the cached copy %s is used", error_line(error), cached)
+        logger.warning("the hub cannot be reached (%s); using the cached copy %s", error_line(error), cached)
         return cached
 
 
 def published_sha256(file: Path) -> str:
-    """The SHA-256 that the hub gave for a large file: its name in the cache; empty for a small one."""
+    """The hub's SHA-256 of a large file, which is its name in the cache; empty for a small file."""
     name = file.resolve().name
     return name if re.fullmatch("[0-9a-f]{64}", name) else ""
 
 
 def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> str:
-    """Put files into a repository, which is made if it is missing; the address of what is there now."""
+    """Upload files to a repository, created if missing; returns the address of the commit."""
     api = huggingface_hub.HfApi()
     added = [
         huggingface_hub.CommitOperationAdd(path_in_repo=target, path_or_fileobj=content)
@@ -67,6 +67,6 @@ def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> s
         done = api.create_commit(name, added, commit_message=f"Add {', '.join(files)}")
     except Exception as error:
         raise CheckpointError(
-            f"{name}: the hub did not take it ({error_line(error)}); {LOG_IN} to a token that may write there"
+            f"{name}: the upload to the hub failed ({error_line(error)}); {LOG_IN} to a token with write access"
         ) from error
     return str(done.commit_url)

@@ -1,4 +1,4 @@
-"""Poolings over the layers and frames of a pretrained model: from (batch, layers, channels, frames) to (batch, dim)."""
+"""Poolings over the layers and frames of a pretrained model: (batch, layers, channels, frames) to (batch, dim)."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from speakernet.options import create, lookup
 
 
 class LayerWeights(nn.Module):
-    """Sum over layers under learned weights that sum to one; the same for each layer at first.
+    """Weighted sum over layers; the learned weights sum to one and are initially equal.
 
     >>> LayerWeights(2)(torch.tensor([[[[1.0]], [[3.0]]]]))
     tensor([[[2.]]], grad_fn=<SumBackward1>)
@@ -43,24 +43,24 @@ class LayerSum(Pooling):
         component = lookup(POOLINGS, options.over_frames, "pooling over frames")
         if component.options.takes_layers:
             raise ValueError(
-                f"model.pooling_options.over_frames: {options.over_frames} itself pools over layers; use TSTP"
+                f"model.pooling_options.over_frames: {options.over_frames} pools over layers, not frames; use TSTP"
             )
         inner = create(component, component.options(), channels=channels)
         super().__init__(inner.dim)
         self.weights, self.over_frames = LayerWeights(layers), inner
 
     def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, layers, channels, frames) to what the pooling over frames gives."""
+        """(batch, layers, channels, frames) to the output of the pooling over frames, (batch, dim)."""
         return self.over_frames(self.weights(states), lengths)  # type: ignore[no-any-return]
 
 
 class MHFA(Pooling):
-    """Multi-head factorized attentive pooling; with context the logits of a head see the keys of neighbouring frames.
+    """Multi-head factorized attentive pooling; with context, a head's logits also depend on neighbouring frames.
 
     Source: Peng et al. 2022, "An attention-based backend allowing efficient fine-tuning of transformer models for
     speaker verification", equations 1 to 5; its last linear layer is the network's embedding layer. Peng et al. 2024,
     "CA-MHFA: A context-aware multi-head factorized attentive pooling for SSL-based speaker verification", section 3,
-    with one query a group.
+    with one query per group.
 
     >>> MHFA(MHFAOptions(heads=3, compression=5), 4, 2)(torch.ones(2, 2, 4, 7)).shape
     torch.Size([2, 15])
@@ -71,7 +71,7 @@ class MHFA(Pooling):
         self.key_weights, self.value_weights = LayerWeights(layers), LayerWeights(layers)
         self.keys = nn.Linear(channels, options.compression)
         self.values = nn.Linear(channels, options.compression)
-        # From keys (batch, compression, frames) to logits (batch, heads, frames); published without bias over several.
+        # Keys (batch, compression, frames) to logits (batch, heads, frames); as published, no bias with context.
         context = options.context
         self.attention = nn.Conv1d(
             options.compression, options.heads, 2 * context + 1, padding=context, bias=context == 0
@@ -82,14 +82,14 @@ class MHFA(Pooling):
         keys = self.keys(self.key_weights(states).transpose(1, 2))  # (batch, frames, compression)
         values = self.values(self.value_weights(states).transpose(1, 2))
         if lengths is not None:
-            # What a head sees beyond the last frame is what it sees beyond the last frame of the batch: zeros.
+            # Zeros past an utterance's end, like the convolution's padding past the end of the batch.
             keys = keys * (torch.arange(keys.shape[1], device=keys.device) < lengths[:, None])[..., None]
         weights = softmax_over_frames(self.attention(keys.transpose(1, 2)), lengths)  # (batch, heads, frames)
         return (weights @ values).flatten(1)
 
 
 class AdapterMFA(Pooling):
-    """An adapter of two linear layers for each layer's states, all joined, then attentive statistics of each channel.
+    """An adapter of two linear layers for each layer's states, concatenated, then attentive statistics per channel.
 
     Source: Li et al. 2025, "Enhancing speaker verification with w2v-BERT 2.0 and knowledge distillation guided
     structured pruning" (arXiv 2510.04213), section 2, in wespeaker's form (`w2vbert_adapter_mfa.py`).

@@ -1,7 +1,7 @@
-"""What all model families share: the trunk, masks for lengths, convolutions, gates, Res2Net's split, the embedding.
+"""Shared parts of the model families: trunk, length masks, convolutions, gates, Res2Net's split, embedding layer.
 
-With `lengths` (valid frames of each utterance) every layer leaves frames past an utterance's end at zero, which is what
-a convolution pads the utterance alone with. Without `lengths` (training on crops) nothing is masked.
+With `lengths` (valid frames of each utterance) every layer zeroes the frames past an utterance's end, like a
+convolution's padding of that utterance alone. Without `lengths` (training on crops) nothing is masked.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from speakernet.frontend.features import valid_frames
 
 # Channels that oneDNN's kernels process at once.
 ONEDNN_BLOCK = 16
-# Channels to hidden channels of a gate.
+# Ratio of channels to hidden channels in a gate.
 REDUCTION = 8
 
 
 def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero the frames, the last axis, past each utterance's end."""
+    """Zero the frames (last axis) past each utterance's end."""
     if lengths is None:
         return features
     past = ~valid_frames(lengths, features.shape[-1])
@@ -27,16 +27,16 @@ def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """Mean over the valid frames of (batch, channels, frames), (batch, channels); past the end must be zeros."""
+    """Mean over the valid frames of (batch, channels, frames), (batch, channels); invalid frames must be zero."""
     if lengths is None:
         return features.mean(dim=-1)
-    # A sum over hundreds of frames may overflow in 16 bits, though the mean does not.
+    # In 16 bits a sum over hundreds of frames may overflow even if the mean does not.
     sums = features.sum(dim=-1, dtype=torch.promote_types(features.dtype, torch.float32))
     return (sums / lengths.unsqueeze(1)).to(features.dtype)
 
 
 def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
-    """Valid frames after a strided convolution that is padded by half its kernel."""
+    """Valid frames after a strided convolution padded by half its kernel."""
     return None if lengths is None else (lengths - 1) // stride + 1
 
 
@@ -55,7 +55,7 @@ class MaskedConvolution(nn.Conv2d):
         super().__init__(channels_in, channels, kernel, padding=padding, groups=groups, bias=bias)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """(batch, channels, mels, frames) in and out, and (batch,) valid frames."""
+        """(batch, channels, mels, frames) in and out; `lengths` is (batch,) valid frames."""
         return super().forward(mask_frames(features, lengths))
 
 
@@ -63,23 +63,23 @@ def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: st
     """Refuse utterances that are too short for a model."""
     shortest = features.shape[2] if lengths is None else int(lengths.min())
     if shortest < fewest:
-        raise ValueError(f"{name} needs {fewest} {unit} or more, found an utterance of {shortest}")
+        raise ValueError(f"{name} needs {fewest} {unit} or more, found an utterance of {shortest} {unit}")
 
 
 def relu(features: Tensor) -> Tensor:
     """ReLU, in place in eager networks.
 
-    A network compiled for a CPU keeps the result for the backward pass instead of a mask of bytes, which torch's code
-    for CPUs stores and loads one at a time (a compiled residual block takes 2.7 times as long with it).
+    A network compiled for a CPU saves the result for the backward pass instead of a byte mask, which torch's CPU code
+    stores and loads one byte at a time (a compiled residual block takes 2.7 times as long with it).
     """
-    # 40 ms a block with torch's mask, 15 with the result kept, 23 eager (16 channels, batch of 16, one core).
+    # 40 ms per block with torch's mask, 15 with the saved result, 23 eager (16 channels, batch of 16, one core).
     if torch.compiler.is_compiling() and features.requires_grad and features.device.type == "cpu":
         return CompiledReLU.apply(features)
     return features.relu_()
 
 
 class Rectifier(nn.Module):
-    """ReLU as a module, so that `fold_batch_norms` can replace it by a `ChannelFloor`."""
+    """ReLU as a module, so that `fold_batch_norms` can replace it with a `ChannelFloor`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """max(features, 0), any shape."""
@@ -89,7 +89,7 @@ class Rectifier(nn.Module):
 class ChannelFloor(nn.Module):
     """The larger of each feature and its channel's floor: ReLU and the batch norm after it in one pass.
 
-    A norm gives scale x max(feature, 0) + shift, which for a positive scale is max(scale x feature + shift, shift).
+    The norm gives scale x max(feature, 0) + shift, which for a positive scale is max(scale x feature + shift, shift).
     """
 
     floors: Tensor
@@ -104,7 +104,7 @@ class ChannelFloor(nn.Module):
 
 
 class CompiledReLU(torch.autograd.Function):
-    """ReLU whose gradient is taken from its result."""
+    """ReLU that computes its gradient from its result."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor) -> Tensor:
@@ -115,30 +115,30 @@ class CompiledReLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """The gradient, zero unless the result is above zero."""
+        """The gradient where the result is above zero, else zero."""
         (result,) = ctx.saved_tensors
         # The result is never negative, so its sign is the mask, one or zero.
         return gradients[0] * result.sign()
 
 
 def is_safe_in_channels_last(net: nn.Module) -> bool:
-    """Whether every 2-D convolution of `net` may run in channels_last on a CPU.
+    """Whether every 2-D convolution of `net` can run in channels_last on a CPU.
 
     oneDNN (in torch 2.14) overruns its buffers in the weight gradient of strided 1 x 1 convolutions with fewer than 16
-    input channels, which ends the process.
+    input channels, which crashes the process.
     """
     return not any(
         isinstance(part, nn.Conv2d)
         and max(part.kernel_size) == 1
         and max(part.stride) > 1
-        # 8 and 12 channels end the process ("free(): invalid next size"), 16, 20, 24 and 40 give the right numbers.
+        # 8 and 12 channels crash ("free(): invalid next size"); 16, 20, 24 and 40 give correct results.
         and part.in_channels < ONEDNN_BLOCK
         for part in net.modules()
     )
 
 
 class SqueezeExcitation(nn.Module):
-    """Scale every channel by a gate computed from the means of all channels.
+    """Scales every channel by a gate computed from the means of all channels.
 
     Source: Hu et al. 2018, "Squeeze-and-Excitation Networks", equations 2 to 4.
     """
@@ -154,8 +154,8 @@ class SqueezeExcitation(nn.Module):
         return self.excite(self.squeeze(means).relu()).sigmoid()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out, in place without gradients; zeros past an utterance's end."""
-        # An eager training step of ResNetSE34L takes 0.87 of its time with it, a compiled one 0.98.
+        """(batch, channels, mels, frames) in and out, in place without gradients; invalid frames must be zero."""
+        # TrainingGate cuts an eager training step of ResNetSE34L to 0.87 of its time, a compiled one to 0.98.
         if lengths is None and features.requires_grad:
             weights = self.squeeze.weight, self.squeeze.bias, self.excite.weight, self.excite.bias
             return TrainingGate.apply(features, *weights)
@@ -165,10 +165,10 @@ class SqueezeExcitation(nn.Module):
 
 
 class TrainingGate(torch.autograd.Function):
-    """Squeeze-and-excitation of full crops as one function: its gradient is one pass over the features.
+    """Squeeze-and-excitation of full crops as one function whose backward pass reads the features once.
 
-    Autograd would write the scaled gradient first and add the share of the means in a second pass, several times slower
-    than the first on a CPU. The gate is computed in the precision of its weights, not of autocast.
+    Autograd would write the scaled gradient first and add the gradient through the means in a second pass, which on a
+    CPU is several times slower than the first. The gate is computed in the precision of its weights, not of autocast.
     """
 
     @staticmethod
@@ -188,24 +188,24 @@ class TrainingGate(torch.autograd.Function):
         """Gradients of features and weights, in their shapes and precisions."""
         features, squeeze, excite, means, hidden, gate = ctx.saved_tensors
         (gradient,) = gradients
-        # Products of float16 overflow at 65,504, up to which gradients are scaled.
+        # float16 products overflow above 65,504, close to which the loss scale brings gradients.
         wide = gradient.float() if gradient.dtype == torch.float16 else gradient
-        of_gate = _sums(wide * features, gate.dtype)
-        of_excited = of_gate * gate * (1 - gate)
-        of_squeezed = (of_excited @ excite) * hidden.sign()
-        of_means = (of_squeezed @ squeeze) / features[0, 0].numel()
-        share, factor = (values.to(features.dtype)[:, :, None, None] for values in (of_means, gate))
-        # Autograd's second pass, which adds the broadcast share, took 10 ms against 1.3 of its first (16 channels).
-        of_features = torch.addcmul(share, gradient, factor)
-        of_weights = (of_squeezed.t() @ means, of_squeezed.sum(0), of_excited.t() @ hidden, of_excited.sum(0))
-        return of_features, *of_weights
+        d_gate = _sums(wide * features, gate.dtype)
+        d_excited = d_gate * gate * (1 - gate)
+        d_squeezed = (d_excited @ excite) * hidden.sign()
+        d_means = (d_squeezed @ squeeze) / features[0, 0].numel()
+        share, factor = (values.to(features.dtype)[:, :, None, None] for values in (d_means, gate))
+        # Autograd's second pass, which adds the broadcast share, took 10 ms and its first 1.3 ms (16 channels).
+        d_features = torch.addcmul(share, gradient, factor)
+        d_weights = (d_squeezed.t() @ means, d_squeezed.sum(0), d_excited.t() @ hidden, d_excited.sum(0))
+        return d_features, *d_weights
 
 
 def _sums(features: Tensor, dtype: torch.dtype) -> Tensor:
     """Sums over mels and frames, (batch, channels) of `dtype`."""
-    # A CPU copies all features to float32 before it adds them in float32; only float16 needs that, against overflow.
+    # A CPU copies all features to float32 for a float32 sum; only float16 needs that, against overflow.
     is_wide = features.dtype == torch.bfloat16
-    # One sum over both axes takes 0.06 ms for 10 crops of the first stage, a sum over each in turn 0.45.
+    # One sum over both axes takes 0.06 ms for 10 crops of the first stage, two successive sums 0.45.
     return features.sum((2, 3), dtype=features.dtype if is_wide else dtype).to(dtype)
 
 
@@ -222,24 +222,24 @@ def initialize_convolutions(module: nn.Module) -> None:
 class Trunk(nn.Module):
     """The abstract trunk between features and pooling.
 
-    It takes features (batch, mels, frames) and the valid frames of each or None, and gives frames (batch, channels,
-    frames) and the valid frames of each.
+    It maps features (batch, mels, frames) to frames (batch, channels, frames). It also takes the number of valid frames
+    of each utterance, or None, and returns the new numbers.
     """
 
     out_channels: int
-    """Channels of its output."""
+    """Channels of the output."""
     num_states: int = 1
-    """Layers whose states it gives, each of as many channels."""
+    """Number of layers in the output, each with `out_channels`."""
     min_frames: int = 1
-    """Frames of the shortest utterance."""
+    """Frames of the shortest possible utterance."""
 
 
 def make_embedding(kind: str, dim_in: int, dim: int) -> nn.Module:
     """The layer from pooled vector to embedding.
 
-    `linear`; `normed_linear`, with a batch norm behind it (`emb_bn` in wespeaker and ReDimNet); `plain_normed_linear`,
-    without bias and with a batch norm without weights (CAM++); `two_linear`, with ReLU and a batch norm without weights
-    between (x-vector, `two_emb_layer` in wespeaker).
+    `linear`; `normed_linear`, followed by a batch norm (`emb_bn` in wespeaker and ReDimNet); `plain_normed_linear`,
+    without bias and followed by a batch norm without weights (CAM++); `two_linear`, two layers with ReLU and a batch
+    norm without weights in between (x-vector, `two_emb_layer` in wespeaker).
     """
     layer = nn.Linear(dim_in, dim, bias=kind != "plain_normed_linear")
     if kind == "linear":
@@ -264,10 +264,10 @@ def multi_scale(
     passed: Passed = "none",
     fusions: Sequence[nn.Module] | nn.ModuleList = (),
 ) -> Tensor:
-    """Res2Net's split: groups of channels pass through convolutions, each joined with the result of the one before.
+    """Res2Net's split: groups of channels pass through convolutions, each combined with the previous group's result.
 
-    `passed` names the group without a convolution, `finish` applies norm and activation in their order, and `fusions`
-    join a group with the result before it; without them they are added.
+    `passed` names the group without a convolution, `finish` applies norm and activation in the right order, and
+    `fusions` combine a group with the previous result; without them the two are added.
 
     Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture", section 3.1.
     """
@@ -288,10 +288,10 @@ def relu_then_norm(features: Tensor, norm: nn.Module) -> Tensor:
 
 
 def norm_then_clipped_relu(features: Tensor, norm: nn.Module) -> Tensor:
-    """Batch norm before a ReLU that ends at 20, as in Res2Net and ERes2Net."""
+    """Batch norm before a ReLU clipped at 20, as in Res2Net and ERes2Net."""
     return clipped_relu(norm(features))
 
 
 def clipped_relu(features: Tensor) -> Tensor:
-    """ReLU that ends at 20, in place."""
+    """ReLU clipped at 20, in place."""
     return features.clamp_(0.0, CEILING)

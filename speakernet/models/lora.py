@@ -1,4 +1,4 @@
-"""Low-rank adapters on a pretrained backbone, by peft. `speakernet.models.pretrained` merges them.
+"""Adds low-rank adapters to a pretrained backbone, using peft. `speakernet.models.pretrained` merges them.
 
 Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models", equation 3.
 """
@@ -12,17 +12,17 @@ TARGETS = {
     "wav2vec2-bert": ["linear_q", "linear_v"],
     "wavlm": ["intermediate_dense", "output_dense"],
 }
-OF_THE_OTHERS = ["q_proj", "v_proj"]
-# WavLM hands the weights of its attention to torch, past the layers that adapters would replace.
+DEFAULT_TARGETS = ["q_proj", "v_proj"]
+# WavLM passes its attention weights directly to torch, bypassing the layers that adapters would replace.
 WAVLM_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def add_adapters(backbone: nn.Module, options: PretrainedOptions) -> None:
-    """Put adapters on the linear layers that are asked for, in place; ValueError if a name matches none."""
+    """Add adapters to the requested linear layers, in place; ValueError if a name matches none."""
     kind = str(backbone.config.model_type)  # type: ignore[union-attr]
     targets = options.lora_targets
     if targets == ["auto"]:
-        targets = TARGETS.get(kind, OF_THE_OTHERS)
+        targets = TARGETS.get(kind, DEFAULT_TARGETS)
     linear = {
         name.rpartition(".")[2]
         for name, module in backbone.encoder.named_modules()  # type: ignore[union-attr]
@@ -30,7 +30,7 @@ def add_adapters(backbone: nn.Module, options: PretrainedOptions) -> None:
     }
     if unknown := [name for name in targets if name not in linear]:
         raise ValueError(
-            f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that can have adapters; "
+            f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that supports adapters; "
             f"expected {', '.join(sorted(linear))}"
         )
     config = peft.LoraConfig(

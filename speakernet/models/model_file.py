@@ -1,8 +1,8 @@
-"""The model file (format version 1): a trained network as plain values and tensors, and how weights enter a network.
+"""The model file (format version 1): a trained network as plain values and tensors; loads weights into networks.
 
-A file describes itself: model and front end by name and options, sample rate, weights, and what scoring needs (mean
-embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes it. A file comes from outside: its entries
-are checked here, and the network it describes is counted against its weights before memory is taken.
+A file is self-describing: model and front end by name and options, sample rate, weights, and what scoring needs (mean
+embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes it. Files are untrusted: this module
+checks the entries, and compares the described network with the size of the weights before allocating memory.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
-"""Hz, as the option `data.sample_rate` has them."""
+"""Hz, the bounds of the option `data.sample_rate`."""
 MOST_VALUES = 1_000_000
-"""Plain values in an entry; a file has some hundred."""
+"""Limit on plain values in an entry; real files have a few hundred."""
 LAID_OUT_AT_MOST = 2
-"""Times the numbers in the file: some are registered a second time under another name."""
+"""Limit on the network's parameters relative to those in the file: some are registered twice, under two names."""
 MOST_MAPS = 10
-"""Affine maps of an adaptation; two are fitted, an imported chain has three."""
+"""Limit on affine maps of an adaptation; two are fitted, an imported chain has three."""
 BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
-"""Part of the name of the backup of a model file before the first such change."""
+"""Part of the name of a model file's backup from before the first such change."""
 TENSORS = ("weights", "embedding_mean")
 ADVICE = "the file is damaged or from another program; copy or download it again, or take an earlier checkpoint"
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A network with its weights, in evaluation mode, and everything else that its model file holds."""
+    """A network with its weights, in evaluation mode, and all contents of its model file."""
 
     net: SpeakerNet
     contents: dict[str, Any]
@@ -59,16 +59,16 @@ class ModelFile:
 
 @dataclass
 class LoadReport:
-    """What `load_initial_weights` did."""
+    """The result of `load_initial_weights`."""
 
     source: str
-    """The kind of file: "speakernet", or the toolkit it came from."""
+    """The kind of file: "speakernet", or the toolkit that wrote it."""
     num_loaded: int
     """Tensors loaded into the network and the loss."""
     head: str = "none"
     """The loss's weights: "loaded", "new" or "none"."""
     not_loaded: list[str] = field(default_factory=list)
-    """What the file holds and nothing took, each with the reason."""
+    """Entries of the file that were not loaded, each with the reason."""
 
 
 def model_file_contents(
@@ -82,17 +82,17 @@ def model_file_contents(
     training_summary: Mapping[str, Any] | None = None,
     is_last: bool = False,
 ) -> dict[str, Any]:
-    """Everything a model file holds, as plain values and tensors.
+    """The contents of a model file, as plain values and tensors.
 
     Args:
-        net: the network; its weights are referred to, not copied.
-        loss_normalizes: whether classic scoring normalises embeddings of the loss it was trained with.
+        net: the network; its weights are referenced, not copied.
+        loss_normalizes: whether classic scoring normalises embeddings trained with this loss.
         embedding_mean: (dim,) subtracted before scoring.
-        embedding_mean_of: the way of embedding that the mean was measured with and belongs to.
-        calibration: score to log-likelihood ratio.
-        thresholds: decisions, each with the scoring it belongs to.
-        training_summary: how it was trained.
-        is_last: of last.pt, which does not hold what the files of a pretrained backbone hold.
+        embedding_mean_of: the way of embedding for which the mean was measured.
+        calibration: maps scores to log-likelihood ratios.
+        thresholds: decision thresholds, each with its scoring.
+        training_summary: facts about the training.
+        is_last: whether this is for last.pt, which omits the frozen weights of a pretrained backbone.
     """
     is_named = is_last or getattr(getattr(net.trunk, "options", None), "reference", False)
     fixed = getattr(net.trunk, "fixed", ()) if is_named else ()
@@ -118,7 +118,7 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
     """The network of a model file with its weights, in evaluation mode, on `device`.
 
     Raises:
-        CheckpointError: not a model file of speakernet, of a newer format, damaged, or with other weights than it says.
+        CheckpointError: not a speakernet model file, a newer format, damaged, or weights that do not fit the network.
     """
     return model_of(_read(path), path, device)
 
@@ -134,17 +134,17 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
-    """The network of a model file that was read, in evaluation mode, on `device`."""
+    """The network of a model file's contents, in evaluation mode, on `device`."""
     with reading(path, "a model file of this program", CheckpointError):
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
             if module not in OUTSIDE:
                 raise CheckpointError(f"{path} needs {module}.py, which is not loaded: give --plugin {module}.py")
             if OUTSIDE[module][1] != digest:
-                logger.warning("%s was made with another %s.py than the one that is loaded", path, module)
+                logger.warning("%s was made with a different version of %s.py", path, module)
         weights = network_weights(contents, path)
         check_finite(weights, path)
-        # Before building: whatever the file claims, memory is taken for what fits its weights.
+        # Before building: whatever the file claims, memory is only allocated for a network that fits its weights.
         with laid_out(weights, path):
             expected = SpeakerNet.from_spec(contents).state_dict()
         check_fits(weights, expected, path)
@@ -159,13 +159,13 @@ def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | 
 def update_model_file(
     path: str | Path, changes: Mapping[str, Any], *, out: str | Path | None = None, backs_up: bool = True
 ) -> Path | None:
-    """Replace entries of a model file, atomically; its weights stay as they are on disk.
+    """Replace entries of a model file, atomically; its weights do not change.
 
     Args:
-        path: of the model file.
+        path: the model file.
         changes: entries and their values.
-        out: another file to write; the file itself is then not changed.
-        backs_up: keep the file as it was before the first such change, next to it.
+        out: another file to write instead of changing `path`.
+        backs_up: keep a copy from before the first such change next to the file.
 
     Returns:
         The backup, if this call made one.
@@ -173,24 +173,24 @@ def update_model_file(
     contents = _read(path)
     check_entries(contents, path)
     target = Path(path if out is None else out)
-    # A mean changes every score, a calibration none: each has its own backup.
+    # A new mean changes every score, a calibration none, so each has its own backup.
     mark = MEAN_MARK if "embedding_mean" in changes else BACKUP_MARK
     backup = target.with_name(f"{target.stem}{mark}{target.suffix}")
     makes_backup = backs_up and target.resolve() == Path(path).resolve() and not backup.exists()
     if makes_backup:
-        # A second name is enough: the new content is written as a new file.
+        # A second name for the old file suffices: the new content is written to a new file.
         place(path, backup)
     write_checkpoint(target, {**contents, **changes})
     return backup if makes_backup else None
 
 
 def is_model_file(contents: Any) -> bool:
-    """Whether a checkpoint that was read is ours."""
+    """Whether the contents of a checkpoint are those of a model file."""
     return isinstance(contents, dict) and "format_version" in contents and "weights" in contents
 
 
 def network_weights(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
-    """The file's network weights without wrapper prefixes and without training-only state."""
+    """The file's network weights, without wrapper prefixes and training-only state."""
     weights = contents["weights"]
     if contents.get("reference"):
         weights = lookup(MODELS, contents["model"]["name"], "model").load().complete(contents, path)
@@ -201,10 +201,10 @@ def network_weights(contents: Mapping[str, Any], path: str | Path) -> dict[str, 
 def load_initial_weights(
     net: SpeakerNet, loss: nn.Module | None, path: str | Path, *, speakers: int | None = None
 ) -> LoadReport:
-    """Load the weights of one of our files or of a checkpoint that an importer knows, and nothing else.
+    """Load only the weights of a model file, or of a checkpoint that an importer supports.
 
-    The network is loaded whole or not at all; the loss's weights only if they are those of the same loss with the same
-    speakers (`speakers` is their checksum), else the head stays new.
+    The network is loaded completely or not at all; the loss's weights only if they belong to the same loss with the
+    same speakers (`speakers` is their checksum), otherwise the head starts from scratch.
     """
     contents = read_checkpoint(path)
     report = LoadReport("speakernet", 0)
@@ -213,12 +213,12 @@ def load_initial_weights(
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
             weights, head = network_weights(contents, path), _saved_head(contents, speakers)
-            # It fits the embeddings of the old weights only.
+            # An adaptation only fits the embeddings of the old weights.
             left = [name for name in weights if name.startswith("adaptation.")]
             report.not_loaded = [f"{name} (run `speakernet adapt` again after training)" for name in left]
             weights = {name: value for name, value in weights.items() if name not in left}
         else:
-            # Late: only files of other toolkits need their importers.
+            # Imported late: only files of other toolkits need it.
             from speakernet.models.importers import translate
 
             translated = translate(contents, net, path)
@@ -230,7 +230,7 @@ def load_initial_weights(
         report.num_loaded = len(weights)
         _load_head(loss, head, report)
     logger.info(
-        "%s: loaded %d tensors of a %s file; optimizer and schedule start from scratch",
+        "%s: loaded %d tensors from a %s file; optimizer and schedule start from scratch",
         *(path, report.num_loaded, report.source),
     )
     if report.head == "new":
@@ -252,7 +252,7 @@ def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path:
     ours, name = net.spec(), contents["model"]["name"]
     if name != ours["model"]["name"]:
         raise CheckpointError(
-            f"{path} is a {name}, the configuration has {ours['model']['name']}; set model.name: {name}"
+            f"{path} is a {name}, but the configuration has {ours['model']['name']}; set model.name: {name}"
         )
     for component in ("model", "front_end"):
         if contents[component] != ours[component]:
@@ -266,11 +266,11 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         return
     own = loss.state_dict()
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in head.items()}:
-        # Other speakers or another loss: the trunk is useful all the same.
+        # Other speakers or another loss; the network is still useful.
         report.head = "new"
         for name, value in head.items():
             here = tuple(own[name].shape) if name in own else "not in this loss"
-            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (here: {here})")
+            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (in this run: {here})")
         return
     check_finite(head, "the head of the loss")
     loss.load_state_dict(dict(head))
@@ -280,7 +280,7 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
 
 @contextlib.contextmanager
 def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
-    """In the block networks are built without memory, and no larger than the weights of a file."""
+    """Inside the block, networks are built without memory; CheckpointError if one is larger than the file's weights."""
     left = LAID_OUT_AT_MOST * sum(value.numel() for value in weights.values())
 
     def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
@@ -291,14 +291,14 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"), _NoNumbers():
+        with torch.device("meta"), _NoDraws():
             yield
     finally:
         hook.remove()
 
 
-class _NoNumbers(TorchFunctionMode):
-    """Draws no random weights: on the meta device torch loads its compiler to draw them, which takes two seconds."""
+class _NoDraws(TorchFunctionMode):
+    """Skips random initialisation, for which torch would load its compiler on the meta device, taking two seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("uniform_", "normal_"):
@@ -307,11 +307,11 @@ class _NoNumbers(TorchFunctionMode):
 
 
 def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse a newer format, and entries that are missing or of another kind than the format has."""
+    """Refuse a newer format, and missing or malformed entries."""
     version = contents["format_version"]
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}: upgrade it"
+            f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}, upgrade it"
         )
     broken = [name for name in Entries.model_fields if name not in TENSORS and not _is_plain(contents.get(name))]
     try:
@@ -320,11 +320,11 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
     except ValidationError as error:
         broken = [str(error.errors(include_input=False)[0]["loc"][0])]
     if broken:
-        raise CheckpointError(f"{path}: {broken[0]} is missing or not what a model file holds; {ADVICE}")
+        raise CheckpointError(f"{path}: {broken[0]} is missing or malformed; {ADVICE}")
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether there are only plain values below, and not so many that a walk over shared ones takes for ever."""
+    """Whether a value contains only plain values, few enough that shared ones cannot make the walk endless."""
     waiting, left = [value], MOST_VALUES
     while waiting and left:
         one, left = waiting.pop(), left - 1
@@ -338,7 +338,7 @@ def _is_plain(value: Any) -> bool:
 
 
 CHECKS = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
-# A threshold that nothing reaches is infinite; NaN is not above minus infinity.
+# A threshold that nothing reaches is infinite; the bound refuses NaN.
 Limit = Annotated[float, Ge(-math.inf)]
 Count = Annotated[int, Ge(0)]
 Named: Any = create_model("Named", __config__=CHECKS, name=(str, ...), options=(dict[str, Any], ...))
@@ -353,7 +353,7 @@ Fit: Any = create_model(
     offset=(FiniteFloat, ...),
     prior=(FiniteFloat, ...),
     backend=(dict[str, Any], ...),
-    # Files of 0.2.0 do not hold the counts.
+    # Files of version 0.2.0 lack the counts.
     num_targets=(Count, 0),
     num_nontargets=(Count, 0),
 )
@@ -383,7 +383,7 @@ Entries = create_model(
     training_summary=(Summary | None, None),
     adaptation=(AdaptationEntry | None, None),
     components=(dict[str, str], {}),
-    # Weights that the files of a pretrained backbone hold, and this file does not.
+    # Number of weights that are only in the files of a pretrained backbone.
     reference=(Count | None, None),
 )
-"""What a model file holds; a file of 0.2.0 may leave out what has a default."""
+"""The entries of a model file; files of version 0.2.0 may lack those with a default."""

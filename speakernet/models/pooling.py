@@ -1,6 +1,6 @@
-"""Pooling: from `(batch, channels, frames)` to `(batch, dim)`, with statistics in float32 and over valid frames only.
+"""Poolings from `(batch, channels, frames)` to `(batch, dim)`, with statistics in float32 over valid frames only.
 
-A batch of utterances of different lengths pools to the vectors of the utterances alone.
+In a batch of different lengths, every utterance is pooled as if it were alone.
 """
 
 import torch
@@ -12,7 +12,7 @@ from speakernet.models.options.poolings import StatisticsPoolingOptions
 
 
 class Pooling(nn.Module):
-    """The abstract pooling; `dim` is the length of its vectors."""
+    """The abstract pooling; `dim` is the size of its output."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class MaxPooling(Pooling):
         """Maxima, (batch, channels)."""
         if lengths is not None:
             hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)
-            # Not zero, which would be the largest value of a channel that is negative throughout.
+            # Not zero, which would exceed all values of a negative channel.
             frames = frames.masked_fill(hidden, -torch.inf)
         return frames.amax(dim=2)
 
@@ -63,14 +63,14 @@ class StatisticsPooling(Pooling):
         self.variance_floor = options.variance_floor
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Means, then standard deviations with n - 1 below, (batch, 2 channels)."""
+        """Means, then standard deviations with divisor n - 1, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
-        # Added as in wespeaker, not clamped: a single frame has variance zero, and the root's gradient is infinite.
+        # As in wespeaker; needed because a single frame has variance 0, where the root's gradient is infinite.
         return torch.cat((mean, (variance + self.variance_floor).sqrt()), dim=1)
 
 
 def mean_and_variance(frames: Tensor, lengths: Tensor | None, is_unbiased: bool = True) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the valid frames, each (batch, channels); one frame alone has variance 0."""
+    """Mean and variance over the valid frames, each (batch, channels); a single frame has variance 0."""
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)

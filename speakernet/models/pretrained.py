@@ -1,8 +1,8 @@
-"""A large pretrained speech model as a trunk: the states of all its layers, and what of it is trained.
+"""A large pretrained speech model as a trunk that outputs the states of all its layers, and its fine-tuning.
 
-transformers gives the architecture; weights come through `backbones`. Rows of different lengths are run one by one:
-several backbones normalise over time, so padding would change what they give. `tune` says what a stage trains: before
-it and after `merge` the network has plain weights, so that model files need neither peft nor what a stage had frozen.
+transformers provides the architecture, `backbones` the weights. Rows of different lengths run one by one: several
+backbones normalise over time, so padding would change their output. `tune` selects what a stage trains: before it and
+after `merge` the network has plain weights, so model files depend neither on peft nor on what a stage froze.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from speakernet.models.options.pretrained import PretrainedOptions
 from speakernet.options import Component
 
 FAMILIES = ("wav2vec2", "hubert", "wavlm", "data2vec-audio", "wav2vec2-bert")
-# Not in training: masks over features are ours, a layer that is left out has no state, adapters change the frames.
+# Always off: features are masked by our front end, a dropped layer has no state, and adapters change the frames.
 FIXED = {
     **{"apply_spec_augment": False, "mask_time_prob": 0.0, "mask_feature_prob": 0.0, "layerdrop": 0.0},
     **{"add_adapter": False, "num_labels": 2},
 }
 BERT = "wav2vec2-bert"
-# peft is needed while adapters are trained, and never again.
+# peft is needed only while adapters are trained.
 LORA = Component(PretrainedOptions, "speakernet.models.lora:add_adapters")
 PLAIN = (".base_layer", "")
 VARIANCE_FLOOR = 1e-7
@@ -49,9 +49,9 @@ _states: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("states o
 
 
 class Pretrained(Trunk):
-    """A backbone of transformers; gives the input of its first layer and the output of each, (batch, layers, …).
+    """A transformers backbone; outputs the input of its first layer and the output of each layer, (batch, layers, …).
 
-    The norm that large models have behind their last layer is left out, as in fairseq's and BUT's layer results.
+    The norm after the last layer of large models is left out, as in the layer results of fairseq and BUT.
     """
 
     complete = staticmethod(complete)
@@ -65,7 +65,7 @@ class Pretrained(Trunk):
             rate = found.preprocessor.get(SAMPLE_RATE_KEY, RATE)
             if rate != sample_rate:
                 raise ValueError(
-                    f"{OPTION}: {options.backbone} was trained at {rate} Hz, data.sample_rate is {sample_rate}; "
+                    f"{OPTION}: {options.backbone} was trained at {rate} Hz, but data.sample_rate is {sample_rate}; "
                     f"set data.sample_rate: {rate}"
                 )
             normalizes = "on" if found.preprocessor.get("do_normalize", True) else "off"
@@ -81,7 +81,7 @@ class Pretrained(Trunk):
         if kind not in FAMILIES:
             raise ValueError(f"{OPTION}: {options.backbone} is a {kind}; expected one of {', '.join(FAMILIES)}")
         config = transformers.AutoConfig.for_model(**{**options.config, **FIXED})
-        # On the meta device transformers would ask for weights.
+        # Not `from_pretrained`: on the meta device it would require weights.
         self.backbone = transformers.AutoModel.from_config(config, dtype=torch.float32)
         self.is_bert = kind == BERT
         if self.is_bert:
@@ -93,7 +93,7 @@ class Pretrained(Trunk):
         layers[0].register_forward_pre_hook(_note_input)
         for layer in layers:
             layer.register_forward_hook(_note_output)
-        # CRC-32 of each tensor as its file gave it: what still has it need not be in last.pt.
+        # CRC-32 of each tensor as loaded from its file: last.pt omits tensors that still match.
         self._checksums: dict[str, int] = {}
         if found is not None:
             self._take(found.weights, found.source)
@@ -128,7 +128,7 @@ class Pretrained(Trunk):
         return stacked
 
     def _features(self, waveforms: Tensor) -> Tensor:
-        """What the backbone takes: samples, normalised if it wants that, or pairs of normalised frames of 80 bands."""
+        """The backbone's input: samples, normalised if needed, or pairs of normalised frames of 80 bands."""
         if not self.is_bert:
             if self.options.normalize != "on":
                 return waveforms
@@ -137,11 +137,11 @@ class Pretrained(Trunk):
         bands = self.fbank(waveforms).transpose(1, 2)  # (batch, frames, bands)
         variance, mean = torch.var_mean(bands, dim=1, keepdim=True)
         bands = (bands - mean) / (variance + VARIANCE_FLOOR).sqrt()
-        # An odd last frame has no partner.
+        # Drop an odd last frame.
         return bands[:, : bands.shape[1] // 2 * 2].reshape(bands.shape[0], -1, 2 * bands.shape[2])
 
     def _fewest_samples(self, config: Any) -> int:
-        """Samples of one frame of the backbone."""
+        """The number of samples that gives one frame of the backbone."""
         if self.is_bert:
             return self.fbank.window_samples + self.fbank.hop_samples
         samples = 1
@@ -150,7 +150,7 @@ class Pretrained(Trunk):
         return int(samples)
 
     def _take(self, weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> None:
-        """Load weights that were read, whole or not at all."""
+        """Load the weights, all or none."""
         expected = self.backbone.state_dict()
         problems = [f"missing {name}" for name in expected if name not in weights]
         problems += [
@@ -159,14 +159,14 @@ class Pretrained(Trunk):
             if name in expected and one.shape != expected[name].shape
         ]
         if problems:
-            raise CheckpointError(f"{OPTION}: the files of {source['name']} do not fit {problems[0]}")
+            raise CheckpointError(f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}")
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
         self._checksums = {name: _checksum(one) for name, one in self.backbone.state_dict().items()}
 
     def tune(self, options: PretrainedOptions, net: nn.Module) -> "FixedOutside":
-        """Train what a stage asks for; adapters of an earlier stage are merged first.
+        """Prepare a stage's training, after merging the adapters of an earlier stage.
 
-        Returns the network's state for last.pt.
+        Returns the object with the network's state for last.pt.
         """
         self.merge()
         self.options = options.model_copy(
@@ -179,7 +179,7 @@ class Pretrained(Trunk):
         self.fixed = {
             name
             for name, parameter in self.backbone.named_parameters()
-            # With adapters best.pt has the merged weight: the one below is kept, for a resume without the files.
+            # With adapters best.pt has only merged weights, so last.pt keeps the base for a resume without the files.
             if not parameter.requires_grad
             and not name.endswith(".base_layer.weight")
             and self._checksums.get(name.replace(*PLAIN)) == _checksum(parameter)
@@ -187,7 +187,7 @@ class Pretrained(Trunk):
         return FixedOutside(net, self)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Gradually unfreeze: what is trained in this epoch, counted from 0."""
+        """Set what is trained in this epoch (from 0), for gradual unfreezing."""
         options, layers = self.options, self.backbone.encoder.layers
         if options.trained != "all":
             return
@@ -197,20 +197,20 @@ class Pretrained(Trunk):
         self.backbone.requires_grad_(count > len(layers))
         for layer in layers[max(0, len(layers) - count) :]:
             layer.requires_grad_(count > 0)
-        # Behind the last layer: its result is not used.
+        # The output of the norm after the last layer is not used.
         unused = getattr(self.backbone.encoder, "layer_norm", None)
         if unused is not None and getattr(self.backbone.config, "do_stable_layer_norm", False):
             unused.requires_grad_(False)
 
     def learning_rate_factors(self) -> Iterator[tuple[nn.Parameter, float]]:
-        """Each parameter with its factor by `layer_decay`: the top layer has it once, what is below the layers most."""
+        """Each parameter with its factor, `layer_decay` to the power of its depth, which is 1 in the top layer."""
         layers, decay = self.backbone.encoder.layers, self.options.layer_decay
         depth = {id(one): len(layers) - number for number, layer in enumerate(layers) for one in layer.parameters()}
         for parameter in self.backbone.parameters():
             yield parameter, decay ** depth.get(id(parameter), len(layers) + 1)
 
     def train(self, mode: bool = True) -> "Pretrained":
-        """Training mode; a backbone whose weights stay has no dropout but that of its adapters."""
+        """Set training mode; in a backbone with frozen weights only the adapters use dropout."""
         super().train(mode)
         if self.options.trained != "all":
             self.backbone.eval()
@@ -224,13 +224,13 @@ class Pretrained(Trunk):
         return {name: module for name, module in self.backbone.named_modules() if hasattr(module, "lora_A")}
 
     def merge(self) -> None:
-        """Adapters into the weights that they belong to."""
+        """Merge adapters into their base weights."""
         for name, module in self._adapted().items():
             module.merge()
             self.backbone.set_submodule(name, module.get_base_layer())
 
     def plain_weights(self, weights: Mapping[str, Tensor], *, without_fixed: bool) -> dict[str, Tensor]:
-        """A state dictionary of the network with merged weights, under the names that it has without adapters."""
+        """A state dictionary of the network with adapters merged, under the names without adapters."""
         merged = {}
         for name, module in self._adapted().items():
             parts = ("base_layer", "lora_A.default", "lora_B.default")
@@ -246,26 +246,26 @@ class Pretrained(Trunk):
 
 
 class FixedOutside:
-    """The network's state for last.pt: without the weights that the backbone's own files hold."""
+    """The network's state for last.pt, without weights that are unchanged from the backbone's files."""
 
     def __init__(self, net: nn.Module, trunk: Pretrained) -> None:
         self.net, self.trunk = net, trunk
 
     def state_dict(self) -> dict[str, Any]:
-        """The other tensors, and what the files were."""
+        """The other tensors, and the facts about the files."""
         left = {BACKBONE_PREFIX + name for name in self.trunk.fixed}
         own = {name: value for name, value in self.net.state_dict().items() if name not in left}
         return {**own, "source": self.trunk.options.source if left else {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the tensors up; the others stay as they were read, if it was from the same files."""
+        """Restore the tensors; the rest must have been read from the same files."""
         source = state.get("source")
         if source:
             refuse_other_files(source, self.trunk.options.source, "this run")
         weights = {name: value for name, value in state.items() if name != "source"}
         missing, unknown = self.net.load_state_dict(weights, strict=False)
         if unknown or any(not name.startswith(BACKBONE_PREFIX) for name in missing) or (missing and not source):
-            raise ValueError(f"{[*unknown, *missing][0]} is not in both the network and the checkpoint")
+            raise ValueError(f"{[*unknown, *missing][0]} is in only one of network and checkpoint")
 
 
 def _note_input(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -1,6 +1,6 @@
 """RawNet3: raw samples, a learned analytic sinc filterbank and Res2Net-style blocks.
 
-The filterbank and the layers up to the first block run in float32 whatever the autocast.
+Everything before the first block runs in float32, whatever the autocast.
 """
 
 import math
@@ -24,12 +24,12 @@ from speakernet.models.options.trunks import RawNet3Options
 from speakernet.models.tdnn import FrameConvolution
 
 PREEMPHASIS = 0.97
-# Both of voxceleb_trainer's RawNet3.py; torch's own instance norm would take 1e-5.
+# Both from voxceleb_trainer's RawNet3.py; torch's default for instance norm is 1e-5.
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
 KERNEL_SAMPLES = 251
 LEAST_HZ = 50.0
-"""Of the lower edge of a filter, and of its width."""
+"""Minimum of a filter's lower edge and of its width."""
 
 
 class RawNet3(Trunk):
@@ -52,7 +52,7 @@ class RawNet3(Trunk):
         self.min_frames = KERNEL_SAMPLES + 14 * options.sinc_stride
         self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
         # The published definition has two batch norms that its forward pass never calls. They are kept, frozen, so that
-        # its checkpoints load whole and the number of parameters is the published one.
+        # its checkpoints load completely and the number of parameters matches.
         self.idle_norms = nn.ModuleList([nn.BatchNorm1d(channels // 4), nn.BatchNorm1d(embedding_dim)])
         self.idle_norms.requires_grad_(False)
 
@@ -63,14 +63,14 @@ class RawNet3(Trunk):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)
         second, pooled_lengths = self.block2(first, lengths)
-        # Pooled like the second block's own frames (three to one), so that the two can be added.
+        # Pooled three to one like the second block's output, so that the two can be added.
         pooled = largest_of(first, 3)
         third, _ = self.block3(pooled + second, pooled_lengths)
         frames = self.aggregate(torch.cat((pooled, second, third), dim=1)).relu_()
         return mask_frames(frames, pooled_lengths), pooled_lengths
 
     def _filter(self, waveforms: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Pre-emphasis, normalisation of the utterance, filter magnitudes in the log domain, mean removed."""
+        """Pre-emphasis, normalisation of the utterance, then log filter magnitudes with their mean removed."""
         waveforms = self._normalize(preemphasize(waveforms, PREEMPHASIS), lengths)
         magnitudes = self.filterbank(waveforms.unsqueeze(1)).abs()
         frame_lengths = valid_length(lengths, KERNEL_SAMPLES, self.filterbank.stride)
@@ -92,7 +92,7 @@ class RawNet3(Trunk):
 
 
 class SincFilterbank(nn.Module):
-    """Band-pass filters given by two learned frequencies each, as cosine and sine halves (an analytic filterbank).
+    """Band-pass filters with two learned frequencies each, as cosine and sine halves (an analytic filterbank).
 
     Source: Ravanelli and Bengio 2018, "Speaker recognition from raw waveform with SincNet", equations 4 to 7; analytic
     form by Pariente et al. 2020, "Filterbank design for end-to-end speech separation", section 2.
@@ -103,13 +103,13 @@ class SincFilterbank(nn.Module):
         self.stride, self.sample_rate = stride, sample_rate
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
-            # The initial edges of asteroid's ParamSincFB, from which the original builds its filterbank.
+            # Initial edges as in asteroid's ParamSincFB, which the original uses.
             low, high = (2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * LEAST_HZ))
             edges = 700 * (10 ** (torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64) / 2595) - 1)
             half = KERNEL_SAMPLES // 2
-            # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
+            # The left half of a symmetric Hamming window, and the times left of the centre in radians per hertz.
             window = torch.hamming_window(KERNEL_SAMPLES, periodic=False, dtype=torch.float64)[:half]
-            # Divided before multiplied: at phases of 400 radians the last bit of the axis shows.
+            # Divide before multiplying: at phases of 400 radians the last bit of the axis matters.
             axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
         device = torch.get_default_device()
         self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float().to(device))
@@ -130,14 +130,14 @@ class SincFilterbank(nn.Module):
         low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
         cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
         sine = (low_phase.cos() - high_phase.cos()) / (axis / 2) * window
-        # At time zero the quotient's limit is twice the band for the cosine and zero for the sine.
+        # At time zero the limit of the quotient is twice the band for the cosine and zero for the sine.
         even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)
         odd = torch.cat((sine, torch.zeros_like(band), -sine.flip(1)), dim=1)
         return torch.cat((even / (2 * band), odd / (2 * band))).unsqueeze(1)
 
 
 class MultiScaleBlock(nn.Module):
-    """Res2Net block, then scaled by AFMS.
+    """Res2Net block followed by AFMS.
 
     Source: Gao et al. 2019, "Res2Net"; Jung et al. 2020, "Improved RawNet with feature map scaling" (AFMS).
     """
@@ -168,13 +168,13 @@ class MultiScaleBlock(nn.Module):
 
 
 def largest_of(features: Tensor, frames: int) -> Tensor:
-    """The largest of every few frames of (batch, channels, frames); a last incomplete group is dropped."""
-    # In two dimensions: torch's one-dimensional pooling is exported with the traced length.
+    """Max pooling over groups of `frames` of (batch, channels, frames); an incomplete last group is dropped."""
+    # In two dimensions, because torch exports one-dimensional pooling with the traced length.
     return functional.max_pool2d(features.unsqueeze(2), (1, frames)).squeeze(2) if frames > 1 else features
 
 
 class FeatureMapScaling(nn.Module):
-    """AFMS: shift every channel by a learned amount, then scale it by a gate computed from the channels' means."""
+    """AFMS: shifts every channel by a learned amount, then scales it by a gate computed from the channels' means."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """ReDimNet and ReDimNet2: maps of mels and frames folded into sequences of frames and back.
 
-Every layer that reads several frames masks its own input; frames past an utterance's end have no meaning between.
+Every layer that reads several frames masks its own input; between layers, frames past an utterance's end are undefined.
 """
 
 import math
@@ -63,11 +63,11 @@ class FrameGroupNorm(nn.GroupNorm):
 
 
 class WeightedSum(nn.Module):
-    """The mean of feature maps under learned weights, one for each map and channel."""
+    """Weighted mean of feature maps, with one learned weight for each map and channel."""
 
     def __init__(self, num_maps: int, channels: int) -> None:
         super().__init__()
-        # Zeros: through the softmax, training starts with the plain mean of the maps.
+        # With zeros the softmax starts as the plain mean of the maps.
         self.weight = nn.Parameter(torch.zeros(1, num_maps, channels, 1), requires_grad=num_maps > 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -89,7 +89,7 @@ class MelExcitation(SqueezeExcitation):
     """
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
+        """(batch, channels, mels, frames) in and out; frames past an utterance's end must be zero."""
         means = mean_over_frames(features.mean(dim=1), lengths)  # (batch, mels)
         return features * self.gate(means)[:, None, :, None]
 
@@ -107,7 +107,7 @@ class GroupedResidualBlock(nn.Module):
         self.conv2 = MaskedConvolution(channels, channels, groups=groups)
         self.point2 = nn.Conv2d(channels, channels, 1)
         self.norm2 = nn.BatchNorm2d(channels)
-        # The hidden width is `se_channels=min(64, max(c, 32))` of the authors' model.py.
+        # `se_channels=min(64, max(c, 32))` in the authors' model.py.
         self.gate = MelExcitation(num_mels, min(64, max(channels, 32))) if gated else None
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -154,7 +154,7 @@ class FrameConvNeXtBlock(nn.Module):
 
 
 class PositionConvolution(nn.Module):
-    """A wide depthwise convolution and a norm, added: the position encoding of the attention."""
+    """A wide depthwise convolution with norm and shortcut: the position encoding of the attention."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -167,17 +167,17 @@ class PositionConvolution(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and two linear layers, each with a shortcut and then a layer norm.
+    """Self-attention and two linear layers, each with a shortcut followed by a layer norm.
 
-    Source: Vaswani et al. 2017, "Attention is all you need", section 3; GELU in its approximation by tanh.
+    Source: Vaswani et al. 2017, "Attention is all you need", section 3; with the tanh approximation of GELU.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
         if channels % HEADS:
             raise ValueError(
-                f"attention with {HEADS} heads of {channels} channels (channels x mel bands / reduction); choose other "
-                "numbers of mel bands or channels"
+                f"attention with {HEADS} heads cannot split {channels} channels (channels x mel bands / divisor); "
+                "choose another number of mel bands or channels"
             )
         self.query, self.key, self.value, self.out = (nn.Linear(channels, channels) for _ in range(4))
         self.norm1 = nn.LayerNorm(channels, eps=EPSILON)
@@ -191,7 +191,7 @@ class TransformerLayer(nn.Module):
         query, key, value = (
             layer(frames).unflatten(2, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )  # (batch, heads, frames, channels / heads)
-        # Keys past the end are masked; queries there give values that nothing reads.
+        # Keys past the end are masked; the output of queries past the end is never read.
         valid = None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=valid)
         frames = self.norm1(frames + self.out(attended.transpose(1, 2).flatten(2)))
@@ -200,7 +200,7 @@ class TransformerLayer(nn.Module):
 
 
 class TimeContext(nn.Module):
-    """Fewer channels, layers along time, the channels back, and a shortcut."""
+    """Reduces the channels, applies layers along time, restores the channels, and adds a shortcut."""
 
     def __init__(self, channels: int, hidden: int, kind: str) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ BLOCKS: dict[str, Callable[[int, int, int, tuple[int, int]], nn.Module]] = {
     "convnext_like": partial(ConvNeXtBlock, activation=nn.GELU),
     "convnext_like_relu": partial(ConvNeXtBlock, activation=nn.ReLU),
 }
-"""Blocks over mels and frames of (channels, groups, mel bands, kernel), by their published names."""
+"""Blocks over mels and frames by their published names; arguments are channels, groups, mel bands, kernel."""
 
 
 def fold(features: Tensor) -> Tensor:
@@ -240,14 +240,14 @@ def fold(features: Tensor) -> Tensor:
 
 def unfold(frames: Tensor, channels: int) -> Tensor:
     """(batch, mels x channels, frames) to (batch, channels, mels, frames)."""
-    # Mels vary slowest, as in the authors' `to2d` and so in published weights.
+    # Mels vary slowest, as in the authors' `to2d` and therefore in published weights.
     return frames.unflatten(1, (-1, channels)).transpose(1, 2)
 
 
 class Stage(nn.Module):
-    """The sum of all maps so far, unfolded, strided, through blocks, narrowed, folded, and through a time context.
+    """Sums all maps so far, unfolds, strides, applies blocks, narrows, folds, and applies a time context.
 
-    It returns one map or two with all frames: those that it strides over are repeated.
+    It returns one map or two with the full number of frames, repeating each strided frame.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class Stage(nn.Module):
         num_blocks, width, kernel_mels, kernel_frames, divisor = sizes
         if num_mels % strides[0]:
             raise ValueError(
-                f"ReDimNet's stride of {strides[0]} does not divide {num_mels} mel bands; set frontend.num_mels to a "
+                f"ReDimNet: a stride of {strides[0]} does not divide {num_mels} mel bands; set frontend.num_mels to a "
                 "multiple of the product of all strides, such as 72"
             )
         later = options if isinstance(options, ReDimNet2Options) else None
@@ -293,7 +293,7 @@ class Stage(nn.Module):
         self.norms = nn.ModuleList(FrameGroupNorm(options.channels, size) for _ in range(num_norms))
 
     def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:
-        """Maps of (batch, channels, frames) to one more, or two: the values before and behind the context."""
+        """From maps of (batch, channels, frames) to a new map, or two: before and after the context."""
         stride = self.conv.stride[1]
         fewer = None if lengths is None else lengths // stride
         hidden = self.conv(unfold(self.aggregate(maps), self.channels))
@@ -314,7 +314,7 @@ class ReDimNet(Trunk):
     """Reshape-dimensions network, and ReDimNet2, whose later stages see fewer frames; sizes B0 to B6 of each.
 
     Source: Yakovlev et al. 2024, "Reshape dimensions network for speaker recognition"; "ReDimNet2: scaling speaker
-    verification via time-pooled dimension reshaping", Interspeech 2026. Sizes as in wespeaker, which has those of
+    verification via time-pooled dimension reshaping", Interspeech 2026. Sizes as in wespeaker, which took those of
     ReDimNet2 from the authors.
     """
 
@@ -329,7 +329,7 @@ class ReDimNet(Trunk):
             stride, frame_stride, *sizes = numbers if later else (numbers[0], 1, *numbers[1:3], 3, 3, numbers[3])
             # Every stage returns maps at the full number of frames, so the next one strides by all strides so far.
             self.min_frames *= int(frame_stride)
-            # The first stage of the first version has, as in the authors' `weigth1d(C=1)`, one weight without effect.
+            # The first stage of ReDimNet has one weight without effect, as in the authors' `weigth1d(C=1)`.
             aggregate = WeightedSum(num_maps, size if later or self.stages else 1)
             stage = Stage(options, aggregate, channels, num_mels, (int(stride), self.min_frames), tuple(sizes))
             self.stages.append(stage)

@@ -23,7 +23,7 @@ WIDTH_UNIT = 64
 
 
 class Res2Block(nn.Module):
-    """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs end at 20."""
+    """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs are clipped at 20."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Res2Block(nn.Module):
 
 
 class Res2Net(ResidualTrunk):
-    """Res2Net-34 of wespeaker and 3D-Speaker: two groups a block, one of which is convolved.
+    """Res2Net-34 of wespeaker and 3D-Speaker: two groups per block, one of which is convolved.
 
     Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture"; for speakers Zhou et al. 2021.
     """
@@ -72,12 +72,12 @@ class Res2Net(ResidualTrunk):
 
 
 REDUCTION = 4
-# This stage and later ones fuse their groups by attention; earlier ones add them.
+# From this stage on groups are fused by attention; earlier stages add them.
 FIRST_FUSED_STAGE = 2
 
 
 class AttentiveFusion(nn.Module):
-    """Weigh two inputs against each other, for every value, by a bottleneck over both.
+    """Weighs two inputs against each other, for every value, with a bottleneck over both.
 
     Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification",
     equations 3 and 4.
@@ -95,9 +95,9 @@ class AttentiveFusion(nn.Module):
         )
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """(batch, channels, mels, frames) twice, to one."""
+        """Two inputs (batch, channels, mels, frames) to one."""
         balance = self.attention(torch.cat((first, second), dim=1)).tanh()
-        # The factors are in 0..2 and add up to two: without a preference this is the plain sum.
+        # The factors are in 0..2 and add up to 2; at a balance of 0 this is the plain sum.
         return first * (1.0 + balance) + second * (1.0 - balance)
 
 
@@ -106,7 +106,7 @@ class ERes2Net(ResidualTrunk):
 
     Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification"; V2:
     Chen et al. 2024, "ERes2NetV2: boosting short-duration speaker verification performance with computational
-    efficiency", which fuses the last two stages only.
+    efficiency", which fuses only the last two stages.
     """
 
     def __init__(self, options: ERes2NetOptions, num_features: int) -> None:
@@ -114,8 +114,8 @@ class ERes2Net(ResidualTrunk):
         plain = partial(Res2Block, base_width=options.base_width, scale=scale, expansion=expansion, passed="none")
         kinds = [plain] * FIRST_FUSED_STAGE + [partial(plain, fusion=AttentiveFusion)] * (4 - FIRST_FUSED_STAGE)
         super().__init__(num_features, options.channels, RESNET34, kinds)
-        # With torch's default initial weights: Kaiming's make this network so ill-conditioned that float32 and float64
-        # embeddings differ by 4e-5 of their length.
+        # Keeps torch's default initial weights: Kaiming's make this network so ill-conditioned that float32 and
+        # float64 embeddings differ by 4e-5 of their length.
         self.first_joined_stage = options.first_joined_stage
         wide = options.channels * expansion
         widths = [wide * 2**index for index in range(self.first_joined_stage, len(RESNET34))]

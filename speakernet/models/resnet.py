@@ -1,7 +1,7 @@
 """Residual networks over mels and frames: blocks, stages, and the families of ResNets.
 
 A block takes `(batch, channels, mels, frames)` and the valid frames, returns both, and leaves zeros past every
-utterance's end. It names its `out_channels`, and in `norm_behind` its layers and the batch norms behind them, for
+utterance's end. It declares its `out_channels`; `norm_behind` maps its layers to the batch norms that follow them, for
 `fold_batch_norms`.
 """
 
@@ -25,13 +25,13 @@ from speakernet.models.options.trunks import ResNetOptions
 Stride = tuple[int, int]
 """Along mels and frames."""
 MakeBlock = Callable[[int, int, Stride], nn.Module]
-"""From input channels, channels of the stage, and stride to a block."""
+"""Makes a block from input channels, channels of the stage, and stride."""
 
 
 def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> nn.Module:
     """The identity, or a 1 x 1 convolution with batch norm if the shape changes.
 
-    A block builds it last: the order of its modules is the order in which their initial weights are drawn.
+    A block creates it last, because initial weights are drawn in the order of creation.
     """
     if stride == (1, 1) and channels_in == channels:
         return nn.Identity()
@@ -50,7 +50,7 @@ class ResidualBlock(nn.Module):
         relu_first: bool = False,
     ) -> None:
         super().__init__()
-        # Before the convolutions, in the order of which initial weights are drawn.
+        # Created before the convolutions, because initial weights are drawn in the order of creation.
         made = None if gate is None else gate(channels)
         self.out_channels, self.frame_stride, self.relu_first = channels, stride[1], relu_first
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
@@ -69,7 +69,7 @@ class ResidualBlock(nn.Module):
         lengths = strided_length(lengths, self.frame_stride)
         hidden = self.conv1(features)
         hidden = self.norm1(self.rectify(hidden)) if self.relu_first else relu(self.norm1(hidden))
-        # A norm turns the zeros past an utterance's end into its bias, which the layers after it would read.
+        # A norm turns the zeros past an utterance's end into its bias, which later layers would read.
         hidden = mask_frames(hidden, lengths)
         hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
         if self.gate is not None:
@@ -81,7 +81,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualStage(nn.Module):
-    """Blocks, of which only the first one strides and widens."""
+    """A sequence of blocks, of which only the first strides and widens."""
 
     def __init__(
         self, make_block: MakeBlock, channels_in: int, channels: int, num_blocks: int, stride: Stride = (1, 1)
@@ -99,14 +99,14 @@ class ResidualStage(nn.Module):
 
 
 class ResidualTrunk(Trunk):
-    """A convolution and stages of blocks, each stage twice as wide as the one before.
+    """A convolution and stages of blocks, each stage twice as wide as the previous.
 
-    All but the first stage halve mels and frames, unless other strides are given; `conv1` is 3 x 3 unless it is given.
+    By default `conv1` is 3 x 3, and every stage but the first halves mels and frames.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1"})
     norm_first = True
-    """Whether the first norm is before the ReLU."""
+    """Whether the first norm precedes the ReLU."""
     averages_mels = False
 
     def __init__(
@@ -143,7 +143,7 @@ class ResidualTrunk(Trunk):
 class ResNet(ResidualTrunk):
     """Residual network of any size; the defaults make a small one that trains fast on CPUs.
 
-    Source: He et al. 2016, as wespeaker uses it for speakers (32 channels, blocks 3, 4, 6, 3, TSTP, no gates); strides
+    Source: He et al. 2016, as used for speakers by wespeaker (32 channels, blocks 3, 4, 6, 3, TSTP, no gates); strides
     along mels rather than frames: Liu et al. 2023, "Golden Gemini is all you need".
     """
 

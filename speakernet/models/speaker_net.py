@@ -1,7 +1,7 @@
-"""SpeakerNet: front end, trunk, pooling and embedding layer in one module, the one way from audio to embedding.
+"""SpeakerNet: front end, trunk, pooling and embedding layer in one module, the only way from audio to embedding.
 
-Training, evaluation, export and verification call it. It describes itself in plain values (`spec`), from which a model
-file builds it again (`from_spec`). Networks that are only used can have their batch norms merged (`folded`).
+Training, evaluation, export and verification all use it. It describes itself in plain values (`spec`), from which
+`from_spec` rebuilds it. Networks that are no longer trained can have their batch norms merged (`folded`).
 """
 
 import copy
@@ -27,23 +27,23 @@ Net = TypeVar("Net", bound=nn.Module)
 Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 SPEC_AUGMENT_PREFIX = "spec_augment."
 MOST_NAMES_SHOWN = 10
-# Keys of the random streams of the network's own components, next to the run's seed.
+# Keys, in addition to the run's seed, of the random streams of the network's components.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
 LONGEST_MINIMUM_SECONDS = 2
-"""No network needs more than this for an embedding."""
+"""No network needs a longer waveform than this for an embedding."""
 
 
 class SpeakerNet(nn.Module):
     """A speaker-embedding network.
 
     Args:
-        model: trunk, pooling and size of the embedding. A trunk may give a common name of a pooling its own meaning
-            (`SAP` of ResNetSE34V2 is `ChannelSAP`).
-        frontend: the features; `auto` follows the trunk's own definition. SpecAugment acts in training only and is not
-            part of the spec.
-        sample_rate: of the waveforms, in Hz.
-        seed: of the run, from which dither and SpecAugment derive their draws.
+        model: trunk, pooling and embedding size. A trunk may redefine a common pooling name (`SAP` of ResNetSE34V2 is
+            `ChannelSAP`).
+        frontend: the features; `auto` follows the trunk's definition. SpecAugment is only active in training and is
+            not part of the spec.
+        sample_rate: sample rate of the waveforms, in Hz.
+        seed: seed of the run, from which dither and SpecAugment derive their draws.
     """
 
     def __init__(self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int, seed: int = 0) -> None:
@@ -57,13 +57,13 @@ class SpeakerNet(nn.Module):
         for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
             if problem := next(iter(options.problems()), None):
                 raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
-        # The values of the published definition hold for its own front end only.
+        # The published values only apply to the published front end.
         frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(update={"name": name})
         pooling = trunk.poolings[0] if model.pooling == "auto" else model.pooling
         self._frontend = frontend
         self.sample_rate = sample_rate
         self.embedding_dim = model.embedding_dim
-        # Never on the meta device, whose arithmetic loads torch's compiler: two seconds.
+        # Never on the meta device, where arithmetic loads torch's compiler, which takes two seconds.
         with torch.device("cpu"):
             self.front_end = create(
                 lookup(FEATURES, name, "front end"),
@@ -83,10 +83,10 @@ class SpeakerNet(nn.Module):
             embedding_dim=model.embedding_dim,
             sample_rate=sample_rate,
         )
-        # What the trunk has found out, such as the configuration of a pretrained backbone.
+        # The trunk may have completed its options, such as the configuration of a pretrained backbone.
         found = getattr(self.trunk, "options", trunk)
         self._model = model.model_copy(update={"pooling": pooling, "options": found})
-        # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
+        # With channels innermost 2-D convolutions run up to a quarter faster on CPUs, and even faster on tensor cores.
         if is_safe_in_channels_last(self.trunk):
             self.trunk.to(memory_format=torch.channels_last)
         component = POOLINGS[pooling_of(model.name, pooling)]
@@ -109,7 +109,7 @@ class SpeakerNet(nn.Module):
         sample_rate: int | None = None,
         pooling_options: Mapping[str, Any] | None = None,
     ) -> "SpeakerNet":
-        """A network by the names of its components; the rest follows the model's published definition."""
+        """A network from the names of its components; the rest follows the model's published definition."""
         trunk = options_of(MODELS, model, model_options or {}, "model")
         kind = pooling_of(model, pooling or "auto")
         section = {"pooling": pooling, "embedding_dim": embedding_dim}
@@ -137,15 +137,15 @@ class SpeakerNet(nn.Module):
 
         Args:
             waveforms: (batch, samples) in -1..1.
-            lengths: (batch,) samples of each utterance if they differ, None when all are full. The embeddings are those
-                of the utterances one by one.
+            lengths: (batch,) samples of each utterance, or None if all rows are full. Each embedding equals that of
+                the utterance alone.
 
         Returns:
             (batch, dim), not normalised.
         """
         frame_lengths = None
         if lengths is not None:
-            # The front end is given them as they are: asking a device for the shortest would wait for it.
+            # The front end gets the host's lengths: reading the shortest from a device would synchronise with it.
             frame_lengths = self.front_end.num_frames(lengths.to(waveforms.device, non_blocking=True))
         features = self.front_end(waveforms, lengths)  # (batch, mels, frames)
         if self.spec_augment is not None:
@@ -155,7 +155,7 @@ class SpeakerNet(nn.Module):
     def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Embeddings of features (batch, mels, frames), (batch, dim) float32, not normalised."""
         hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
-        # Sums over hundreds of frames and the last projection lose too much in 16 bits.
+        # Sums over hundreds of frames and the last projection lose too much precision in 16 bits.
         with torch.autocast(features.device.type, enabled=False):
             return self.adaptation(self.embedding(self.norm(self.pooling(hidden.float(), lengths))))  # type: ignore[no-any-return]
 
@@ -170,32 +170,32 @@ class SpeakerNet(nn.Module):
 
         Args:
             waveforms: (batch, samples) in -1..1, one channel each.
-            lengths: (batch,) samples of each utterance. Only a single row needs none: several rows without lengths
+            lengths: (batch,) samples of each utterance. Optional only for a single row: several rows without lengths
                 could be the channels of one recording.
-            sample_rate: of the waveforms, in Hz; another one than the network's is a ValueError.
+            sample_rate: sample rate of the waveforms, in Hz; ValueError if it is not the network's.
 
         Returns:
             (batch, dim), not normalised.
         """
         if sample_rate != self.sample_rate:
             raise ValueError(
-                f"waveforms at {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; resample them "
-                f"(data.sample_rate: {self.sample_rate})"
+                f"the waveforms have {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; resample "
+                f"them (data.sample_rate: {self.sample_rate})"
             )
         shape = tuple(waveforms.shape)
         if waveforms.ndim != 2 or not waveforms.is_floating_point():
             raise ValueError(
-                f"waveforms of {waveforms.dtype} and shape {shape}; expected floating point in -1..1, (batch, samples)"
+                f"waveforms are {waveforms.dtype} of shape {shape}; expected floating point in -1..1, (batch, samples)"
             )
         if lengths is None and shape[0] != 1:
             raise ValueError(
-                f"waveforms of {shape[0]} rows and no lengths: mix the channels of a recording down "
-                "(waveforms.mean(0, keepdim=True)), or give a length for each utterance"
+                f"waveforms have {shape[0]} rows but no lengths were given; mix the channels of a recording down "
+                "(waveforms.mean(0, keepdim=True)), or give the length of each utterance"
             )
         if lengths is not None and (lengths.shape != shape[:1] or ((lengths < 1) | (lengths > shape[1])).any()):
-            raise ValueError(f"lengths {lengths.tolist()}; expected {shape[0]} from 1 to {shape[1]}")
+            raise ValueError(f"lengths are {lengths.tolist()}; expected {shape[0]} values from 1 to {shape[1]}")
         if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
-            # Nothing is padded, so nothing needs a mask.
+            # Without padding no mask is needed.
             lengths = None
         was_training = self.training
         self.eval()
@@ -208,15 +208,15 @@ class SpeakerNet(nn.Module):
     def spec(self) -> dict[str, Any]:
         """The network in plain values: `model` and `front_end` (name, options), `sample_rate`.
 
-        And, if there are any, `adaptation` and `components`, the modules from outside that it needs.
+        If present, also `adaptation` and `components`, the external modules that it needs.
         """
         model = self._model
         sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
         pooling_options = model.pooling_options.model_dump()
         sizes |= {"pooling_options": pooling_options} if pooling_options else {}
-        # What describes the features: not SpecAugment, which acts in training only.
+        # Without SpecAugment, which is only active in training.
         features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
-        # At the defaults of later options a network keeps the fingerprint that it has in stores of people.
+        # Omit defaults of options added later, so that fingerprints in existing stores stay valid.
         later = {"energy_floor_db": 0.0, "style": "kaldi"}
         features = {name: value for name, value in features.items() if name not in later or value != later[name]}
         outside = {}
@@ -235,8 +235,8 @@ class SpeakerNet(nn.Module):
         }
 
     def adapt(self, spec: Mapping[str, Any]) -> None:
-        """Put an adaptation of this description, with fresh weights, behind the embedding layer."""
-        # Late: most networks are as they were trained.
+        """Append an adaptation, with fresh weights, to the embedding layer."""
+        # Imported late: most networks have no adaptation.
         from speakernet.models.adaptation import Adaptation
 
         self.adaptation, self.adaptation_spec = Adaptation(spec), dict(spec)
@@ -244,7 +244,7 @@ class SpeakerNet(nn.Module):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> "SpeakerNet":
-        """The network that `spec` describes, with fresh weights."""
+        """The network described by `spec`, with fresh weights."""
         model_options = dict(spec["model"]["options"])
         net = cls.named(
             model=spec["model"]["name"],
@@ -263,7 +263,7 @@ class SpeakerNet(nn.Module):
     def weights(self, *, without_fixed: bool = False) -> dict[str, Tensor]:
         """The state dictionary without the state of SpecAugment, which only training needs.
 
-        `without_fixed` leaves out what the files of a pretrained backbone hold.
+        `without_fixed` omits weights that are in the files of a pretrained backbone.
         """
         named = self.state_dict()
         if hasattr(self.trunk, "plain_weights"):
@@ -274,13 +274,13 @@ class SpeakerNet(nn.Module):
 def fold_batch_norms(net: nn.Module) -> int:
     """Merge every batch norm into the layer that it directly follows, in place; the network can no longer be trained.
 
-    In evaluation mode a norm multiplies and adds per channel, which the weights of the layer can do. A module names
-    such pairs in `norm_behind` (layer -> norm, also in a component); in a sequence they are found. `norm_behind_relu`
-    names those with a ReLU between (layer -> ReLU, norm, and the only layer that reads the norm): the layer takes the
-    norm, and a floor for each channel replaces the ReLU.
+    In evaluation mode a norm scales and shifts each channel, which the layer's weights can do as well. A module lists
+    such pairs in `norm_behind` (layer -> norm, possibly of submodules); in an nn.Sequential they are detected.
+    `norm_behind_relu` lists pairs with a ReLU in between (layer -> ReLU, norm, and the only layer that reads the norm):
+    the layer absorbs the norm, and a floor for each channel replaces the ReLU.
 
     Returns:
-        How many were merged.
+        The number of merged norms.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
     >>> net[1].running_mean.fill_(3.0)
@@ -302,20 +302,20 @@ def fold_batch_norms(net: nn.Module) -> int:
 
 
 def folded(net: Net) -> Net:
-    """A copy of a network in evaluation mode with its batch norms merged."""
+    """A copy of a network in evaluation mode, with its batch norms merged."""
     twin = copy.deepcopy(net).eval()
     fold_batch_norms(twin)
     return twin
 
 
 def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
-    """Give a layer the norm behind it, if they are a layer and a norm."""
+    """Merge a norm into the layer before it; returns whether both are of a supported kind."""
     layer, norm = module.get_submodule(layer_name), module.get_submodule(norm_name)
     if not isinstance(layer, Layer) or not isinstance(norm, _BatchNorm):
         return False
     assert norm.running_mean is not None and norm.running_var is not None and not norm.training
     norm.double()
-    # In float64, so that the weights are rounded once; elementwise, so that they keep their order in memory.
+    # In float64, so that the weights are rounded only once; elementwise, which preserves their memory layout.
     bias = None if layer.bias is None else layer.bias.double()
     fused = fuse_conv_bn_weights(
         layer.weight.double(), bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
@@ -326,9 +326,9 @@ def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
 
 
 def _with_positive_scale(norm: nn.Module, reader: nn.Module) -> Tensor:
-    """What a norm makes of zeros, (channels,), after its channels of negative scale have changed their sign.
+    """A norm's output for zeros, (channels,), after flipping the sign of channels with a negative scale.
 
-    Those would need a ceiling in place of a floor; the layer that reads the norm changes its weights for them.
+    Those would need a ceiling instead of a floor; the weights of the layer that reads the norm are flipped as well.
     """
     assert isinstance(norm, _BatchNorm) and isinstance(reader, Layer) and not norm.training
     signs = torch.where(norm.weight < 0, -1.0, 1.0)
@@ -339,7 +339,7 @@ def _with_positive_scale(norm: nn.Module, reader: nn.Module) -> Tensor:
 
 
 def strip_wrappers(name: str) -> str:
-    """A parameter's name without what torch.compile and DistributedDataParallel put before it.
+    """A parameter's name without the prefixes of torch.compile and DistributedDataParallel.
 
     >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
     'trunk.conv1.weight'
@@ -355,13 +355,13 @@ def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
     broken = [name for name, value in tensors if value.is_floating_point() and not bool(torch.isfinite(value).all())]
     if broken:
         raise CheckpointError(
-            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
-            "its training had diverged; use an earlier checkpoint"
+            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_shortened(broken)}. "
+            "Its training diverged; use an earlier checkpoint"
         )
 
 
 def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights that are not exactly those of the network; the message lists names and shapes."""
+    """Refuse weights whose names or shapes differ from the network's."""
     expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"unknown {name}" for name in found if name not in expected]
@@ -371,9 +371,9 @@ def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: s
         if name in found and found[name].shape != value.shape
     ]
     if problems:
-        raise CheckpointError(f"{path} does not fit the network: {_some(problems)}")
+        raise CheckpointError(f"{path} does not fit the network: {_shortened(problems)}")
 
 
-def _some(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     more = len(names) - MOST_NAMES_SHOWN
     return "; ".join(names[:MOST_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Time-delay networks: ECAPA-TDNN and the x-vector network, and the convolution over frames that others use too."""
+"""Time-delay networks: ECAPA-TDNN and the x-vector network, and the frame convolution that other trunks use too."""
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ from speakernet.models.options.trunks import ECAPA_GROUPS, ECAPAOptions, XVector
 
 DILATIONS = (2, 3, 4)
 GATE_CHANNELS = 128
-# Reflection needs more frames than it mirrors, four for the widest convolution.
+# Reflection needs more frames than it mirrors, which is four for the widest convolution.
 MIN_FRAMES_REFLECTED = 5
 
 
 class FrameConvolution(nn.Conv1d):
-    """A padded 1-D convolution that gives each utterance of a batch what it gives the utterance alone."""
+    """A padded 1-D convolution that gives each utterance in a batch the same result as alone."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FrameConvolution(nn.Conv1d):
         )
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """(batch, channels, frames) in and out, and (batch,) valid frames of the input."""
+        """(batch, channels, frames) in and out; `lengths` is (batch,) valid frames of the input."""
         padding = int(self.padding[0])
         if lengths is None or padding == 0:
             return super().forward(features)
@@ -53,20 +53,20 @@ class FrameConvolution(nn.Conv1d):
 
 
 def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """Mirror `count` frames at both ends of each utterance, as torch's reflecting padding does for one alone.
+    """Mirror `count` frames at both ends of each utterance, as torch's reflect padding does for a single one.
 
     Returns:
-        (batch, channels, frames + 2 count), without meaning past an utterance's mirrored end.
+        (batch, channels, frames + 2 count), undefined past an utterance's mirrored end.
     """
     places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
     last = (lengths - 1).unsqueeze(1)
-    # The front is mirrored above, each utterance's end here; beyond the mirrored end places are below zero.
+    # `abs` above mirrors the start, this each utterance's end; beyond the mirrored end, places are negative.
     places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
     return features.gather(2, places.unsqueeze(1).expand(-1, features.shape[1], -1))
 
 
 class FrameExcitation(SqueezeExcitation):
-    """Squeeze-and-excitation of a sequence of frames."""
+    """Squeeze-and-excitation over a sequence of frames."""
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, frames) in and out."""
@@ -75,7 +75,7 @@ class FrameExcitation(SqueezeExcitation):
 
 
 class ECAPA(Trunk):
-    """ECAPA-TDNN in the forms of wespeaker (the default) and of SpeechBrain, whose models 3D-Speaker trains too.
+    """ECAPA-TDNN in the variants of wespeaker (the default) and of SpeechBrain, which 3D-Speaker also uses.
 
     Source: Desplanques et al. 2020, "ECAPA-TDNN: emphasized channel attention, propagation and aggregation in TDNN
     based speaker verification".
@@ -90,7 +90,7 @@ class ECAPA(Trunk):
         self.norm = nn.BatchNorm1d(channels)
         self.blocks = nn.ModuleList(ECAPABlock(channels, dilation, speechbrain) for dilation in DILATIONS)
         self.aggregate = nn.Conv1d(len(DILATIONS) * channels, self.out_channels, 1)
-        # SpeechBrain's `mfa` is a block with a norm of its own, wespeaker's `conv` is followed by a ReLU alone.
+        # SpeechBrain's `mfa` includes a norm; wespeaker's `conv` is followed only by a ReLU.
         self.aggregate_norm = nn.BatchNorm1d(self.out_channels) if speechbrain else nn.Identity()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -140,7 +140,7 @@ class XVector(Trunk):
     second embedding layer as in wespeaker.
     """
 
-    # 1 + 4 + 4 + 6: what the kernels of the first three layers span.
+    # 1 + 4 + 4 + 6: the span of the kernels of the first three layers.
     min_frames = 15
 
     def __init__(self, options: XVectorOptions, num_features: int) -> None:

@@ -1,4 +1,4 @@
-"""Several processes that work as one: how they find each other, what they exchange, and who is named when one is lost.
+"""Several processes that work as one: how they meet, what they exchange, and how a lost rank is reported.
 
-The engine is torch's: torchrun, its elastic agent and launcher, `torch.distributed`, DistributedDataParallel.
+It builds on torch: torchrun, its elastic agent and launcher, `torch.distributed`, DistributedDataParallel.
 """

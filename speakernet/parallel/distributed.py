@@ -1,7 +1,7 @@
-"""Which rank this process is, and collectives that do nothing in one process.
+"""The rank of this process, and collectives that do nothing in one process.
 
-torch.distributed is looked up, not imported: a process group runs only if somebody has imported it
-(`speakernet.parallel.group` starts and ends it), and a mistyped command is answered without waiting for torch.
+torch.distributed is looked up, not imported: a process group runs only if it has been imported
+(`speakernet.parallel.group` starts and ends it), and a mistyped command gets its answer without waiting for torch.
 """
 
 import re
@@ -13,51 +13,51 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 FIRST_PORT, NUM_PORTS = 20_000, 40_000
-"""Of a SLURM job that names none: derived from its number, so that all its tasks come to the same."""
+"""Range of ports for SLURM jobs that do not set one: derived from the job number, so that all tasks agree."""
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
-"""Set by srun for what it starts; a batch script itself, which is one process, has none."""
+"""Set by srun for the tasks it starts; a batch script, which is a single process, does not have it."""
 MOST_NAMED = 5
 
 
 class Work:
-    """Where this process is in its work, so that the log can say which rank hangs, and where."""
+    """The progress of this process, so that the log can say which rank hangs, and where."""
 
     def __init__(self) -> None:
         self.count, self.name = 0, "the start"
 
     def at(self, name: str) -> None:
-        """Note what begins now."""
+        """Record the piece of work that starts now."""
         self.count, self.name = self.count + 1, name
 
 
 work = Work()
-"""Of this process."""
+"""The progress of this process."""
 
 
 def is_distributed() -> bool:
-    """Whether a process group of more than one process is running."""
+    """Whether a group of more than one process is running."""
     return _group() is not None
 
 
 def rank() -> int:
-    """This process's rank, 0 when alone."""
+    """This process's rank, 0 if alone."""
     group = _group()
     return int(group.get_rank()) if group else 0
 
 
 def world_size() -> int:
-    """Number of processes, 1 when alone."""
+    """Number of processes, 1 if alone."""
     group = _group()
     return int(group.get_world_size()) if group else 1
 
 
 def local_rank() -> int:
-    """This process's number on its machine, 0 when alone."""
+    """This process's number on its machine, 0 if alone."""
     return 0 if here is None else here.local_rank
 
 
 def local_world_size() -> int:
-    """Number of processes on this machine, 1 when alone."""
+    """Number of processes on this machine, 1 if alone."""
     return 1 if here is None else here.local_world_size
 
 
@@ -68,7 +68,7 @@ def is_main() -> bool:
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
+    """Wait for all processes."""
     group = _group()
     if group:
         group.barrier()
@@ -95,7 +95,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank (the other machines may not see its files); its ValueError or OSError too."""
+    """Rank 0's result, or its ValueError or OSError, on every rank (other machines may not see rank 0's files)."""
     made: Any = None
     error: Exception | None = None
     try:
@@ -109,7 +109,7 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def refuse_differences(values: Mapping[str, Any]) -> None:
-    """Refuse ranks whose values (plain, by the names that users know) differ; every rank calls it."""
+    """Refuse ranks with different values (plain, by the names that users know); every rank must call it."""
     first, *others = gather_objects(dict(values))
     differences = [
         f"{name} is {first.get(name)!r} on rank 0 and {other.get(name)!r} on rank {number}"
@@ -121,13 +121,13 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
         more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
         raise ValueError(
             f"the {world_size()} ranks were started with different settings: {'; '.join(differences[:MOST_NAMED])}"
-            f"{more}. Start all of them with the same command, the same files and the same versions"
+            f"{more}. Start all of them with the same command, files and versions"
         )
 
 
 @dataclass(frozen=True)
 class Place:
-    """One process among several, and where they meet."""
+    """One of several processes, and where they meet."""
 
     rank: int
     world_size: int
@@ -138,13 +138,13 @@ class Place:
 
 
 here: Place | None = None
-"""Of this process, while it is one of several."""
+"""The place of this process while it is one of several."""
 
 
 def find_place(environment: Mapping[str, str], port: int) -> Place | None:
-    """This process's place by the variables of torchrun, else of SLURM; None if it was started alone.
+    """This process's place from the variables of torchrun or SLURM; None if it was started alone.
 
-    `port` is where SLURM's tasks meet; 0 derives it from the number of the job.
+    `port` is where SLURM's tasks meet; 0 derives it from the job number.
     """
     if "RANK" not in environment and int(environment.get(SLURM_TASKS) or 0) > 1:
         return _place_in_slurm(environment, port)
@@ -155,26 +155,26 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
     if not 0 <= number < world_size:
         found = f"not set: {', '.join(missing)}" if missing else f"RANK is {number}"
         raise ValueError(
-            f"WORLD_SIZE is {world_size}, and {found}; expected a rank from 0 to {world_size - 1} and where the ranks "
-            "meet: start the processes with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"
+            f"WORLD_SIZE is {world_size}, but {found}; expected a rank from 0 to {world_size - 1} and the master's "
+            "address and port: start with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"
         )
     local = _number(environment, "LOCAL_RANK", number), _number(environment, "LOCAL_WORLD_SIZE", world_size)
     return Place(number, world_size, *local, environment["MASTER_ADDR"], _number(environment, "MASTER_PORT"))
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
-    """Whether this process is alone or rank 0, which shows what is being done."""
+    """Whether this process is alone or rank 0, which shows progress."""
     is_task = int(environment.get(SLURM_TASKS) or 0) > 1
     return (environment.get("RANK") or (environment.get("SLURM_PROCID") if is_task else "") or "0").strip() == "0"
 
 
 def is_first_here(environment: Mapping[str, str]) -> bool:
-    """Whether this process is alone on its machine or the first one there."""
+    """Whether this process is alone on its machine, or the first there."""
     return environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID", "")).strip() in ("", "0")
 
 
 def first_host(nodes: str) -> str:
-    """The first of SLURM's list of nodes.
+    """The first node in SLURM's list of nodes.
 
     >>> first_host("gpu[07-09,12],login"), first_host("one,two")
     ('gpu07', 'one')
@@ -185,7 +185,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_of_node(tasks_per_node: str, node: int) -> int:
-    """The number of tasks of a node (counted from 0) in SLURM's "4(x2),3".
+    """The number of tasks on a node (counted from 0) in SLURM's notation "4(x2),3".
 
     >>> [tasks_of_node("4(x2),3", node) for node in range(3)]
     [4, 4, 3]
@@ -218,12 +218,12 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     if not found and default is not None:
         return default
     if not found.isdigit():
-        raise ValueError(f"{name} is {found!r}; expected a whole number, as torchrun or srun sets it")
+        raise ValueError(f"{name} is {found!r}; expected a whole number, as set by torchrun or srun")
     return int(found)
 
 
 def _group() -> Any:
-    """torch.distributed if it runs a group of several processes, else None."""
+    """torch.distributed if a group of several processes is running, else None."""
     group = sys.modules.get("torch.distributed")
     is_running = group is not None and group.is_available() and group.is_initialized()
     return group if is_running and group.get_world_size() > 1 else None  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """Starts and ends the process group, launches processes for `--distributed`, and names a rank that is lost or hangs.
 
-torchrun (or srun) starts the processes and ends those that are left. A thread of each rank writes a heartbeat into the
-store by which the ranks met; it is read when a collective fails, or when a rank was silent for too long.
+torchrun (or srun) starts the processes and ends the remaining ones. A thread in each rank writes a heartbeat to the
+store at which the ranks met; it is read when a collective fails or a rank has been silent for too long.
 """
 
 import atexit
@@ -40,18 +40,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOST = 75
-"""Exit status if a rank was lost: EX_TEMPFAIL of sysexits.h, the same command resumes."""
+"""Exit status if a rank was lost: EX_TEMPFAIL in sysexits.h; the same command resumes."""
 RENDEZVOUS_SECONDS = 300
 BEAT_SECONDS, SILENT_BEATS = 0.5, 5
-"""A rank that misses so many heartbeats is gone or stopped: a busy machine delays one or two."""
+"""A rank that misses this many heartbeats is gone or suspended; a busy machine delays one or two."""
 LOOK_SECONDS, STORE_SECONDS = 5.0, 20.0
 MOST_NAMED = 4
 FAILED_COLLECTIVE = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Broken pipe", "ProcessGroup", "ncclComm")
-"""In the messages of collectives that fail with an error other than `DistError`."""
+"""Found in the messages of collectives that fail with an error other than `DistError`."""
 
 
 class ProcessLost(ChildProcessError):
-    """Another rank is gone or hangs, so that this one cannot continue."""
+    """Another rank is gone or hangs, so this one cannot continue."""
 
     def __init__(self, message: str, exit_status: int = LOST) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Heartbeat:
 
     def __init__(self, place: Place, name: str, timeout_seconds: float) -> None:
         self.place, self.timeout_seconds = place, timeout_seconds
-        # A connection of its own: the group's may be waiting at any moment.
+        # A separate connection, because the group's may be blocked at any moment.
         self._store = PrefixStore(name, _connect(place, STORE_SECONDS))
         self._lock, self._is_over = threading.Lock(), threading.Event()
         self._is_lost, self._number = False, 0
@@ -77,43 +77,43 @@ class Heartbeat:
         self._is_over.set()
         self._thread.join()
 
-    def is_first_to_say(self, message: str) -> bool:
-        """Whether no rank has reported this yet; if all fail for one reason, one of them tells the user."""
-        key = f"said/{hashlib.sha256(message.encode()).hexdigest()}"
-        return self._ask(lambda store: store.add(key, 1) == 1, True)
+    def is_first_to_report(self, message: str) -> bool:
+        """Whether no rank has reported this yet, so that only one rank prints an error that all have in common."""
+        key = f"reported/{hashlib.sha256(message.encode()).hexdigest()}"
+        return self._query(lambda store: store.add(key, 1) == 1, True)
 
     def write(self, key: str, value: str) -> None:
-        """Leave a value for the other ranks."""
-        self._ask(lambda store: store.set(key, value), None)
+        """Store a value for the other ranks."""
+        self._query(lambda store: store.set(key, value), None)
 
     def read(self, key: str) -> str:
-        """A value that some rank has left, else nothing."""
-        return self._ask(lambda store: store.get(key).decode() if store.check([key]) else "", "")
+        """A value stored by some rank; empty if there is none."""
+        return self._query(lambda store: store.get(key).decode() if store.check([key]) else "", "")
 
     def missing(self) -> str:
-        """Which ranks keep the others waiting, in words; takes a few seconds."""
+        """A sentence on which ranks keep the others waiting; takes a few seconds."""
         before = self._beats()
         time.sleep(SILENT_BEATS * BEAT_SECONDS)
         after = self._beats()
         if not before or not after:
-            return "rank 0 or the launcher has ended: its store does not answer"
+            return "rank 0 or the launcher has ended: its store does not respond"
         named = [f"rank {rank} ended: {why}" for rank in after if (why := self.read(f"end/{rank}"))]
         if not named:
             own = after[self.place.rank]
             silent = [rank for rank, beat in after.items() if beat[0] == before[rank][0]]
-            # By pieces of work begun, else by the name of the last one.
+            # Ranks that have started fewer pieces of work, else ranks at a different one.
             behind = [rank for rank, beat in after.items() if beat[3] < own[3]]
             behind = behind or [rank for rank, beat in after.items() if beat[4] != own[4]]
             hangs = f"hangs, while rank {self.place.rank} is at {own[4]}"
-            what = "was killed or is stopped: no heartbeat" if silent else hangs
+            what = "was killed or suspended: no heartbeat" if silent else hangs
             named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        return "; ".join(named[:MOST_NAMED]) + more or "every rank has a heartbeat: the network between them failed"
+        return "; ".join(named[:MOST_NAMED]) + more or "all ranks have heartbeats, so the network between them failed"
 
     def _beats(self) -> dict[int, list]:
-        """The last heartbeat of each rank: number, process, host, pieces of work begun, name of the last one."""
+        """The last heartbeat of each rank: number, process, host, pieces of work started, name of the last one."""
         keys = [f"beat/{rank}" for rank in range(self.place.world_size)]
-        beats: list[bytes] = self._ask(lambda store: store.multi_get(keys), [])
+        beats: list[bytes] = self._query(lambda store: store.multi_get(keys), [])
         return dict(enumerate(map(json.loads, beats)))
 
     def _beat(self) -> None:
@@ -122,36 +122,36 @@ class Heartbeat:
         with self._lock:
             self._store.set(f"beat/{self.place.rank}", json.dumps(values))
 
-    def _ask(self, question: Callable[[PrefixStore], T], otherwise: T) -> T:
-        """What the store answers to one thread at a time; `otherwise` if it went with the process that held it."""
+    def _query(self, question: Callable[[PrefixStore], T], default: T) -> T:
+        """Query the store, one thread at a time; `default` if the process that held the store is gone."""
         try:
             with self._lock:
-                # torch logs each attempt at a store that is gone at length.
-                return otherwise if self._is_lost else question(self._store)
+                # torch logs every attempt to reach a lost store at length.
+                return default if self._is_lost else question(self._store)
         except RuntimeError:
-            return otherwise
+            return default
 
     def _run(self) -> None:
         looked, seen = time.monotonic(), dict[int, tuple[int, float]]()
         while not self._is_over.wait(BEAT_SECONDS):
             if self._launcher and os.getppid() != self._launcher:
-                # torchrun was killed; the ranks would train on unseen.
+                # torchrun was killed; the ranks would go on training unnoticed.
                 self._is_lost = True
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             try:
                 self._beat()
             except RuntimeError:
-                # The store is gone, and with it rank 0: the collective under way fails and says so.
+                # The store and rank 0 are gone: the current collective fails and reports it.
                 self._is_lost = True
                 return
             now = time.monotonic()
             if self.place.rank == 0 and now - looked > LOOK_SECONDS:
                 looked = now
-                self._name_silent(seen, now)
+                self._log_silent(seen, now)
 
-    def _name_silent(self, seen: dict[int, tuple[int, float]], now: float) -> None:
-        """Log, once, each rank that was silent for too long; with NCCL nothing else does."""
+    def _log_silent(self, seen: dict[int, tuple[int, float]], now: float) -> None:
+        """Log once each rank that has been silent for too long; with NCCL nothing else does."""
         for rank, beat in self._beats().items():
             number, since = seen.get(rank, (0, now))
             if beat[0] != number:
@@ -162,20 +162,20 @@ class Heartbeat:
 
 
 _heartbeat: Heartbeat | None = None
-"""Of this process, while the group runs."""
+"""The heartbeat of this process while the group runs."""
 
 
 @contextlib.contextmanager
 def joined(options: MachineOptions) -> Iterator[None]:
-    """Be one of the ranks that torchrun, SLURM or `--distributed` started; alone this does nothing."""
+    """Join the ranks started by torchrun, SLURM or `--distributed`; does nothing in a single process."""
     global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:
         _choose_backend(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
         return
-    # Tensors that the group holds in cycles go while there is an interpreter: gloo's threads free them, for which they
-    # need one, and end the process if it is being taken down.
+    # Collect tensors that the group holds in cycles while the interpreter is alive: gloo's threads need it to free
+    # them, and crash the process if it is shutting down.
     atexit.unregister(gc.collect)
     atexit.register(gc.collect)
     distributed.here = place
@@ -184,7 +184,7 @@ def joined(options: MachineOptions) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            _end_badly(_heartbeat, error)
+            _report_failure(_heartbeat, error)
             raise
         finally:
             _heartbeat.close()
@@ -196,19 +196,19 @@ def joined(options: MachineOptions) -> Iterator[None]:
 
 
 def request_everywhere(name: str, value: int) -> None:
-    """Leave a number for every rank (`requested`); does nothing in one process. No collective."""
+    """Store a number for every rank (see `requested`); does nothing in one process. Not a collective."""
     if _heartbeat is not None:
         _heartbeat.write(f"request/{name}", str(value))
 
 
 def requested(name: str) -> int:
-    """A number that some rank has left; 0 if none has, or there is one process. No collective."""
+    """A number stored by some rank; 0 if there is none, or only one process. Not a collective."""
     return int(_heartbeat.read(f"request/{name}") or 0) if _heartbeat is not None else 0
 
 
 def launch(count: int, port: int, arguments: Sequence[str]) -> int:
     """`--distributed`: run `speakernet` with these arguments in `count` processes; returns the exit status."""
-    # A port that is in use is an error here, not a wait of minutes.
+    # A port in use is then an immediate error instead of a wait of minutes.
     socket.create_server(("localhost", port)).close()
     config = LaunchConfig(
         min_nodes=1,
@@ -220,10 +220,10 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rdzv_configs={"timeout": RENDEZVOUS_SECONDS},
         max_restarts=0,
     )
-    # Passed on to the processes, each of which answers with the same checkpoint; older torch reads the environment.
+    # Forwarded to the processes, each of which answers with the same checkpoint; older torch reads the environment.
     handled = ",".join(["SIGQUIT", *(one.name for one in STOP_SIGNALS)])
     config.signals_to_handle = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
-    # As torchrun: more threads than cores slow every process down.
+    # As in torchrun: more threads than cores slow every process down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     try:
         elastic_launch(config, sys.executable)("-m", "speakernet", *arguments)
@@ -239,7 +239,7 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
 
 
 def num_gpus(runtime: MachineOptions) -> int:
-    """GPUs that `--distributed` starts a process for; logs why it is one process."""
+    """Number of GPUs for which `--distributed` starts a process; logs the reason if it is a single process."""
     count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
     if count <= 1:
         found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
@@ -251,12 +251,12 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
     if options.gpu_id is not None and place.local_world_size > 1:
         raise ValueError(
             f"runtime.gpu_id: {options.gpu_id}, but there are {place.local_world_size} processes on this machine, each "
-            "of which takes the GPU of its own number; leave gpu_id out (CUDA_VISIBLE_DEVICES chooses among GPUs)"
+            "of which uses the GPU with its own number; leave out gpu_id (CUDA_VISIBLE_DEVICES selects GPUs)"
         )
     device = find_device(options, place.local_rank)
     backend = _choose_backend(options, device)
     seconds = options.distributed_timeout_seconds
-    # torchrun holds the store itself.
+    # torchrun hosts the store itself.
     is_master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         store = _connect(place, seconds, is_master=is_master)
@@ -272,8 +272,8 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
         heartbeat = Heartbeat(place, name, seconds)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"rank {place.rank} did not meet the other ranks of {place.world_size} at {place.address}:{place.port}: "
-            f"{error_line(error)}; check that all of them were started, that this machine can reach that address, and "
+            f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port}: "
+            f"{error_line(error)}; check that all ranks were started, that this machine can reach that address, and "
             "that the port is free (torchrun --master_port N, or --port N)"
         ) from error
     if place.rank == 0:
@@ -285,7 +285,7 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
 
 
 def _connect(place: Place, seconds: float, *, is_master: bool = False) -> TCPStore:
-    """A connection to the store that the ranks meet at."""
+    """A connection to the store at which the ranks meet."""
     return TCPStore(
         place.address,
         place.port,
@@ -297,9 +297,9 @@ def _connect(place: Place, seconds: float, *, is_master: bool = False) -> TCPSto
 
 
 def _name_of_start(store: TCPStore, place: Place) -> str:
-    """The keys of this start: torchrun keeps its store over restarts, so an earlier start has left keys there."""
+    """The key prefix of this start: torchrun keeps its store over restarts, with the keys of earlier starts."""
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-        # torchrun counts the failures of each machine by itself; every rank starts again with each of them.
+        # torchrun counts failures separately on each machine, but every rank restarts with each of them.
         return f"speakernet/{store.add(f'starts/{place.rank}', 1)}"
     return f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
@@ -307,14 +307,12 @@ def _name_of_start(store: TCPStore, place: Place) -> str:
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:
     """The backend for tensors of the device; objects always use gloo."""
     if options.backend == "nccl" and device.type != "cuda":
-        raise ValueError(
-            "runtime.backend: nccl, which joins GPUs, but this run is on the CPU; take gloo, or leave it at auto"
-        )
+        raise ValueError("runtime.backend: nccl, which connects GPUs, but this run uses the CPU; use gloo or auto")
     return "gloo" if options.backend == "gloo" or device.type != "cuda" else "cpu:gloo,cuda:nccl"
 
 
-def _end_badly(heartbeat: Heartbeat, error: BaseException) -> None:
-    """Tell the other ranks why this one ends; if a collective failed, raise ProcessLost naming whose fault it was."""
+def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:
+    """Report to the other ranks why this one ends; if a collective failed, raise ProcessLost with the rank at fault."""
     is_collective = isinstance(error, torch_distributed.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in FAILED_COLLECTIVE)
     )
@@ -323,10 +321,11 @@ def _end_badly(heartbeat: Heartbeat, error: BaseException) -> None:
             f"{heartbeat.missing()}. This run cannot continue without it ({error_line(error)}); the same command "
             "resumes from last.pt"
         )
-        lost.is_said = not heartbeat.is_first_to_say(str(lost))  # type: ignore[attr-defined]
+        lost.is_reported = not heartbeat.is_first_to_report(str(lost))  # type: ignore[attr-defined]
         raise lost from error
     heartbeat.write(f"end/{heartbeat.place.rank}", error_line(error) or type(error).__name__)
-    error.is_said = not heartbeat.is_first_to_say(str(error) or type(error).__name__)  # type: ignore[attr-defined]
+    is_reported = not heartbeat.is_first_to_report(str(error) or type(error).__name__)
+    error.is_reported = is_reported  # type: ignore[attr-defined]
 
 
 def _described(beat: list) -> str:

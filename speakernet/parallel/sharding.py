@@ -1,7 +1,7 @@
-"""Parameters of which each rank keeps a share of the rows: which share it is, how it is cut out and joined again.
+"""Parameters of which each rank keeps a share of the rows: which share, and how it is cut out and joined again.
 
-A sharded parameter is left out of the sum of gradients over the ranks, is joined when it is saved, and counts once over
-all ranks in the norm of the gradient. In one process nothing is sharded.
+A sharded parameter is excluded from the sum of gradients over ranks, joined when it is saved, and counted once over all
+ranks in the gradient norm. In one process nothing is sharded.
 """
 
 import itertools
@@ -20,14 +20,14 @@ ROW_SHARE = "row_share"
 
 @dataclass(frozen=True)
 class RowShare:
-    """The rows of a tensor that one of several ranks keeps, neighbours all; shares differ by one unit at most.
+    """The contiguous rows of a tensor that one of several ranks keeps; shares differ by at most one unit.
 
     >>> [RowShare(10, rank, 4).rows for rank in range(4)]
     [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
     """
 
     num_units: int
-    """Of the whole: speakers, say."""
+    """Units of the whole tensor, such as speakers."""
     rank: int
     world_size: int
     rows_per_unit: int = 1
@@ -35,12 +35,12 @@ class RowShare:
 
     @property
     def rows(self) -> range:
-        """Those of this rank, of the whole's."""
+        """This rank's rows of the whole tensor."""
         return self._rows_of(self.rank)
 
     @property
     def num_rows(self) -> int:
-        """Of the whole."""
+        """Rows of the whole tensor."""
         return self.num_units * self.rows_per_unit
 
     def take(self, whole: Tensor) -> Tensor:
@@ -48,9 +48,9 @@ class RowShare:
         return whole[self.rows.start : self.rows.stop].clone()
 
     def join(self, own: Tensor) -> Tensor:
-        """The whole tensor in host memory on rank 0, and on the others what they have; every rank calls it."""
+        """The whole tensor in host memory on rank 0, the own rows on the others; every rank must call it."""
         counts = [len(self._rows_of(rank)) for rank in range(self.world_size)]
-        # Of equal length, which every backend can gather.
+        # Padded to equal length, which every backend can gather.
         padded = own.new_zeros((max(counts), *own.shape[1:]))
         padded[: len(own)] = own.detach()
         gathered = [torch.empty_like(padded) for _ in counts] if self.rank == 0 else None
@@ -71,7 +71,7 @@ def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
 
 
 def join_in_state(module: nn.Module) -> None:
-    """Make the state dictionary of a module whole on rank 0; every rank has to ask for it, and loads a whole one."""
+    """Make a module's state dictionary whole on rank 0; every rank must call `state_dict`, and loads a whole one."""
     module.register_state_dict_post_hook(_join_shares)
     module.register_load_state_dict_pre_hook(_take_shares)
 
@@ -85,25 +85,25 @@ def _join_shares(module: nn.Module, state: dict[str, Any], prefix: str, _metadat
 def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
     for name, parameter in module.named_parameters():
         own, found = share_of(parameter), state.get(prefix + name)
-        # torch refuses another number of rows and names the shapes.
+        # torch refuses any other number of rows and names the shapes.
         if own is not None and isinstance(found, Tensor) and found.ndim and len(found) == own.num_rows:
             state[prefix + name] = own.take(found)
 
 
 def share_of(parameter: Tensor) -> RowShare | None:
-    """Which share of a parameter this rank keeps; None if it keeps all of it."""
+    """The share of a parameter that this rank keeps; None if it keeps the whole."""
     return getattr(parameter, ROW_SHARE, None)
 
 
 def sharded_names(module: nn.Module) -> list[str]:
-    """Names of the parameters of which each rank keeps a share; their gradients are whole on the rank that has them."""
+    """Names of the sharded parameters, whose gradients are complete on the rank that has the rows."""
     return [name for name, parameter in module.named_parameters() if share_of(parameter) is not None]
 
 
 def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients together, 0-d and the same on every rank; shares of all ranks count once.
+    """The norm of all gradients, 0-d and the same on every rank; each share counts once.
 
-    Gradients of whole parameters are taken to be the same on every rank.
+    Gradients of whole parameters must be the same on every rank.
     """
     gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
     for parameter in parameters:
@@ -120,21 +120,21 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in the same memory: of torch's sharded tensors only that is one."""
+    """This rank's part of a tensor, in the same memory; only torch's sharded tensors are more than that."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
 def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = False) -> dict:
-    """An optimizer's state with the moments of shares joined, whole on rank 0; every rank calls it.
+    """An optimizer's state with joined moments of sharded parameters, whole on rank 0; every rank must call it.
 
-    `back`: of a whole state what belongs to this rank's shares.
+    `back` does the reverse: it cuts a whole state down to this rank's shares.
     """
     changed = dict(state)
     for number, parameter in enumerate(parameters):
         own = share_of(parameter)
         if own is not None and number in state:
             rows, change = (own.num_rows, own.take) if back else (len(own.rows), own.join)
-            # A count of steps is not a moment: it has no rows.
+            # A step count is not a moment and has no rows.
             changed[number] = {
                 name: change(value) if isinstance(value, Tensor) and value.ndim and len(value) == rows else value
                 for name, value in state[number].items()
@@ -143,5 +143,5 @@ def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = 
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Every parameter of an optimizer, in the order by which its state numbers them."""
+    """Every parameter of an optimizer, in the order in which its state numbers them."""
     return list(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups))

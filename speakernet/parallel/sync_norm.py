@@ -1,6 +1,6 @@
-"""Batch norm over the batch of all ranks: a recipe then means the same on any number of processes.
+"""Batch norm over the batch of all ranks, so that a recipe means the same on any number of processes.
 
-On a GPU it is torch's own. That has no CPU path; there it is the one below, equal to one process's batch norm.
+On a GPU it is torch's own, which has no CPU path; on a CPU it is the class below, equal to one process's batch norm.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronize_norms(module: nn.Module, device: torch.device) -> int:
-    """Make every batch norm below `module` one over all ranks, in place; returns how many there are.
+    """Synchronise every batch norm below `module` over all ranks, in place; returns how many were changed.
 
-    Weights, statistics and their names stay; the network of a second stage is one already. Call it before anything else
-    keeps hold of the modules.
+    Weights, statistics and names stay. Norms that are synchronised already, as in a second stage, are left alone. Call
+    it before anything keeps references to the modules.
     """
     count = 0
     for owner in list(module.modules()):
@@ -38,7 +38,7 @@ def _on_cpu(norm: _BatchNorm) -> "SynchronizedNorm":
 
 
 class SynchronizedNorm(_BatchNorm):
-    """Batch norm of (batch, channels, …) whose mean and variance in training are those over the batches of all ranks.
+    """Batch norm of (batch, channels, …) with mean and variance, in training, over the batches of all ranks.
 
     One collective in the forward pass and one in the backward pass.
 
@@ -56,7 +56,7 @@ class SynchronizedNorm(_BatchNorm):
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
-                # Without a momentum the plain mean over the batches, as torch has it.
+                # Without momentum, the plain mean over the batches, as in torch.
                 share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
                 self.running_mean.lerp_(mean, share)
                 self.running_var.lerp_(variance * float(count / (count - 1.0)), share)
@@ -79,12 +79,12 @@ class _SynchronizedNorm(torch.autograd.Function):
         means, variances = table[:, :channels], table[:, channels:-1]
         total = counts.sum()
         if total < 2:
-            raise ValueError("batch norm needs more than one value a channel in training; raise data.batch_size")
+            raise ValueError("batch norm needs more than one value per channel in training; raise data.batch_size")
         common = (means * counts).sum(dim=0) / total
-        # From each rank's own mean to the common one.
+        # Moves each rank's variance from its own mean to the common one.
         spread = ((variances + (means - common).square()) * counts).sum(dim=0) / total
         mean, variance = common.to(mean.dtype), spread.to(mean.dtype)
-        # torch's own kernel, with these statistics given.
+        # torch's own kernel, given these statistics.
         normalized = functional.batch_norm(wide, mean, variance, weight, bias, False, 0.0, epsilon).to(features.dtype)
         ctx.save_for_backward(features, weight, mean, (variance + epsilon).rsqrt(), total)
         ctx.mark_non_differentiable(mean, variance, total)
@@ -105,5 +105,5 @@ class _SynchronizedNorm(torch.autograd.Function):
         inner = gradient - by_mean.view(shape) - unit * by_spread.view(shape)
         back = (inner * scale.view(shape)).to(features.dtype)
         has_weight = weight is not None
-        # Each rank's own share: the gradients of all parameters are added over the ranks later.
+        # Each rank's own share: parameter gradients are summed over the ranks later.
         return back, of_weight.to(weight.dtype) if has_weight else None, of_bias if has_weight else None, None

@@ -1,1 +1,1 @@
-"""The training loop and its parts: what moves the weights, in which precision, and what survives a kill."""
+"""The training loop and its parts: steps, optimizers, precision, schedules, checkpoints and trackers."""

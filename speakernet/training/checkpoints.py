@@ -1,8 +1,8 @@
-"""What a run keeps on disk: `last.pt`, `best.pt` and `checkpoints/`, written whole or not at all.
+"""The files a run keeps on disk: `last.pt`, `best.pt` and `checkpoints/`, each written atomically.
 
-Knows nothing of models: it is handed dictionaries of tensors and plain values. A snapshot is copied to CPU memory at
-once; a background thread writes it under a temporary name, flushes it and renames it, so that a kill, a full disk or an
-interrupt at any moment leaves the old file whole.
+This module handles dictionaries of tensors and plain values, independent of any model. A snapshot is copied to CPU
+memory at once; a background thread writes it to a temporary file, flushes it and renames it, so a kill, a full disk or
+an interrupt at any moment leaves the old file intact.
 """
 
 import logging
@@ -35,11 +35,11 @@ from speakernet.training.options import TrainingOptions
 logger = logging.getLogger(__name__)
 
 TENSOR_SECTIONS = ("model", "frontend", "loss", "optimizer")
-"""Sections whose options decide which tensors there are, and of which shape."""
+"""Sections whose options determine the tensors of a checkpoint and their shapes."""
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """last.pt with its contents, or the one before if it is damaged; None without a last.pt. Changes nothing."""
+    """Path and contents of last.pt, or of its predecessor if it is damaged; None without a last.pt. Only reads."""
     if not (folder / LAST).exists():
         return None
     try:
@@ -47,41 +47,41 @@ def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     except DamagedError as error:
         if not (folder / PREVIOUS).exists():
             raise
-        logger.warning("%s; using %s, which was written before it", error, folder / PREVIOUS)
+        logger.warning("%s; using the previous checkpoint %s", error, folder / PREVIOUS)
         return folder / PREVIOUS, read_own_checkpoint(folder / PREVIOUS)
 
 
 class CheckpointStore:
-    """Writes and reads the checkpoints of one run folder, which is made when missing."""
+    """Writes and reads the checkpoints of one run folder, which is created if missing."""
 
     def __init__(self, folder: str | Path, options: TrainingOptions) -> None:
         self.folder = Path(folder)
         self.last_path, self.previous_path, self.best_path, self.average_path = (
             self.folder / name for name in (LAST, PREVIOUS, BEST, f"{CHECKPOINTS}/{AVERAGE}")
         )
-        # What is averaged at the end has to be there then.
+        # The checkpoints to average at the end must still exist by then.
         self.keep = max(options.keep_checkpoints, options.average_checkpoints)
         self.compress = options.compress_checkpoints
         self._thread: threading.Thread | None = None
         self._failures: dict[str, OSError] = {}
 
     def save(self, path: Path, contents: dict[str, Any]) -> None:
-        """Write one of the run's files in the background, on rank 0; `contents` are copied before this returns."""
+        """Write a file of the run in the background, on rank 0; `contents` are copied before this returns."""
         if not distributed.is_main():
             return
         snapshot = to_cpu(contents)
         self.wait()  # one write at a time, in order
-        # Not a daemon: the interpreter waits for it at exit, so that a finished run is a written run.
+        # Not a daemon: the interpreter waits for the thread at exit, so a finished run is always on disk.
         self._thread = threading.Thread(target=self._write, args=(path, snapshot), name="checkpoint-writer")
         self._thread.start()
 
     def replace_damaged(self) -> None:
-        """Put the one before in the place of a damaged last.pt, which keeps another name."""
+        """Rename a damaged last.pt and put its predecessor in its place."""
         place(self.last_path, free_name(self.last_path, "damaged"))
         place(self.previous_path, self.last_path)
 
     def best_summary(self) -> dict[str, Any] | None:
-        """The `training_summary` of best.pt; None without one, or if it is damaged or of something else."""
+        """The `training_summary` of best.pt; None if the file is missing, damaged or not a model of a run."""
         if not self.best_path.exists():
             return None
         try:
@@ -92,29 +92,29 @@ class CheckpointStore:
             return None
 
     def remove_leftovers(self) -> None:
-        """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
-        # Not below eval/, where a model may be scored at this moment: all else is written by who holds the lock.
+        """Delete the temporary files of a killed run; call it only while holding the run's lock."""
+        # Not below eval/: another process may be scoring a model there. Only the lock's holder writes the rest.
         for folder in (self.folder, self.folder / CHECKPOINTS, self.folder / PLOTS, self.folder / EMBEDDINGS):
             for leftover in folder.glob(".*.tmp"):
-                logger.info("removing %s, left by an interrupted write", leftover.name)
+                logger.info("removing %s, left over from an interrupted write", leftover.name)
                 leftover.unlink(missing_ok=True)
 
     def set_aside_earlier_run(self) -> None:
-        """Rename what an earlier run left: a new one must not average, remove, resume from or replace it."""
+        """Rename the files of an earlier run: a new run must not average, remove, resume from or replace them."""
         names = [CHECKPOINTS] if epoch_paths(self.folder) else []
         names += [one for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS) if (self.folder / one).exists()]
         if names:
             moved = ", ".join(move_aside(self.folder / one).name for one in names)
-            logger.warning("%s has files of an earlier run and no last.pt to resume: moved to %s", self.folder, moved)
+            logger.warning("%s has files of an earlier run but no last.pt to resume: renamed to %s", self.folder, moved)
 
     def wait(self) -> None:
-        """Return when everything handed over has reached the disk (or has failed, which was logged)."""
+        """Wait until the pending write has reached the disk, or has failed and been logged."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Wait for the last write; OSError if a file on disk is older than the run."""
+        """Wait for the last write; OSError if the latest write of any file failed."""
         self.wait()
         for error in self._failures.values():
             raise error
@@ -122,7 +122,7 @@ class CheckpointStore:
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
         try:
             if path == self.last_path and path.exists():
-                # Whole beside the old one first: a kill between any two lines leaves last.pt, and one before it.
+                # Written in full before any rename: a kill at any line leaves last.pt or its predecessor.
                 new = path.with_name(f".{path.name}.new.tmp")
                 write_checkpoint(new, contents, compress=self.compress)
                 place(path, self.previous_path)
@@ -133,27 +133,27 @@ class CheckpointStore:
                 old.unlink(missing_ok=True)
             self._failures.pop(path.name, None)
         except OSError as error:
-            # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
+            # A full disk must not end a run of days: the files on disk are intact, and the next save may succeed.
             if path.name not in self._failures:
                 logger.error(
-                    "could not write %s: %s. Free some space: training continues, and the previous file is intact",
+                    "could not write %s: %s. Training continues and the previous file is intact; free some space",
                     *(path, error.strerror or error),
                 )
             self._failures[path.name] = error
 
 
 def epoch_paths(folder: Path) -> list[Path]:
-    """The models of epochs that are kept, oldest first."""
+    """The kept models of single epochs, oldest first."""
     return sorted((folder / CHECKPOINTS).glob("epoch_*.pt"))
 
 
 def to_cpu(value: Any) -> Any:
     """A copy that later training steps cannot change: tensors cloned to CPU, containers rebuilt, plain values kept.
 
-    Tensors that are not contiguous keep their memory layout; views are cut loose from what they look into.
+    Non-contiguous tensors keep their memory layout; views no longer share storage with their base.
     """
     if isinstance(value, torch.Tensor):
-        # `copy`: on a CPU `to` alone would give the live tensor, which the next step changes while it is written.
+        # Without `copy`, `to` returns a CPU tensor itself, which the next step would change during the write.
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: to_cpu(entry) for key, entry in value.items()}
@@ -163,7 +163,7 @@ def to_cpu(value: Any) -> Any:
 
 
 def capture_random_state() -> dict[str, Any]:
-    """All global random state as tensors and plain values, so that it loads with `weights_only=True`."""
+    """All global random state as tensors and plain values, loadable with `weights_only=True`."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     return {
@@ -181,7 +181,7 @@ def capture_random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put back what `capture_random_state` took; CUDA states only if the device count is the same."""
+    """Restore the result of `capture_random_state`; CUDA states only if the device count is the same."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["internal"].tolist()), python["gauss"]))
     saved = state["numpy"]
@@ -193,25 +193,25 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The mean weights and the mean head of the last `wanted` of `paths`; no head if one of them holds none."""
+    """The mean weights and the mean head of the last `wanted` of `paths`; no head if any of them lacks one."""
     taken = paths[-wanted:]
     if len(taken) < wanted:
         logger.warning("%d checkpoints to average, found %d: %s", wanted, len(taken), ", ".join(p.name for p in taken))
-    # File after file: all of them at once would take the memory of as many networks.
+    # One file at a time: all of them at once would need memory for as many networks.
     weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
     has_heads = all("head" in read_own_checkpoint(path) for path in taken)
     return weights, average_weights(read_own_checkpoint(path)["head"] for path in taken) if has_heads else None
 
 
 def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of several state dictionaries, entry by entry; what is not floating point comes from the last."""
+    """The mean of several state dictionaries, entry by entry; integer tensors come from the last."""
     total: dict[str, torch.Tensor] = {}
     latest: dict[str, Any] = {}
     for count, latest in enumerate(states, 1):
-        # float64: the sum of many float32 values would lose bits.
+        # float64: a sum of many float32 values would lose bits.
         floats = {key: value.double() for key, value in latest.items() if value.is_floating_point()}
         if count > 1 and floats.keys() != total.keys():
-            raise ValueError("the checkpoints to average belong to different models (their weights have other names)")
+            raise ValueError("the checkpoints to average belong to different models (their weight names differ)")
         total = {key: total[key] + value if total else value for key, value in floats.items()}
     if not latest:
         raise ValueError("no checkpoint to average: checkpoints/ is empty")
@@ -219,20 +219,20 @@ def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint of other speakers: a list of as many would fit the head, and mean others."""
-    # Checksums of the names in their order.
+    """Refuse a checkpoint of other speakers: a list of equally many would fit the head but mix up the classes."""
+    # Checksums of the speaker names in order.
     if saved.get("speakers", now.get("speakers")) != now.get("speakers"):
         raise CheckpointError(
             f"{source} was trained with other speakers, or other names for them: class indices would map to the wrong "
-            "speakers; use its training list, or another --save_path (with --initial_model to begin with these weights)"
+            "speakers. Use its training list, or another --save_path (with --initial_model to start from these weights)"
         )
 
 
 def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
-    """Name the options that differ from those of the checkpoint: what the user asks for now holds."""
+    """Log the options that differ from those of the checkpoint; the current values apply."""
     changes = changed_options(saved.get("config", {}), now.get("config", {}))
     if saved.get("training_list", now.get("training_list")) != now.get("training_list"):
-        changes.append("the training list holds other utterances, or the same in another order")
+        changes.append("the training list has other utterances, or another order")
     if changes:
         changed = "; ".join(changes)
         logger.warning("resuming with options that differ from those %s was trained with: %s", source, changed)
@@ -241,7 +241,7 @@ def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object
 def changed_options(
     saved: Mapping[str, Any], now: Mapping[str, Any], sections: Iterable[str] | None = None
 ) -> list[str]:
-    """Options with both values; those that one of the two does not know are not compared."""
+    """The options whose values differ, with both values; options that only one side has are not compared."""
     return [
         f"{section}.{name} {value!r} (was {saved[section][name]!r})"
         for section in (now if sections is None else sections)
@@ -251,6 +251,6 @@ def changed_options(
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Whether an option means what it meant: a path may be written from here or in full."""
+    """Whether two option values are equal; relative and absolute forms of a path are."""
     is_text = isinstance(before, str) and isinstance(now, str) and before and now
     return Path(before).absolute() == Path(now).absolute() if is_text else bool(before == now)

@@ -1,8 +1,8 @@
-"""When and how the network is compiled, and gradient checkpointing of its repeated blocks.
+"""Compilation of the network, and gradient checkpointing of its repeated blocks.
 
-Compilation is done in place (`Module.compile`), so saved keys never change. Evaluation runs eagerly: its lengths differ
-from utterance to utterance, and each would be compiled again. Checkpointing works on any network: batch-norm statistics
-and keyed draws move once a step, though a block runs twice; a module that cannot be run twice declares
+Modules are compiled in place (`Module.compile`), so saved keys never change. Evaluation runs eagerly: utterance lengths
+differ, and each would trigger a recompilation. Checkpointing works on any network: although a block runs twice, its
+batch-norm statistics and keyed draws advance once per step. A module that cannot run twice declares
 `supports_gradient_checkpointing = False`.
 """
 
@@ -25,23 +25,23 @@ from speakernet.training.options import RuntimeOptions
 
 logger = logging.getLogger(__name__)
 
-# Steps measured eagerly before `auto` decides; the first few warm caches up and are left out.
+# Steps measured eagerly before `auto` decides; the first few only warm up caches and are left out.
 OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
-# Measured on two CPU cores (docs/performance.md): the share of a step that compiling saves, and its cost per layer.
+# Measured on two CPU cores (docs/performance.md): the share of a step that compilation saves, and its cost per layer.
 ASSUMED_SAVING = 0.10
 SECONDS_PER_LAYER = 0.5
 # Compile only for a clear gain: the two figures above are estimates.
 REQUIRED_GAIN = 2.0
-# Weights, their gradients and two moments, in float32.
-BYTES_OF_A_WEIGHT = 16
-# Gradients of activations live beside these for a while, and kernels need memory to work.
-BESIDE_ACTIVATIONS = 1.25
+# A weight, its gradient and two moments, in float32.
+BYTES_PER_WEIGHT = 16
+# Allows for gradients of activations, which coexist with them for a while, and for the workspace of kernels.
+ACTIVATION_OVERHEAD = 1.25
 OBSERVED_UTTERANCES = 2
 
 
 class Compiler:
-    """Compiles `net` in place when its time has come; with no options it does nothing."""
+    """Compiles `net` in place, at once or if it pays; does nothing without options."""
 
     def __init__(
         self, net: nn.Module, options: RuntimeOptions | None, *, prepare: Callable[[nn.Module], None] | None = None
@@ -55,18 +55,18 @@ class Compiler:
             self._compile()
 
     def consider(self, seconds: float, steps_left: float) -> None:
-        """After a step: `auto` measures some steps, decides once, and takes a compilation back that does not pay."""
+        """Called after each step: `auto` measures some steps, decides once, and undoes a compilation that is slower."""
         self._seconds.append(seconds)
         if len(self._seconds) < OBSERVED_STEPS:
             return
-        # Rank 0's clock decides for all: a rank that compiled by its own would keep the others waiting.
+        # Rank 0's clock decides for all: a rank that compiled alone would keep the others waiting.
         usual = distributed.broadcast_object(statistics.median(self._seconds[WARMUP_STEPS:]))
         self._seconds = []
         if self.is_compiled:
             # Some networks run slower compiled (VGGVox on a CPU does).
             is_faster, self.is_observing = usual < self._eager_seconds, False
-            verdict = "kept" if is_faster else "going back to eager"
-            logger.info("compile auto: a step takes %.3f s, before %.3f s: %s", usual, self._eager_seconds, verdict)
+            verdict = "keeping it" if is_faster else "going back to eager"
+            logger.info("compile auto: %.3f s per step, %.3f s eager: %s", usual, self._eager_seconds, verdict)
             if not is_faster:
                 self.close()
             return
@@ -74,16 +74,16 @@ class Compiler:
         gain, cost = ASSUMED_SAVING * usual * steps_left, SECONDS_PER_LAYER * layers
         self._eager_seconds, self.is_observing = usual, gain > REQUIRED_GAIN * cost
         verdict = "compiling" if self.is_observing else "not compiling"
-        logger.info("compile auto: %s (it may save %.0f s of the run and takes about %.0f s)", verdict, gain, cost)
+        logger.info("compile auto: %s (may save %.0f s over the run, costs about %.0f s)", verdict, gain, cost)
         if self.is_observing:
             self._compile()
 
     def close(self) -> None:
-        """Leave an eager network: a second stage has other lengths."""
+        """Make the network eager again: the next stage may have another crop length."""
         for module in self._targets():
             if isinstance(module.forward, Checkpointed):
                 module.forward.forward = module.forward.eager
-            # What `Module.compile` sets; torch has no public way back.
+            # `Module.compile` sets this; torch has no public way to undo it.
             module._compiled_call_impl = None
         self.is_compiled = self.is_observing = False
 
@@ -92,12 +92,12 @@ class Compiler:
         logger.info("compiling the network: the next step may take minutes")
         if self._prepare is not None:
             self._prepare(self.net)
-        # What cannot be compiled runs eagerly, with a warning.
+        # Code that cannot be compiled runs eagerly, with a warning.
         torch._dynamo.config.suppress_errors = True
         targets, config = self._targets(), torch._dynamo.config
-        # Blocks of other widths are versions of one code, of which torch compiles 8 and runs the others eagerly.
+        # Blocks of different widths share their code; torch compiles 8 versions of it and runs the rest eagerly.
         config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
-        # dynamic=False: training crops have one length (a second length compiles a second version).
+        # dynamic=False: all training crops have the same length (another length compiles another version).
         mode = None if self.options.compile_mode == "default" else self.options.compile_mode
         for module in targets:
             if isinstance(module.forward, Checkpointed):
@@ -112,10 +112,10 @@ class Compiler:
 
 
 def repeated_blocks(net: nn.Module) -> list[nn.Module]:
-    """The modules of classes that occur several times and have children: residual blocks and the like.
+    """Modules with children whose class occurs several times, such as residual blocks.
 
-    A stage, which only strings blocks together, is looked into; a block is taken whole, with whatever repeats inside.
-    Falls back to the whole network when nothing repeats.
+    The search descends into a stage, which only chains blocks, but not into a block, whatever repeats inside it.
+    Falls back to the whole network if nothing repeats.
     """
     counts: dict[type, int] = {}
     for module in net.modules():
@@ -138,16 +138,16 @@ def _is_stage(module: nn.Module) -> bool:
 
 
 def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
-    """About what a training step of `net` takes, from the activations that two random utterances leave on a CPU."""
+    """Estimated memory of a training step of `net`, from the activations of two random utterances on a CPU."""
     count = sum(one.numel() for one in net.parameters())
     activations = activation_bytes(net, num_samples, dtype)
-    return BYTES_OF_A_WEIGHT * count + int(BESIDE_ACTIVATIONS * activations * batch_size / OBSERVED_UTTERANCES)
+    return BYTES_PER_WEIGHT * count + int(ACTIVATION_OVERHEAD * activations * batch_size / OBSERVED_UTTERANCES)
 
 
 def activation_bytes(
     net: nn.Module, num_samples: int, dtype: torch.dtype, num_utterances: int = OBSERVED_UTTERANCES
 ) -> int:
-    """What a forward pass of random utterances keeps for the backward pass, without the weights themselves."""
+    """Bytes that a forward pass of random utterances saves for the backward pass, without the weights."""
     sizes: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def activation_bytes(
     weights = {one.untyped_storage().data_ptr() for one in (*observed.parameters(), *observed.buffers())}
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        # Held until it is counted: what is freed gives its address to another.
+        # Kept alive until counted: a freed tensor's address could be reused.
         embeddings = observed(0.1 * torch.randn(num_utterances, num_samples))
     activations = sum(size for address, size in sizes.items() if address not in weights)
     del embeddings
@@ -169,64 +169,64 @@ def activation_bytes(
 
 
 def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
-    """The network's repeated blocks; ValueError if it forbids checkpointing, or has no block that repeats."""
+    """The network's repeated blocks; ValueError if it forbids checkpointing or has no repeated blocks."""
     blocks = repeated_blocks(net)
-    why = f"{type(net).__name__} has no blocks that repeat" if blocks == [net] else ""
+    why = f"{type(net).__name__} has no repeated blocks" if blocks == [net] else ""
     for name, module in net.named_modules():
         if not getattr(module, "supports_gradient_checkpointing", True):
             why = f"{type(module).__name__} ({name or 'the network'}) cannot be run twice"
     if why:
         raise ValueError(
-            f"runtime.gradient_checkpointing: {why}; switch it off, or lower data.batch_size and raise "
+            f"runtime.gradient_checkpointing: {why}; turn it off, or lower data.batch_size and raise "
             "training.accumulation_steps"
         )
     return blocks
 
 
 def enable_gradient_checkpointing(net: nn.Module) -> int:
-    """Make the repeated blocks of `net` keep only their inputs; returns how many there are.
+    """Make the repeated blocks of `net` keep only their inputs; returns the number of blocks.
 
-    Parameter names and results stay as they are. In evaluation nothing changes.
+    Parameter names, results and evaluation do not change.
     """
     blocks = blocks_to_checkpoint(net)
     for block in blocks:
-        # On the instance, not the class: other networks of this process stay as they are. Once, whatever the stages.
+        # On the instance, not the class, so other networks are unaffected. Once only: later stages call this again.
         if not isinstance(block.forward, Checkpointed):
             block.forward = Checkpointed(block)  # type: ignore[method-assign]
     return len(blocks)
 
 
 class Checkpointed:
-    """The forward pass of a block that keeps its inputs alone.
+    """The forward pass of a block that keeps only its inputs.
 
-    Compiled is what it computes, not the keeping: torch's compiler takes no `context_fn` that restores statistics.
+    Only the computation is compiled: torch's compiler does not accept a `context_fn` that restores statistics.
     """
 
     def __init__(self, block: nn.Module) -> None:
         self._block, self.eager = block, block.forward
         self.forward: Callable[..., Any] = block.forward
-        """As it is now: eager or compiled."""
+        """The current function, eager or compiled."""
         # Restoring the random state costs a copy per block; only dropout needs it.
         self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in block.modules())
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """What the block returns."""
+        """The output of the block."""
         if not (self._block.training and torch.is_grad_enabled()):
             return self.forward(*inputs, **named)
-        # Not reentrant: that kind takes no `context_fn`, which keeps the statistics from moving twice.
-        ways: dict[str, Any] = {
+        # The reentrant variant has no `context_fn`, which keeps the statistics from being updated twice.
+        settings: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": self._has_dropout,
             "context_fn": self._contexts,
         }
-        return checkpoint(functools.partial(self.forward, **named), *inputs, **ways)
+        return checkpoint(functools.partial(self.forward, **named), *inputs, **settings)
 
     def _contexts(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-        return contextlib.nullcontext(), _statistics_kept(self._block)
+        return contextlib.nullcontext(), _preserved_statistics(self._block)
 
 
 @contextlib.contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
+def _preserved_statistics(block: nn.Module) -> Iterator[None]:
     guard = BufferGuard([block])
     guard.remember()
     try:

@@ -1,4 +1,4 @@
-"""A run's numbers as a table that any program reads."""
+"""A tracker that writes the numbers of a run to a CSV file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,25 +9,25 @@ from speakernet.training.trackers import scalars
 
 
 class CurvesAsCsv:
-    """`metrics.csv` in the run folder: step, name and value a line."""
+    """`metrics.csv` in the run folder, with step, name and value on each line."""
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         path = folder / "metrics.csv"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["step,name,value"]
-        # What a killed run wrote after its last checkpoint comes again.
+        # A resumed run repeats the steps that a killed run took after its last checkpoint.
         kept = [line for line in lines if not line[:1].isdigit() or int(line.partition(",")[0]) <= step]
         with atomic_write(path) as file:
             file.writelines(f"{line}\n" for line in kept)
         self._file = GrowingFile(path)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """A line for each number."""
+        """Write one line per number."""
         lines = (f"{step},{tag},{value!r}\n" for tag, value in scalars(kind, values))
         self._file.append("".join(lines).encode())
 
     def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
-        """The figures; drawings and model are in the folder."""
+        """Write the figures; plots and model are already in the folder."""
         self.record("test", step, figures)
 
     def close(self) -> None:
-        """Every line is written at once."""
+        """Nothing to do: every line is written immediately."""

@@ -1,4 +1,4 @@
-"""Several processes that keep a share each of weights, gradients and moments, by torch's `fully_shard` (FSDP2)."""
+"""Several processes, each with a share of weights, gradients and moments, by torch's `fully_shard` (FSDP2)."""
 
 import contextlib
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS
 
 
 class FullySharded(SeveralProcesses):
-    """Ranks that share every batch, and keep a share each of everything that learns.
+    """Ranks that share every batch, each with a share of all trainable parameters.
 
-    A repeated block is whole only while it runs; the network is whole while it is evaluated, since ranks embed unequal
-    numbers of utterances. Checkpoints are whole on rank 0. The messages have an exchange of their own.
+    A repeated block is gathered only while it runs; the whole network is gathered during evaluation, since ranks embed
+    unequal numbers of utterances. Checkpoints are gathered on rank 0. Messages use a separate all-reduce.
     """
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
@@ -30,15 +30,15 @@ class FullySharded(SeveralProcesses):
         self._sum = torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device)
         net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         mesh = init_device_mesh(device.type, (torch_distributed.get_world_size(),))
-        # Losses without weights have nothing to share.
+        # A loss without weights has nothing to shard.
         roots = [one for one in (net, loss) if any(True for _ in one.parameters())]
         for module in dict.fromkeys((*repeated_blocks(net), *roots)):
             before = list(module._forward_hooks)
             fully_shard(module, mesh=mesh)
-            # Hooks that take a layer's output need the one through which its weights are gathered in the backward pass.
+            # Hooks that read a layer's output must run after FSDP's, which gathers weights for the backward pass.
             for hook in before:
                 module._forward_hooks[hook] = module._forward_hooks.pop(hook)
-        # Before the first forward pass, so that there is a state to go back to.
+        # Before the first forward pass, so that `reset_iter_state` has a state to go back to.
         net._get_fsdp_state()._lazy_init()  # type: ignore[operator]
         self._sharded: list[Any] = [one for one in self._all.modules() if isinstance(one, FSDPModule)]
         for root in roots:
@@ -47,7 +47,7 @@ class FullySharded(SeveralProcesses):
                 setattr(parameter, ROW_SHARE, MeshShare(len(parameter), 0, 1, like=parameter))
 
     def begin_epoch(self) -> None:
-        """Go on as training left it: evaluations, of which each rank runs its own number, are forgotten."""
+        """Reset FSDP's state after an evaluation, in which each rank runs its own number of batches."""
         for module in self._sharded:
             module.reshard()
             module.set_reshard_after_forward(True, recurse=False)
@@ -60,12 +60,12 @@ class FullySharded(SeveralProcesses):
         return contextlib.nullcontext()
 
     def embed(self, waveforms: Tensor) -> Tensor:
-        """As alone."""
+        """(batch, samples) -> (batch, dim), as in one process."""
         return self.net(waveforms)  # type: ignore[no-any-return]
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; each rank keeps its share of the averaged gradients."""
-        self._sum += self._said(numbers, is_last)
+        self._sum += self._messages(numbers, is_last)
         value.backward()  # type: ignore[no-untyped-call]
 
     def totals(self, numbers: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ class FullySharded(SeveralProcesses):
         torch_distributed.all_reduce(self._sum)
         means = self._sum / torch_distributed.get_world_size()
         self._sum = torch.zeros_like(self._sum)
-        self._read(means[NUM_NUMBERS:])
+        self._take_requests(means[NUM_NUMBERS:])
         return means[:NUM_NUMBERS]
 
     def share_statistics(self) -> None:
-        """Rank 0's statistics, and whole weights until training goes on."""
+        """Share rank 0's statistics, and gather all weights until training continues."""
         super().share_statistics()
         for module in self._sharded:
             module.unshard()
@@ -86,7 +86,7 @@ class FullySharded(SeveralProcesses):
 
 @dataclass(frozen=True)
 class MeshShare(RowShare):
-    """A rank's share of a parameter as `fully_shard` cuts it; as a tensor of torch it already seems whole."""
+    """A rank's share of a parameter as `fully_shard` cuts it; a DTensor already has the shape of the whole."""
 
     like: Any = None
 
@@ -95,14 +95,14 @@ class MeshShare(RowShare):
         return distribute_tensor(whole, self.like.device_mesh, self.like.placements, src_data_rank=None)
 
     def join(self, own: Tensor) -> Tensor:
-        """The whole tensor in host memory on rank 0, and its shape alone on the others; every rank calls it."""
+        """The whole tensor in host memory on rank 0, a meta tensor on the others; every rank calls it."""
         whole = own.detach().full_tensor()  # type: ignore[attr-defined]
         return whole.to("meta" if torch_distributed.get_rank() else "cpu")  # type: ignore[no-any-return]
 
 
 def refuse_sharding(net: nn.Module, loss: nn.Module) -> None:
-    """ValueError if `fully_shard` cannot share these parameters."""
+    """ValueError if `fully_shard` cannot shard these parameters."""
     single = [name for one in (net, loss) for name, parameter in one.named_parameters() if not parameter.ndim]
     if single or not hasattr(FSDPModule, "reset_iter_state"):
-        found = f"{single[0]} is a single number" if single else f"this is torch {torch.__version__}, without its reset"
-        raise ValueError(f"runtime.parallel: fsdp: {found}, which cannot be shared; set runtime.parallel: ddp")
+        found = f"{single[0]} is a scalar" if single else f"torch {torch.__version__} lacks FSDPModule.reset_iter_state"
+        raise ValueError(f"runtime.parallel: fsdp: {found}, so the model cannot be sharded; set runtime.parallel: ddp")

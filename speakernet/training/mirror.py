@@ -1,8 +1,8 @@
-"""Copies of a run elsewhere, made beside the training, so that another machine can resume a run whose machine is gone.
+"""Copies a run elsewhere while it trains, so that another machine can resume it if its own is lost.
 
-A thread looks every few seconds which files of the run folder have changed, and copies those to a folder or an address
-of fsspec (`s3://…`, `gs://…`, `sftp://…`). The training neither waits for it nor ends with it. A file is copied under a
-temporary name and only then takes its name; of last.pt the one before is kept.
+Every few seconds a thread checks which files of the run folder have changed, and copies them to a folder or an fsspec
+address (`s3://…`, `gs://…`, `sftp://…`). Training does not wait for it, and its errors do not end a run. Each file is
+copied under a temporary name and then renamed; the previous last.pt is kept.
 """
 
 import contextlib
@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS, RETRY_SECONDS = 10.0, 60.0
 END_SECONDS = 600.0
-"""At the end of a run: what is not copied by then is given up."""
+"""How long the end of a run waits for the last copies."""
 GROWING = (METRICS, LOG)
-"""Files that change at every moment: copied together with a checkpoint, and at the end."""
-NOT_OURS = (".tmp", ".sha256")
+"""Files that change all the time: copied together with a checkpoint, and at the end."""
+IGNORED_SUFFIXES = (".tmp", ".sha256")
 """Half-copied files, and the checksums that version 0.2 kept beside its copies."""
 
 
 class RemoteError(FileError):
-    """A mirror that cannot be used; the message names it and says why."""
+    """A mirror cannot be used; the message gives its address and the reason."""
 
 
 @contextlib.contextmanager
 def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator[None]:
-    """Keep copies of a run folder at an address while the block runs."""
+    """Keep a copy of a run folder at an address while the block runs."""
     mirror = Mirror(Path(folder), address, with_epochs)
-    # A daemon: a folder that hangs must not keep the interpreter from ending.
+    # A daemon: a hanging file system must not keep the interpreter from exiting.
     thread = threading.Thread(target=mirror.run, name="mirror", daemon=True)
     thread.start()
     try:
@@ -61,11 +61,11 @@ def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator
         mirror.is_over.set()
         thread.join(END_SECONDS)
         if missing := mirror.changed(is_end=True):
-            logger.warning("training.mirror: in %s these are out of date: %s", address, ", ".join(missing))
+            logger.warning("training.mirror: out of date in %s: %s", address, ", ".join(missing))
 
 
 class Mirror:
-    """Copies what a run folder holds, until `is_over`."""
+    """Copies the files of a run folder until `is_over` is set."""
 
     def __init__(self, folder: Path, address: str, with_epochs: bool) -> None:
         self.folder, self.address, self.with_epochs = folder, address, with_epochs
@@ -74,7 +74,7 @@ class Mirror:
         self._copied: dict[str, tuple[int, int]] = {}
 
     def run(self) -> None:
-        """Look every few seconds, and once more at the end."""
+        """Copy changed files every few seconds, and once more at the end."""
         delay, is_end = LOOK_SECONDS, False
         while not is_end:
             is_end = self.is_over.wait(delay)
@@ -82,14 +82,14 @@ class Mirror:
                 self._copy_all(is_end)
                 delay = LOOK_SECONDS
             except Exception as error:
-                # Every file system has errors of its own, and none of them is a reason to end a run.
+                # Every file system raises its own errors, and none of them is a reason to end a run.
                 if delay == LOOK_SECONDS:
                     reason = error_line(error)
-                    logger.warning("training.mirror: %s cannot be written, trying again (%s)", self.address, reason)
+                    logger.warning("training.mirror: cannot write to %s, will retry (%s)", self.address, reason)
                 delay = RETRY_SECONDS
 
     def changed(self, *, is_end: bool) -> list[str]:
-        """Files that differ from their copies, models first: a copy is then never behind what it needs."""
+        """Files that differ from their copies, models first, so that no copy refers to a model not yet copied."""
         names = []
         for prefix in ("", *(f"{one.name}/" for one in later_stages(self.folder).values())):
             if self.with_epochs:
@@ -118,7 +118,7 @@ class Mirror:
             del self._copied[name]
 
     def _state_of(self, name: str) -> tuple[int, int] | None:
-        """By which a changed file is known; None if there is none."""
+        """Modification time and size, which show a change; None if there is no file."""
         try:
             status = (self.folder / name).stat()
         except OSError:
@@ -127,13 +127,13 @@ class Mirror:
 
 
 def open_remote(address: str, folder: Path) -> tuple[Any, str]:
-    """Fsspec's file system of an address, and the folder's path in it; refuses the run folder itself."""
+    """The fsspec file system of an address and the path in it; refuses the run folder itself."""
     try:
         system, root = url_to_fs(address, use_listings_cache=False)
     except Exception as error:
-        # Every system has errors of its own for an address, a key or a package that is missing.
+        # Every file system raises its own errors for a bad address or a missing key or package.
         raise RemoteError(
-            f"training.mirror: {address}: {error_line(error)}; expected a folder or an address that fsspec knows"
+            f"training.mirror: {address}: {error_line(error)}; expected a folder or an address that fsspec supports"
         ) from error
     if isinstance(system, LocalFileSystem) and Path(root).resolve() == folder.resolve():
         raise RemoteError(f"training.mirror: {address} is the run folder itself; expected another folder")
@@ -141,9 +141,9 @@ def open_remote(address: str, folder: Path) -> tuple[Any, str]:
 
 
 def fetch_run(address: str, folder: str | Path) -> bool:
-    """Fill an empty run folder with what its mirror holds; returns whether there was anything.
+    """Fill an empty run folder from its mirror; returns whether there is now a last.pt from it.
 
-    A run folder with a last.pt of its own resumes from that one, and the mirror is not read.
+    If the run folder has a last.pt, the run resumes from that and the mirror is not read.
     """
     folder = Path(folder)
     if (folder / LAST).exists():
@@ -152,22 +152,22 @@ def fetch_run(address: str, folder: str | Path) -> bool:
     try:
         found = system.find(root) if system.exists(root) else []
         begin = len(system._strip_protocol(root).rstrip("/")) + 1
-        names = [one[begin:] for one in found if not one.endswith(NOT_OURS)]
+        names = [one[begin:] for one in found if not one.endswith(IGNORED_SUFFIXES)]
         for name in names:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise RemoteError(f"{name!r} is a path outside the run folder")
-        # Last of all the one that makes it a run: a fetch that was cut off is repeated.
+        # last.pt comes last, so that an interrupted fetch is repeated.
         for name in sorted(names, key=lambda name: (name == LAST, name)):
             with system.open(f"{root}/{name}", "rb") as content, atomic_write(folder / name, "wb") as copy:
                 shutil.copyfileobj(content, copy)
         if LAST not in names and PREVIOUS in names:
-            # The copy of last.pt was cut off between its two names.
+            # Mirroring was interrupted between the two renames of last.pt.
             (folder / PREVIOUS).rename(folder / LAST)
     except Exception as error:
         raise RemoteError(
-            f"training.mirror: {address} cannot be read ({error_line(error)}), so it is not known whether there is a "
-            "run to resume; correct it, or give --training.mirror '' to begin without"
+            f"training.mirror: cannot read {address} ({error_line(error)}), so it is unknown whether there is a run to "
+            "resume; correct the address, or give --training.mirror '' to start without a mirror"
         ) from error
     if names:
-        logger.info("%s: %s fetched from %s", folder, counted(len(names), "file"), address)
+        logger.info("%s: fetched %s from %s", folder, counted(len(names), "file"), address)
     return (folder / LAST).exists()

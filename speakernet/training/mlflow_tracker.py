@@ -1,6 +1,6 @@
-"""MLflow, by its own environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, …).
+"""A tracker for MLflow, configured by MLflow's environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, …).
 
-A run that goes on, and its final evaluation, find the run of the service by the name kept in the run folder.
+The run folder stores MLflow's run id, so a resumed run and its final evaluation continue the same MLflow run.
 """
 
 import os
@@ -14,10 +14,10 @@ from speakernet.training.trackers import PROJECT, scalars
 
 
 class MLflow:
-    """A run of the experiment `speakernet`, or of MLFLOW_EXPERIMENT_NAME; without MLFLOW_TRACKING_URI in `mlruns/`."""
+    """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in `mlruns/` unless MLFLOW_TRACKING_URI is set."""
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
-        # Without an address it keeps its runs in files, which newer versions do only if they are asked to.
+        # Newer versions store runs in files, as is done without an address, only with this switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").absolute().as_uri())
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
@@ -26,15 +26,15 @@ class MLflow:
         run = mlflow.start_run(known, run_name=folder.name)
         if known is None:
             kept.write_text(run.info.run_id, encoding="utf-8")
-            # Once: it refuses parameters that change, such as the epochs of a run that is continued.
+            # Only once: MLflow refuses changed parameters, such as the epochs of a continued run.
             mlflow.log_params({f"{section}.{key}": of[key] for section, of in configuration.items() for key in of})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """The numbers of one record."""
+        """Log the numbers of one record."""
         mlflow.log_metrics(dict(scalars(kind, values)), step)
 
     def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
-        """Figures, and drawings and model file as artifacts."""
+        """Log figures, and plots and model file as artifacts."""
         self.record("test", step, figures)
         for path in (*plots, model):
             mlflow.log_artifact(str(path), "plots" if path in plots else "model")

@@ -1,4 +1,4 @@
-"""What moves the weights: the optimizers and their parameter groups, freezing, and the moving average of weights."""
+"""Optimizers and their parameter groups, freezing, and the moving average of weights."""
 
 import contextlib
 import itertools
@@ -22,11 +22,11 @@ from speakernet.training.options import (
 Groups = list[dict[str, Any]]
 
 EPSILON_FLOAT32 = 1e-8
-# Gradients that passed through 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not
-# turn that noise into whole steps.
+# Gradients computed in 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not turn that
+# noise into full steps.
 EPSILON_HALF = 1e-7
 LEARNING_RATE_FACTOR = "learning_rate_factor"
-"""Key of a group's factor on the learning rate; a group without it has 1."""
+"""Key of a group's learning-rate factor; 1 if absent."""
 
 
 def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimizer:
@@ -45,14 +45,14 @@ def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> t
 
 
 ADAMS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam, "nadam": torch.optim.NAdam}
-# torch has a one-kernel update for these, on CPU and CUDA.
+# torch has a fused update for these, on CPU and CUDA.
 FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
 
 
 def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give sgd the momentum that it lacks, as zeros: its first step is then torch's own, to the bit.
+    """Create SGD's missing momentum buffers as zeros; the first step is then bitwise the one torch would take.
 
-    torch's fused SGD makes it in its first step from raw memory, and leaves it raw if that step is skipped.
+    torch's fused SGD allocates them uninitialised in its first step, and leaves them so if that step is skipped.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("momentum") else ():
@@ -64,28 +64,28 @@ def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False, factors: Sequence[float] = ()
 ) -> Groups:
-    """Groups of what decays, and of what does not (normalisation weights, biases, single numbers).
+    """Groups with and without weight decay (none for normalisation weights, biases and scalars).
 
-    A parameter of one dimension or none does not decay: in every normalisation and bias that is the shape. `factors`
-    are of the learning rate of the first modules, 1 for the others; each factor has groups of its own.
+    A parameter with fewer than two dimensions does not decay: every normalisation weight and bias has that shape.
+    `factors` are the learning-rate factors of the first modules, 1 for the others; each factor has separate groups.
     """
-    # In this order whatever the modules hold: a checkpoint knows the groups by their number.
+    # The order must not depend on the modules: a checkpoint identifies groups by number.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     seen: set[int] = set()
     for module, factor in zip(modules, itertools.chain(factors, itertools.repeat(1.0)), strict=False):
-        # Of a pretrained backbone, whose lower layers learn less.
+        # A pretrained backbone has factors for its lower layers, which learn more slowly.
         parts: list[Any] = [one for one in module.modules() if hasattr(one, "learning_rate_factors")]
         own = {id(one): by for part in parts for one, by in part.learning_rate_factors()}
         for parameter in module.parameters():
-            of_layer = factor * own.get(id(parameter), 1.0)
-            of_module = [groups.setdefault((of_layer, decays), []) for decays in (True, False)]
-            # RawNet3's frozen norms never see the optimizer; a weight that two modules share is moved once.
+            layer_factor = factor * own.get(id(parameter), 1.0)
+            decay_groups = [groups.setdefault((layer_factor, decays), []) for decays in (True, False)]
+            # Skip frozen parameters (RawNet3's norms) and weights that another module shares.
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            of_module[0 if decay_all or parameter.ndim > 1 else 1].append(parameter)
+            decay_groups[0 if decay_all or parameter.ndim > 1 else 1].append(parameter)
     return [
-        # A factor of 1 is left out, as in checkpoints that have none.
+        # A factor of 1 is omitted, as older checkpoints do.
         {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
         | ({} if factor == 1.0 else {LEARNING_RATE_FACTOR: factor})
         for (factor, decays), parameters in groups.items()
@@ -94,12 +94,12 @@ def parameter_groups(
 
 
 def should_fuse(options: OptimizerOptions, device: torch.device) -> bool:
-    """Whether to use the one-kernel update."""
+    """Whether to use torch's fused update."""
     has_fused = options.name in FUSED_OPTIMIZERS and device.type in ("cpu", "cuda")
     if options.fused == "on" and not has_fused:
         raise ValueError(
-            f"optimizer.fused: on, but torch has no fused {options.name} on {device.type}; "
-            f"available fused: {', '.join(sorted(FUSED_OPTIMIZERS))}; set optimizer.fused: auto"
+            f"optimizer.fused: on, but torch has no fused {options.name} on {device.type} "
+            f"(only {', '.join(sorted(FUSED_OPTIMIZERS))}); set optimizer.fused: auto"
         )
     return has_fused and options.fused != "off"
 
@@ -107,39 +107,39 @@ def should_fuse(options: OptimizerOptions, device: torch.device) -> bool:
 def create_optimizer(
     options: OptimizerOptions, modules: Iterable[nn.Module], device: torch.device, *, is_float32: bool = True
 ) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters of `modules`; `is_float32` sets what `epsilon: auto` means."""
+    """The optimizer over all trainable parameters of `modules`; `is_float32` decides the value of `epsilon: auto`."""
     part = lookup(OPTIMIZERS, options.name, "optimizer")
     factors = [options.network_learning_rate_factor]
     groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases, factors)
     if not groups:
-        raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
+        raise ValueError("nothing to train: every weight of the model and the loss is frozen")
     epsilon = getattr(options, "epsilon", "auto")
     if epsilon == "auto":
         epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF
-    # torch has not every fused update for weights that `fully_shard` has cut.
+    # torch lacks some fused updates for weights that `fully_shard` has sharded.
     is_cut = any(hasattr(one, "to_local") for group in groups for one in group["params"])
     fused = should_fuse(options, device) and not is_cut
     return create(part, options, groups=groups, epsilon=epsilon, fused=fused)  # type: ignore[no-any-return]
 
 
 class OptimizerState:
-    """An optimizer's moments; its options stay those that the resumed run was given (torch would restore the saved)."""
+    """An optimizer's moments, without its options: a resumed run uses its own, while torch would restore the saved."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self._parameters = optimizer, parameters_of(optimizer)
         self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; what several ranks share is whole on rank 0, so that each has to ask."""
+        """Tensors and plain values; sharded state is gathered on rank 0, so every rank must call it."""
         state = self.optimizer.state_dict()
         return {**state, "state": join_state(state["state"], self._parameters)} if self._is_sharded else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the moments up; ValueError if they are another optimizer's, or of other parameters."""
+        """Restore the moments; ValueError if they belong to another optimizer or other parameters."""
         own, saved = self.optimizer.state_dict()["param_groups"], state["param_groups"]
         if [set(one) for one in own] != [set(one) for one in saved]:
-            raise ValueError(f"{len(saved)} groups of parameters with other options, expected {len(own)}")
-        # torch takes the options from the state dictionary, so ours holds the present ones.
+            raise ValueError(f"the {len(saved)} saved parameter groups do not match the optimizer's {len(own)}")
+        # torch takes the options from the state dictionary, so put the current ones there.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         own_state = join_state(state["state"], self._parameters, back=True)
         self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
@@ -147,21 +147,21 @@ class OptimizerState:
 
 
 class Freezing:
-    """Puts a network into training mode, less what stays as it was given.
+    """Puts a network into training mode, except for the parts that are frozen.
 
-    A frozen network gets no gradient, so that the optimizer touches neither its weights nor their moments (not even by
-    weight decay), and its batch norm normalises by its running statistics without moving them. All of it follows from
-    the epoch alone, so a resumed run finds it unchanged.
+    A frozen network gets no gradient, so the optimizer changes neither its weights nor their moments (not even by
+    weight decay), and its batch norm uses its running statistics without updating them. What is frozen depends only on
+    the epoch, so a resumed run continues unchanged.
     """
 
     def __init__(self, net: nn.Module, options: TrainingOptions) -> None:
         self.keeps_statistics = options.freeze_norm_statistics
         self._net, self._epochs = net, options.freeze_epochs
-        # What a network never trains (RawNet3's idle norms) does not begin to learn when the rest does.
+        # Parameters that a network never trains (RawNet3's idle norms) stay frozen when the rest is unfrozen.
         self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
     def begin_training(self, epoch: int) -> None:
-        """Training mode for the steps of an epoch, counted from 0."""
+        """Set training mode for an epoch (from 0)."""
         is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
@@ -176,7 +176,7 @@ class Freezing:
 
 
 class BufferGuard:
-    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can put them back."""
+    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can restore them."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._buffers = [
@@ -190,35 +190,35 @@ class BufferGuard:
         self._copies = [buffer.clone() for buffer in self._buffers]
 
     def remember(self) -> None:
-        """Take the values to which `restore` goes back."""
+        """Copy the current values, for `restore`."""
         if self._buffers:
             torch._foreach_copy_(self._copies, self._buffers)
 
     def restore(self) -> None:
-        """Put the remembered values back."""
+        """Restore the remembered values."""
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._copies)
 
     def restore_where(self, is_bad: torch.Tensor) -> None:
-        """Put them back if `is_bad` (0-d bool) is true, without asking the device."""
+        """Restore them if `is_bad` (0-d bool) is true, without synchronising with the device."""
         for dtype in {buffer.dtype for buffer in self._buffers}:
             now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
-            # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
-            # not mixed by a factor: what was undone may be NaN.
+            # Concatenated, a few launches suffice for hundreds of small tensors. `where` instead of a weighted sum:
+            # the values to discard may be NaN.
             before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
             chosen = torch.where(is_bad, before, after).split([one.numel() for one in now])
             torch._foreach_copy_(now, [one.view_as(other) for one, other in zip(chosen, now, strict=True)])
 
 
 class WeightAverage:
-    """Exponential moving average of a network's weights, kept beside it.
+    """Exponential moving average of a network's weights.
 
-    Early on the average follows more closely, `min(decay, (1 + steps) / (10 + steps))`, so that the random start is
-    soon forgotten. Buffers (batch-norm statistics) are averaged too if they are floating point, else copied.
-    `initial_share` is the share of the first weights in what is evaluated, so that a fine-tuned network forgets less
-    (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"). With both 0 it keeps nothing and does nothing.
-    (torch's `AveragedModel` begins with a copy of the first weights and has no such early stretch, copies the whole
-    module with what was compiled into it, and cannot change places.)
+    The decay starts low, `min(decay, (1 + steps) / (10 + steps))`, so that the random initial weights fade quickly.
+    Floating-point buffers (batch-norm statistics) are averaged too, other buffers copied. `initial_share` is the share
+    of the initial weights in the evaluated ones, so that a fine-tuned network forgets less (Wortsman et al. 2022,
+    "Robust fine-tuning of zero-shot models"). With both 0 the object does nothing. (torch's `AveragedModel` starts from
+    a copy of the initial weights without this warm-up, copies the whole module including its compiled code, and cannot
+    be swapped with the network.)
 
     >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
     >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
@@ -231,7 +231,7 @@ class WeightAverage:
     def __init__(self, net: nn.Module, decay: float, initial_share: float = 0.0) -> None:
         self.decay, self.initial_share = decay, initial_share
         self._steps, self.is_kept = 0, decay > 0 or initial_share > 0
-        # What never moves is its own average.
+        # Frozen weights need no average.
         moving = (one for one in net.parameters() if one.requires_grad)
         self._live = [*moving, *net.buffers()] if self.is_kept else []
         self._floats = [index for index, tensor in enumerate(self._live) if tensor.is_floating_point()]
@@ -240,8 +240,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the present weights."""
-        # The first update is the start itself: (1 + 0) / (10 + 0) of the old would be a share of nothing learned.
+        """Move the average towards the current weights."""
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
         floats = [self._kept[index] for index in self._floats]
@@ -252,7 +251,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside the block the network holds the average, with its share of the first weights; then its own again."""
+        """Inside the block the network holds the average, mixed with `initial_share` of its initial weights."""
         self.swap()
         floats = [self._live[index] for index in self._floats] if self._initial else []
         average = [one.detach().clone() for one in floats]
@@ -271,14 +270,14 @@ class WeightAverage:
         return {"steps": self._steps, "kept": list(self._kept), "initial": list(self._initial)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what `state_dict` gave; if that kept no average, begin with the network's present weights."""
+        """Restore a `state_dict`; if it has no average, start from the network's current weights."""
         self._steps = int(state["steps"])
         for kept, saved in zip(self._kept, state["kept"] or self._live, strict=bool(self._live)):
             kept.copy_(saved)
         if self._initial and not state.get("initial"):
             raise ValueError(
-                "training.initial_weight was 0 when this run began, so its first weights are not kept; set it to 0, or "
-                "choose another --save_path"
+                "training.initial_weight was 0 when this run started, so its initial weights were not saved; set it to "
+                "0, or choose another --save_path"
             )
         for initial, saved in zip(self._initial, state.get("initial") or [], strict=bool(self._initial)):
             initial.copy_(saved)
@@ -287,7 +286,7 @@ class WeightAverage:
     def swap(self) -> None:
         """Exchange the average and the network's own weights."""
         for live, kept in zip(self._live, self._kept, strict=True):
-            # One tensor at a time: the whole network would be in memory three times.
+            # One tensor at a time, to avoid a third copy of the whole network in memory.
             held = live.detach().clone()
             live.copy_(kept)
             kept.copy_(held)

@@ -1,7 +1,7 @@
-"""The precision of the trunk, as one object, so that the trainer has one code path.
+"""The precision of the trunk as one object, so that the trainer has a single code path.
 
-Chooses bf16, fp16 or float32 with a reason; gives the autocast context; adapts the loss scale (fp16 only) without ever
-asking the device for a number. What must stay float32 (front end, statistics, heads) sees to that itself.
+It chooses bf16, fp16 or float32 with a reason, provides the autocast context, and adapts the loss scale (fp16 only)
+without synchronising with the device. Parts that need float32 (front end, statistics, heads) ensure it themselves.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PRECISIONS = ("no", "bf16", "fp16")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Linux's names of x86 AMX-FP16, AVX512-FP16 and Arm's half precision.
+# Linux's names for x86 AMX-FP16, AVX512-FP16 and Arm's half precision.
 _FP16_FLAGS = ("amx_fp16", "avx512_fp16", "asimdhp", "fphp")
 
 
@@ -32,16 +32,16 @@ def choose_precision(
 ) -> Choice[str]:
     """The precision to train in. `auto` takes bf16 if it is native, else fp16 on a GPU, else float32 (`no`).
 
-    `flags` are the CPU's, `capability` CUDA's; read from this machine when None. ValueError with the reason if the
-    device cannot train in what was requested.
+    `flags` are the CPU's and `capability` is the GPU's; None reads them from this machine. ValueError if the device
+    cannot train in the requested precision.
     """
     if requested == "no":
-        return Choice("no", "float32 was asked for")
+        return Choice("no", "float32 was requested")
     is_gpu = device.type == "cuda"
     if is_gpu:
         capability = capability or torch.cuda.get_device_capability(device)
         shown = f"this GPU (compute capability {capability[0]}.{capability[1]})"
-        # fp16 from the first that computes in half precision.
+        # 5.3 is the first capability with half-precision arithmetic.
         has_bf16, has_fp16 = capability >= (8, 0), capability >= (5, 3)
     else:
         flags = cpu_flags() if flags is None else flags
@@ -50,14 +50,14 @@ def choose_precision(
     # A CPU can emulate bf16.
     if (requested == "fp16" and not has_fp16) or (requested == "bf16" and is_gpu and not has_bf16):
         raise ValueError(
-            f"{requested} was asked for, but {shown} does not compute in it; use --mixed-precision auto or no"
+            f"{requested} was requested, but {shown} does not support it; use --mixed-precision auto or no"
         )
     if requested != "auto":
         is_emulated = requested == "bf16" and not has_bf16
         more = "; this CPU emulates it, which is slower than float32" if is_emulated else ""
-        return Choice(requested, f"{requested} was asked for{more}")
-    # Most of the gain on a CPU: alone it brings a step of ResNetSE34L to 0.545 of the plain one, and without it all
-    # else to 0.855.
+        return Choice(requested, f"{requested} was requested{more}")
+    # The largest gain on a CPU: bf16 alone cuts a step of ResNetSE34L to 0.545 of the plain time, everything else
+    # together to 0.855.
     if has_bf16:
         return Choice("bf16", f"{shown} computes bfloat16 natively")
     if is_gpu and has_fp16:
@@ -68,15 +68,15 @@ def choose_precision(
 class Precision:
     """Autocast and loss scaling behind one interface; in float32 and bf16 the scale is a constant 1.
 
-    The scale is that of torch's GradScaler (halved after an overflow, doubled after `growth_interval` good steps), but
-    an overflow is answered without a host synchronisation.
+    The scale follows torch's GradScaler (halved after an overflow, doubled after `growth_interval` good steps), but
+    without host synchronisation.
     """
 
     BACKOFF: ClassVar[float] = 0.5
     GROWTH: ClassVar[float] = 2.0
 
     def __init__(self, options: RuntimeOptions, name: str, device: torch.device) -> None:
-        """Make the precision `name`, which `choose_precision` chose, on `device`."""
+        """Prepare the precision `name`, as returned by `choose_precision`, on `device`."""
         self.name, self.device, self.dtype = name, device, DTYPES[name]
         self.scales = name == "fp16"
         self.growth_interval = options.loss_scale_growth_interval
@@ -88,18 +88,18 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.name != "no")
 
     def update(self, is_bad: torch.Tensor) -> None:
-        """Adapt the scale after a step of fp16; `is_bad` (0-d bool on the device): its gradients were not finite."""
+        """Adapt the scale after an fp16 step; `is_bad` (0-d bool on the device): its gradients were not finite."""
         torch._amp_update_scale_(
             self.scale, self._good_steps, is_bad.float(), self.GROWTH, self.BACKOFF, self.growth_interval
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Scale and count of good steps."""
+        """The scale and the count of good steps."""
         return {"scale": self.scale.clone(), "good_steps": self._good_steps.clone()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take what `state_dict` gave; a state of another precision is ignored."""
-        # Other precisions keep a constant 1 and count no steps: with that scale fp16 gradients would vanish.
+        """Restore a `state_dict`; that of another precision is ignored."""
+        # Other precisions save a scale of 1 and no steps: at that scale fp16 gradients would vanish.
         is_of_fp16 = float(state["scale"]) != 1.0 or int(state["good_steps"]) > 0
         if self.scales and is_of_fp16:
             self.scale.copy_(state["scale"])

@@ -1,6 +1,6 @@
-"""Profile some training steps: a trace for Perfetto, the most expensive operations, the share of each phase.
+"""Profiles some training steps: a trace for Perfetto, the most expensive operations, the share of each phase.
 
-The step marks its phases by `torch.profiler.record_function`, which costs nothing while nobody records.
+The step marks its phases with `torch.profiler.record_function`, which costs nothing unless a profiler records.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ NUM_OPERATIONS = 10
 
 
 class StepProfiler:
-    """Records some optimizer steps after as many of warm-up."""
+    """Records some optimizer steps after as many warm-up steps."""
 
     def __init__(self, options: RuntimeOptions, folder: str | Path, device: torch.device) -> None:
         self.folder, self.num_steps, self.device = Path(folder), options.profile_steps, device
@@ -40,7 +40,7 @@ class StepProfiler:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the block (an evaluation between two steps) nothing is recorded."""
+        """Record nothing inside the block (an evaluation between two steps)."""
         is_recording = self.num_steps <= self._steps < 2 * self.num_steps
         if is_recording:
             self._profiler.toggle_collection_dynamic(False, self._activities)
@@ -51,22 +51,22 @@ class StepProfiler:
                 self._profiler.toggle_collection_dynamic(True, self._activities)
 
     def step(self) -> None:
-        """One optimizer step is over."""
+        """Called after each optimizer step."""
         self._steps += 1
         self._profiler.step()
 
     def close(self) -> None:
-        """Stop; a run shorter than the recording reports what there is."""
+        """Stop recording; a run that ends early reports the steps recorded so far."""
         if self._steps <= self.num_steps:
             logger.warning(
-                "nothing was profiled: %d steps, and the first %d only warm up; lower runtime.profile_steps",
+                "nothing was profiled: the run had %d steps and the first %d are warm-up; lower runtime.profile_steps",
                 *(self._steps, self.num_steps),
             )
         self._profiler.stop()
 
     def _report(self, profiler: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Called when the recording is full or the run ends, whichever comes first.
+        # Called when the recording is complete or the run ends, whichever comes first.
         recorded = max(1, min(self.num_steps, self._steps - self.num_steps))
         trace = self.folder / "steps.pt.trace.json"
         profiler.export_chrome_trace(str(trace))
@@ -81,7 +81,7 @@ class StepProfiler:
 
 
 def peak_tensor_bytes(run: Callable[[], None]) -> int:
-    """The most memory that tensors made by `run()` hold at one time on the CPU, as torch's allocator counts it."""
+    """Peak CPU memory of the tensors that `run()` creates, as counted by torch's allocator."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def peak_tensor_bytes(run: Callable[[], None]) -> int:
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     changes = [event["args"] for event in events if event.get("name") == "[memory]"]
-    # Events of the GPU have other device types.
+    # GPU events have other device types.
     on_host = [change for change in changes if not change["Device Type"]]
     before = on_host[0]["Total Allocated"] - on_host[0]["Bytes"] if on_host else 0
     return max([change["Total Allocated"] - before for change in on_host], default=0)

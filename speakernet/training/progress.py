@@ -1,6 +1,6 @@
-"""Where a run is, requests to stop it, and what it shows and writes: one bar, metrics.jsonl, trackers, its speed.
+"""The state of a run, requests to stop it, and its output: progress bar, metrics.jsonl, trackers, speed.
 
-Only the main process writes and shows. Numbers of steps stay on the device until `RecentSteps` fetches many at a time.
+Only the main process writes and displays. Step results stay on the device until `RecentSteps` fetches many at once.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from speakernet.training.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
-# What is shown of a run's numbers, in this order.
+# The numbers in the progress bar, in this order.
 _SHOWN = {
     "loss": "loss {:.3f}",
     "utterances_per_second": "{:.0f} utt/s",
@@ -41,35 +41,35 @@ _SHOWN = {
     "data_wait_share": "waits {:.0%}",
 }
 REFRESH_SECONDS = 5.0
-"""What is shown is never much older than this, however rarely numbers are recorded."""
+"""The bar is refreshed this often, however rarely numbers are recorded."""
 SHOWN_WAIT = 0.1
-"""Waiting for data for a smaller share of the time is not shown."""
+"""The bar shows the share of time spent waiting for data from this share on."""
 NUM_NAMES_SHOWN = 8
-"""File names of a bad batch in the log; the whole batch would bury the rest."""
+"""File names of a bad batch in the log; a whole batch would hide the rest."""
 PARTS = ("data", "forward_backward", "optimizer")
 ADVISED_SHARE = 0.10
-"""Waiting for data for a smaller share of the time is not worth a change."""
+"""Share of time spent waiting for data above which a change is worthwhile."""
 SLOW_DISK_BYTES_A_SECOND = 100e6
 STOP = "stop"
-"""The name by which the ranks leave each other the number of a signal."""
+"""The key under which ranks share the number of a signal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Which stage of a larger run this is."""
+    """One stage of a run."""
 
     name: str = ""
-    """In the log and the model files; empty for a run of its own."""
+    """Name in the log and in model files; empty if the run has a single stage."""
     epochs_option: str = "--max_epoch"
     """The option to raise for more epochs."""
     steps_before: int | None = None
-    """Steps of the stages before, whose weights this one began with; None: it is the first."""
+    """Steps of the earlier stages, whose weights this one starts from; None for the first stage."""
     given: Mapping[str, Any] | None = None
-    """What is known of the initial model (file, licence …), in plain values."""
+    """Facts about the initial model (file, licence …), as plain values; None without one."""
     chosen_by: Mapping[str, Any] | None = None
-    """The list that chooses the model; None if nothing is chosen."""
+    """The list that selects the best model; None if no model is selected."""
     on_start: Callable[[], None] = lambda: None
-    """Called when training begins or goes on, on rank 0."""
+    """Called on rank 0 when training starts or resumes."""
 
 
 WHOLE_RUN = Stage()
@@ -77,57 +77,57 @@ WHOLE_RUN = Stage()
 
 @dataclasses.dataclass
 class TrainingState:
-    """Where the run is; together with the state of its components this is all that a resume needs."""
+    """The position of a run; with the state of its components, this is all that a resume needs."""
 
     epoch: int = 0
-    """Epochs finished."""
+    """Finished epochs."""
     batch: int = 0
-    """Batches done of the epoch that is under way."""
+    """Finished batches of the current epoch."""
     step: int = 0
-    """Optimizer steps done, undone ones included."""
+    """Optimizer steps taken, including those undone."""
     best_eer_percent: float = math.inf
     best_epoch: int = 0
-    """0: the initial model."""
+    """0 is the initial model."""
     initial_eer_percent: float | None = None
-    """Of the initial model; None without one."""
+    """EER of the initial model; None without one."""
     best_stage: str = ""
-    """The stage that best.pt comes from."""
+    """The stage that produced best.pt."""
     evaluations_without_gain: int = 0
     bad_steps: int = 0
     """Steps undone because of non-finite numbers."""
     bad_streak: int = 0
     overflows: int = 0
-    """Steps undone because an fp16 gradient overflowed: routine, the scale adapts."""
+    """Steps undone because an fp16 gradient overflowed, which is routine while the scale adapts."""
     utterances: int = 0
     seconds: float = 0.0
-    """Training time, evaluations included, over all starts."""
+    """Training time, evaluations included, over all starts and resumes."""
     epoch_loss_sum: float = 0.0
     epoch_accuracy_sum: float = 0.0
     epoch_good_steps: int = 0
     stopped_early: bool = False
     awaits_evaluation: bool = False
-    """Whether the last epoch is trained and not yet evaluated: the run was stopped in its evaluation."""
+    """Whether the last epoch is trained but not evaluated, because the run was stopped in its evaluation."""
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
     metrics_lines: int = 0
-    """Lines of metrics.jsonl that belong to the run as it is; what follows them is done, and written, again."""
+    """Lines of metrics.jsonl up to this state; a resume removes and rewrites those after them."""
     trials_checksum: int = 0
-    """Of the trials that the best EER was measured on."""
+    """Checksum of the trials of the best EER."""
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Take saved values; what an earlier or later version does not have, or has beyond these, changes nothing."""
+        """Restore saved values; fields that only one of two versions has are ignored."""
         vars(self).update({name: value for name, value in values.items() if name in vars(self)})
 
     def epochs_done(self, options: TrainingOptions) -> bool:
-        """Whether all epochs are trained and evaluated, or the run was stopped early."""
+        """Whether all epochs are trained and evaluated, or the run stopped early."""
         return (self.epoch >= options.max_epochs or self.stopped_early) and not self.awaits_evaluation
 
     def is_finished(self, options: TrainingOptions) -> bool:
-        """Whether nothing is left to do, the average of the last checkpoints included."""
+        """Whether nothing is left to do, including the average of the last checkpoints."""
         return self.epochs_done(options) and (self.averaged or options.average_checkpoints == 0)
 
     def forget_best(self) -> None:
-        """There is no best.pt to beat."""
+        """Reset the best result: there is no best.pt to beat."""
         self.best_eer_percent, self.best_epoch, self.best_stage = math.inf, 0, ""
         self.evaluations_without_gain = 0
 
@@ -138,28 +138,28 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_status = 128 + number
-        """Of the command, as shells give it for a process that the signal ended."""
+        """The command's exit status, as shells report it for a process ended by the signal."""
 
 
 @dataclasses.dataclass(eq=False)
 class StopRequest:
-    """Remembers the first signal: the step under way is finished, last.pt is written, the run ends.
+    """Remembers the first signal: the current step finishes, last.pt is written, the run ends.
 
-    The second signal ends the run at once. Of several ranks any may be asked; all end after the same step.
+    A second signal ends the run at once. Any rank may receive the signal; all ranks end after the same step.
     """
 
     number: int = 0
-    """Of the signal that this process got; 0: none."""
+    """The signal that this process received; 0 if none."""
     agreed: int = 0
-    """Of the one that ends the run, known to all ranks."""
+    """The signal that ends the run, known to all ranks."""
     _is_passed_on: bool = False
 
     def is_requested(self) -> bool:
-        """Whether some rank was asked, as far as is known here: for work that can be left at any moment."""
+        """Whether this rank knows of a signal on any rank; for work that can stop at any moment."""
         if not self.number:
-            # A signal may arrive while the others are asked: no answer must not erase it.
-            if distributed.world_size() > 1 and (asked := requested(STOP)):
-                self.number = asked
+            # A signal may arrive during this query: an empty answer must not erase it.
+            if distributed.world_size() > 1 and (received := requested(STOP)):
+                self.number = received
         elif not self._is_passed_on:
             request_everywhere(STOP, self.number)
             self._is_passed_on = True
@@ -167,11 +167,11 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals inside the block; does nothing outside the main thread, where Python forbids it."""
+        """Handle the signals inside the block; does nothing outside the main thread, where Python forbids it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # `nohup` starts a run that ignores the end of its terminal, and is to outlive it.
+        # `nohup` makes a run ignore SIGHUP so that it outlives its terminal.
         ignored = {HANGUP} if HANGUP and signal.getsignal(HANGUP) == signal.SIG_IGN else set()
         before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS if number not in ignored}
         try:
@@ -182,21 +182,21 @@ class StopRequest:
 
     def _remember(self, number: int, _frame: Any) -> None:
         if not self.number:
-            # Nothing more in a handler: it may have interrupted torch or the writing of a file at any line.
+            # The handler does no more: it may have interrupted torch or a file write at any line.
             self.number = number
             logger.warning("stopping after this step; press Ctrl-C again to stop now")
-        # A terminal that is closed may say so twice, and a service manager sends it beside SIGTERM.
+        # A closing terminal may send SIGHUP twice, and a service manager sends it along with SIGTERM.
         elif number != HANGUP:
             raise KeyboardInterrupt
 
 
 class NonFiniteError(ValueError):
-    """Too many steps in a row, or all of an epoch, gave a loss or gradient that is not finite."""
+    """Too many steps in a row, or all steps of an epoch, had a non-finite loss or gradient."""
 
 
 @dataclasses.dataclass(eq=False)
 class RecentSteps:
-    """Outcomes that still lie on the device; `fetch_into` adds them to the run's state in one transfer."""
+    """Outcomes that are still on the device; `fetch_into` adds them to the run's state in one transfer."""
 
     max_bad_steps: int
     file_names: Callable[[torch.Tensor], list[str]]
@@ -205,7 +205,7 @@ class RecentSteps:
     _latest: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def fetch_into(self, state: TrainingState, precision: Precision) -> None:
-        """Fetch everything kept. Every rank calls it after the same step: a bad one gathers its file names."""
+        """Fetch all outcomes. Every rank calls it after the same step: a bad step gathers file names from all."""
         if not self.outcomes:
             return
         columns = [
@@ -216,7 +216,7 @@ class RecentSteps:
         loss_scale = float(precision.scale) if precision.scales else 1.0
         outcomes, self.outcomes = self.outcomes, []
         for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(outcomes, rows, strict=True):
-            # In the order of the steps: a good one between bad ones clears the streak.
+            # In the order of the steps: a good step ends a streak of bad ones.
             if not is_bad:
                 state.bad_streak = 0
                 self._good.append((loss, accuracy, norm))
@@ -231,14 +231,14 @@ class RecentSteps:
         self._latest |= {"bad_steps": state.bad_steps, **({"loss_scale": loss_scale} if precision.scales else {})}
 
     def means(self) -> dict[str, float]:
-        """Means over the good steps fetched since `take` (else the last ones), and counts."""
+        """Means over the good steps fetched since `take` (without any, the previous means), and counts."""
         if not self._good:
             return dict(self._latest)
         means = [sum(column) / len(self._good) for column in zip(*self._good, strict=True)]
         return {**self._latest, **dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True))}
 
     def take(self) -> dict[str, float]:
-        """The means; the next ones are over later steps."""
+        """Return the means and start new ones."""
         self._latest, self._good = self.means(), []
         return dict(self._latest)
 
@@ -248,19 +248,19 @@ class RecentSteps:
         names = self.file_names(torch.cat(distributed.gather_objects(outcome.indices)))
         shown = ", ".join(names[:NUM_NAMES_SHOWN]) + (" …" if len(names) > NUM_NAMES_SHOWN else "")
         logger.warning(
-            "step %d undone: loss %g, gradient norm %g (bad steps so far: %d); its utterances: %s",
+            "step %d undone: loss %g, gradient norm %g (%d bad steps so far); utterances: %s",
             *(step, loss, norm, state.bad_steps, shown),
         )
         if state.bad_streak >= self.max_bad_steps:
             raise NonFiniteError(
-                f"{state.bad_streak} steps in a row gave a loss or gradient that is not finite (the last at step "
-                f"{step}); the weights are those before the first of them. Lower optimizer.learning_rate, try "
-                f"--mixed-precision no, or look at the audio of: {shown}"
+                f"{state.bad_streak} steps in a row had a non-finite loss or gradient (the last is step {step}); the "
+                "weights are those before the first of them. Lower optimizer.learning_rate, try --mixed-precision no, "
+                f"or check the audio of: {shown}"
             )
 
 
 def rates(window: Mapping[str, float]) -> dict[str, float]:
-    """Rates and shares of the sums over some steps; empty while no time has passed.
+    """Rates and time shares from the sums over some steps; empty if no time has passed.
 
     >>> window = {"steps": 1, "utterances": 64, "seconds": 0.5, "data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}
     >>> rates(window)["utterances_per_second"], rates(window)["data_wait_share"]
@@ -277,20 +277,20 @@ def rates(window: Mapping[str, float]) -> dict[str, float]:
         "data_wait_share": parts["data"] / seconds,
         "forward_backward_share": parts["forward_backward"] / seconds,
         "optimizer_share": parts["optimizer"] / seconds,
-        # Rounding of the clock may make it negative.
+        # Clock rounding may make the difference negative.
         "overhead_share": max(0.0, seconds - sum(parts.values())) / seconds,
     }
 
 
 class PerformanceTracker:
-    """Speed and memory of a run: since the last window was taken, in this epoch, and in all."""
+    """Speed and memory of a run: since the last window, in this epoch, and in total."""
 
     def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:
         self.precision, self.accumulation_steps, self.device = precision, accumulation_steps, device
         self.total, self.epoch, self.window = Counter[str](), Counter[str](), Counter[str]()
 
     def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
-        """Count one optimizer step; `parts` are the seconds of `PARTS`."""
+        """Count one optimizer step; `parts` has the seconds of each of `PARTS`."""
         for window in (self.total, self.epoch, self.window):
             window.update({"steps": 1, "utterances": utterances, "seconds": seconds, **parts})  # type: ignore[dict-item]
 
@@ -311,7 +311,7 @@ class PerformanceTracker:
             "steps": self.total["steps"],
             "precision": self.precision,
             "accumulation_steps": self.accumulation_steps,
-            # The extra passes that accumulation makes inside one step.
+            # The share of passes beyond the first that accumulation adds to a step.
             "accumulation_share": (self.accumulation_steps - 1) / self.accumulation_steps,
             "process_peak_bytes": process_peak_bytes(),
         }
@@ -324,7 +324,7 @@ class PerformanceTracker:
 
 
 def performance_sentence(performance: Mapping[str, Any]) -> str:
-    """Speed, waiting, memory and utilisation of a run in one line; empty if no step was taken.
+    """Speed, waiting time, memory and utilisation of a run in one line; empty if it took no step.
 
     >>> performance_sentence({"utterances_per_second": 128.4, "data_wait_share": 0.2, "process_peak_bytes": 3 << 30})
     'training: 128 utterances/s, waited for data 20 % of the time, peak memory 3.0 GiB'
@@ -343,7 +343,7 @@ def performance_sentence(performance: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """Writes the numbers of one run, and shows the last of them."""
+    """Writes the numbers of a run, and shows the latest in a bar."""
 
     def __init__(
         self,
@@ -355,11 +355,11 @@ class Progress:
         steps_before: int = 0,
     ) -> None:
         self.folder, self.show_bar = folder, show_bar and folder is not None
-        # Trackers show a stage as a run of its own, whose steps go on from the one before.
+        # Trackers show a stage as a separate run whose steps continue from the previous stage.
         self._steps_before = steps_before
         self._names, self._configuration = trackers, configuration
         self.num_lines = 0
-        """Of metrics.jsonl."""
+        """Lines of metrics.jsonl."""
         self._file: GrowingFile | None = None
         self._trackers: Trackers | None = None
         self._bar: Bar | None = None
@@ -367,7 +367,7 @@ class Progress:
         self._shown_at = time.monotonic()
 
     def open(self, step: int, num_lines: int = 0) -> None:
-        """Begin or continue after `step` and so many records: what a killed run wrote after them is removed."""
+        """Start, or continue after `step` with `num_lines` records: later ones, of a killed run, are removed."""
         if self.folder is None:
             return
         path = self.folder / METRICS
@@ -380,7 +380,7 @@ class Progress:
         self._trackers = Trackers([*self._names], self.folder, self._configuration, self._steps_before + step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
-        """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
+        """Show an epoch (from 0) of `num_batches`, `done` of them before a resume, in the one bar of the run."""
         self._epoch, self._share_of_batch = f"epoch {epoch + 1}/{max_epochs}", 1 / max(1, num_batches)
         position = epoch + done * self._share_of_batch
         if self._bar is None:
@@ -388,17 +388,17 @@ class Progress:
         self._bar.done = position
 
     def advance(self, num_batches: int) -> None:
-        """So many more batches are done."""
+        """Count `num_batches` more batches as done."""
         if self._bar is not None:
             self._bar.update(num_batches * self._share_of_batch)
 
     @property
     def is_due(self) -> bool:
-        """Whether what is shown is too old, and `show` should be called."""
+        """Whether the bar is out of date, so that `show` should be called."""
         return self.show_bar and time.monotonic() - self._shown_at >= REFRESH_SECONDS
 
     def show(self, values: Mapping[str, Any]) -> None:
-        """Take numbers into the bar; those that are not there are left out."""
+        """Show numbers in the bar; missing ones are left out."""
         self._shown_at = time.monotonic()
         shown = [key for key in _SHOWN if key in values and (key != "data_wait_share" or values[key] >= SHOWN_WAIT)]
         self._numbers = ", ".join(_SHOWN[key].format(values[key]) for key in shown)
@@ -407,9 +407,9 @@ class Progress:
         return ", ".join(filter(None, [self._epoch, self._numbers]))
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write a `step`, `epoch` (from 1) or `evaluation` to metrics.jsonl and the trackers; show that of a step."""
+        """Write a `step`, `epoch` or `evaluation` record to metrics.jsonl and the trackers; `epoch` counts from 1."""
         if self._file is not None:
-            # NaN is not JSON, and other programs stop at it.
+            # NaN is not valid JSON, and other programs fail on it.
             plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
             line = json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}, allow_nan=False)
             self.num_lines += self._file.append(f"{line}\n".encode())
@@ -433,48 +433,48 @@ class LoadingFacts:
 
     num_workers: int
     cores: int
-    """That the run may use."""
+    """Cores that the run may use."""
     is_packed: bool
-    """The corpus is packed or in memory."""
+    """Whether the corpus is packed or in memory."""
     is_compressed: bool
-    """Files must be decoded."""
+    """Whether files must be decoded."""
     augments_on_cpu: bool
     has_gpu: bool
     read_bytes_a_second: float = 0.0
-    """0 if it was not measured."""
+    """0 if not measured."""
     is_on_disk: bool = False
-    """The packed corpus is larger than memory."""
+    """Whether the packed corpus is larger than memory."""
 
 
 def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
-    """The cheapest change that can help a run that waits for its data; empty if it hardly waits.
+    """The cheapest change that can help a run that waits for data; empty if it hardly waits.
 
     >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
     ''
     """
     speed, more = facts.read_bytes_a_second, facts.cores - 1
-    what = "files are decoded" if facts.is_compressed else "a file is opened"
-    # From the cheapest to the dearest; the first that fits.
-    cures = (
+    what = "decodes a file" if facts.is_compressed else "opens a file"
+    # From the cheapest to the most expensive; the first that applies is given.
+    remedies = (
         (
             0 < speed < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed,
-            f"the disk gives {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)",
+            f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)",
         ),
-        # Free: the GPU idles while it waits.
+        # Costs nothing: the GPU is idle while it waits.
         (facts.augments_on_cpu and facts.has_gpu, "let the GPU augment (augment.device: auto)"),
         (
             facts.is_on_disk and not facts.augments_on_cpu,
             "the packed corpus is larger than memory; move it to a faster disk on this machine",
         ),
-        # One core is left to the training process itself.
+        # One core is left for the training process itself.
         (
             facts.num_workers < more,
             f"raise data.num_workers from {facts.num_workers} to {more} (this run may use {facts.cores} cores)",
         ),
-        (not facts.is_packed, f"pack the corpus (speakernet pack): {what} for every crop"),
+        (not facts.is_packed, f"pack the corpus (speakernet pack), since every crop {what}"),
         (facts.augments_on_cpu, "all cores are busy augmenting; lower augment.probability or use more cores"),
-        (True, "the corpus is packed or in memory, and all cores are busy: only more cores or faster memory help"),
+        (True, "the corpus is packed or in memory and all cores are busy; only more cores or faster memory help"),
     )
-    advice = next(cure for fits, cure in cures if fits)
+    advice = next(remedy for applies, remedy in remedies if applies)
     is_worth_it = wait_share > ADVISED_SHARE
     return f"training waits for data {100 * wait_share:.0f} % of the time: {advice}" if is_worth_it else ""

@@ -1,4 +1,4 @@
-"""Several processes that share every batch: what a training step exchanges between them."""
+"""What a training step exchanges between several processes that share every batch."""
 
 import contextlib
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS, OneProcess
 class SeveralProcesses(OneProcess):
     """Ranks that share every batch, by DistributedDataParallel.
 
-    They exchange nothing but gradients: loss, accuracy and requests travel as the gradient of a small parameter of its
-    own, in the same collectives.
+    They exchange only gradients: loss, accuracy and requests travel as the gradient of an extra small parameter, in the
+    same collectives.
     """
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
@@ -29,95 +29,95 @@ class SeveralProcesses(OneProcess):
         self._device = device
         self._parallel: DistributedDataParallel | None = None
         self._trained: list[bool] = []
-        # On a GPU the host reads a step's requests one step later, when they have long been there.
+        # On a GPU the host reads a step's requests one step later, when the copy has long finished.
         self._on_host: tuple[Tensor, torch.cuda.Event] | None = None
         self.agreed = [False] * NUM_REQUESTS
-        self._no_wishes = torch.zeros(NUM_REQUESTS, device=device)
+        self._no_requests = torch.zeros(NUM_REQUESTS, device=device)
 
     def begin_epoch(self) -> None:
-        """Build the buckets of gradients again if other parameters are trained than before."""
+        """Rebuild the gradient buckets if the set of trained parameters has changed."""
         trained = [one.requires_grad for one in self._all.parameters()]
         if self._parallel is not None and trained == self._trained:
             return
         self._trained = trained
-        # Each rank has its own share of these, with the whole gradient of it.
+        # Each rank has its own share of these, and computes the whole gradient of that share.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._all, sharded_names(self._all))
         self._parallel = DistributedDataParallel(
             self._all,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
-        # Not before each step: nobody reads running statistics until they are shared (`share_statistics`). As an
-        # attribute, since torch 2.14 warns of the argument and older versions have no other.
+        # No broadcast before each step: running statistics are not read until `share_statistics` shares them. Set as
+        # an attribute because torch 2.14 warns about the argument and older versions lack its replacement.
         self._parallel.broadcast_buffers = False
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are summed on each rank until the last micro-batch."""
-        assert self._parallel is not None, "an epoch was begun"
+        assert self._parallel is not None, "begin_epoch was called"
         return contextlib.nullcontext() if is_last else self._parallel.no_sync()
 
     def embed(self, waveforms: Tensor) -> Tensor:
-        """As alone, with the exchange of gradients prepared."""
+        """(batch, samples) -> (batch, dim); prepares the exchange of gradients."""
         assert self._parallel is not None
         return self._parallel(waveforms)  # type: ignore[no-any-return]
 
     def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
-        """Gathered, with gradients."""
+        """The rows of all ranks, gathered with gradients."""
         return gather_rows(rows, shares)
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
-        """Backward pass; at the last micro-batch the gradients of all ranks are averaged meanwhile."""
-        # The gradient of a sum of products is what the parameter is multiplied by.
-        (value + (self._all.messages * self._said(numbers, is_last)).sum()).backward()  # type: ignore[no-untyped-call]
+        """Backward pass; at the last micro-batch it also averages the gradients of all ranks."""
+        # The gradient of (messages * numbers).sum() by the parameter `messages` is `numbers`.
+        (value + (self._all.messages * self._messages(numbers, is_last)).sum()).backward()  # type: ignore[no-untyped-call]
 
     def totals(self, numbers: Tensor) -> Tensor:
         """The messages of all ranks, averaged."""
         assert self._all.messages.grad is not None
         means = self._all.messages.grad.clone()
         self._all.messages.grad = None
-        self._read(means[NUM_NUMBERS:])
+        self._take_requests(means[NUM_NUMBERS:])
         return means[:NUM_NUMBERS]
 
     def share_statistics(self) -> None:
-        """Rank 0's, if each rank has its own."""
+        """Broadcast rank 0's statistics of norms that are not synchronised."""
         for norm in self._own_norms():
             for buffer in norm.buffers():
                 torch_distributed.broadcast(buffer, src=0)
 
     def close(self) -> None:
-        """Its buckets are as large as the gradients, which a second stage needs."""
+        """Free the buckets: they take as much memory as the gradients, which the next stage needs."""
         self._parallel = None
 
-    def _said(self, numbers: Tensor, is_last: bool) -> Tensor:
-        """The messages of this rank: numbers of a micro-batch and, with the last one, requests."""
+    def _messages(self, numbers: Tensor, is_last: bool) -> Tensor:
+        """The messages of this rank: the numbers of a micro-batch and, with the last one, requests."""
         requests = self.requests() if is_last else ()
-        wishes = self._no_wishes
+        sent = self._no_requests
         if any(requests):
-            # Only then: even a copy that nobody waits for costs the host time in every step.
-            wishes = torch.tensor(requests, dtype=numbers.dtype).to(self._device, non_blocking=True)
-        return torch.cat([numbers, wishes])
+            # Only if needed: even an asynchronous copy costs host time in every step.
+            sent = torch.tensor(requests, dtype=numbers.dtype).to(self._device, non_blocking=True)
+        return torch.cat([numbers, sent])
 
-    def _read(self, requests: Tensor) -> None:
+    def _take_requests(self, requests: Tensor) -> None:
         if self._device.type == "cpu":
             self.agreed = [one > 0 for one in requests.tolist()]
             return
         if self._on_host is not None:
-            copy, is_there = self._on_host
-            is_there.synchronize()
+            copy, is_copied = self._on_host
+            is_copied.synchronize()
             self.agreed = [one > 0 for one in copy.tolist()]
         copy = torch.empty(requests.shape, dtype=requests.dtype, pin_memory=True)
         copy.copy_(requests, non_blocking=True)
         self._on_host = copy, torch.cuda.current_stream(self._device).record_event()
 
     def _own_norms(self) -> list[nn.Module]:
-        """The norms whose statistics are each rank's own."""
+        """The norms whose statistics differ between ranks."""
         shared = (nn.SyncBatchNorm, SynchronizedNorm)
         norms = [one for one in self._all.modules() if isinstance(one, _BatchNorm) and not isinstance(one, shared)]
         return [one for one in norms if one.track_running_stats]
 
 
 class _Everything(nn.Module):
-    """All that learns, for the exchange of its gradients; the loss is computed outside."""
+    """All trainable parameters, for the exchange of their gradients; the loss is computed outside."""
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class _Everything(nn.Module):
 
 
 def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
-    """The rows of all ranks, one rank's after another's.
+    """The rows of all ranks, in the order of the ranks.
 
-    Every rank is to compute the same loss from them. In the backward pass each takes the gradient of its own rows times
-    the number of ranks, so that the mean over the ranks, which DistributedDataParallel takes, is the gradient.
+    Every rank must compute the same loss from them. In the backward pass each rank takes the gradient of its own rows
+    times the number of ranks, so that DistributedDataParallel's mean over the ranks is the gradient.
 
     Returns:
         (all rows, …); in one process `rows` itself.
@@ -149,7 +149,7 @@ class _GatherRows(torch.autograd.Function):
         rank = distributed.rank()
         assert shares[rank] == len(rows), "every rank knows the shares"
         ctx.begin, ctx.end, ctx.world_size = sum(shares[:rank]), sum(shares[: rank + 1]), len(shares)
-        # Of equal length, which every backend can gather: the longest share's.
+        # Padded to the longest share: every backend can gather equal lengths.
         padded = rows.new_zeros((max(shares), *rows.shape[1:]))
         padded[: len(rows)] = rows
         gathered = [torch.empty_like(padded) for _ in shares]

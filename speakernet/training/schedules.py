@@ -1,7 +1,7 @@
 """Learning rate and margin as pure functions of the optimizer step.
 
-Everything is computed from the number of steps done, so a resumed run needs no schedule state. The one exception is
-`plateau`, which also needs the EERs of the past evaluations; it keeps them as plain numbers.
+Everything follows from the number of steps done, so a resumed run needs no schedule state. The exception is `plateau`,
+which also needs the EERs of past evaluations and stores them as plain numbers.
 """
 
 import math
@@ -21,27 +21,27 @@ from speakernet.training.options.schedules import (
     StepOptions,
 )
 
-# The first steps of a warm-up must move the weights a little, or the first step is wasted.
+# With a rate of exactly 0 the first step of a warm-up would be wasted.
 _WARMUP_FLOOR = 1e-3
 
 
 def constant(options: ScheduleOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """Always the top."""
+    """The top learning rate throughout."""
     return top
 
 
 def step(options: StepOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """Times `decay` after each `decay_interval` epochs.
+    """Multiplied by `decay` every `decay_interval` epochs.
 
     >>> step(StepOptions(decay=0.5, decay_interval=10), 1.0, 25, 40)
     0.25
     """
-    # The tiny term keeps 9.9999999 (a rounded 10) from missing its step.
+    # The tiny term makes 9.9999999 (a rounded 10) count as 10.
     return top * options.decay ** math.floor(epoch / options.decay_interval + 1e-9)
 
 
 def exponential(options: ExponentialOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """As `step`, but smoothly; with a final learning rate from the top to it, in equal factors.
+    """A smooth `step`; with `final_learning_rate` it falls from the top to that by a constant factor per epoch.
 
     >>> exponential(ExponentialOptions(final_learning_rate=0.01), 1.0, 20, 40)
     0.1
@@ -73,9 +73,9 @@ def cosine(options: FloorOptions, top: float, epoch: float, num_epochs: float) -
 
 
 def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """Half cosines one after the other, each `restart_factor` times as long as the one before (SGDR)."""
+    """Successive half cosines, each `restart_factor` times as long as the previous (SGDR)."""
     length, begin = options.restart_epochs, 0.0
-    # The tiny term: a rounded 10 is the beginning of the next cycle, not the end of this one.
+    # The tiny term makes 9.9999999 (a rounded 10) start the next cycle instead of ending this one.
     while epoch >= begin + length - 1e-9:
         begin += length
         length *= options.restart_factor
@@ -92,25 +92,25 @@ def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: fl
 
 
 class LearningRateSchedule:
-    """The learning rate of each optimizer step: linear warm-up, then one of the shapes over the epochs that are left.
+    """The learning rate of each optimizer step: linear warm-up, then one of the shapes over the remaining epochs.
 
     Args:
-        options: of the shape, and the warm-up. With `warmup_overlaps` the shape's clock starts with the run and the
-            warm-up is a factor on it; else it starts at 0 when the warm-up ends.
-        top: learning rate at the top.
+        options: options of the shape and the warm-up. With `warmup_overlaps` the shape starts with the run and the
+            warm-up multiplies it; otherwise the shape starts when the warm-up ends.
+        top: peak learning rate.
         steps_per_epoch: optimizer steps in one epoch.
         num_epochs: epochs of the whole run.
-        factor: of every learning rate, floor included, as a batch of another size asks for.
+        factor: multiplies every learning rate, floor included, to suit the batch size.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: unknown schedule name.
     """
 
     def __init__(
         self, options: ScheduleOptions, top: float, *, steps_per_epoch: int, num_epochs: int, factor: float = 1.0
     ) -> None:
         if isinstance(options, FloorOptions):
-            # The end is never above the top.
+            # The floor must not exceed the top.
             options = options.model_copy(update={"final_learning_rate": min(options.final_learning_rate, top)})
         self.options = options
         self.top, self.factor = top, factor
@@ -119,13 +119,13 @@ class LearningRateSchedule:
         self._shape = lookup(SCHEDULES, options.name, "schedule").load()
         self._shape_begins = 0.0 if options.warmup_overlaps else options.warmup_epochs
         self.observed_eers: list[float] = []
-        """Of the evaluations so far, in percent; only plateau uses them."""
+        """EERs of the evaluations so far, in percent; only plateau uses them."""
 
     def __call__(self, step_number: float) -> float:
-        """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
+        """Learning rate of the step that follows `step_number` finished steps."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
-        # Epochs, not steps: after a resume with another batch size the rate continues where it was.
+        # In epochs, not steps, so that the rate continues smoothly after a resume with another batch size.
         warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
         if epoch < self._shape_begins:
             return self.factor * self.top * warmth
@@ -133,22 +133,22 @@ class LearningRateSchedule:
         rate = self.factor * warmth * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
         if not isinstance(self.options, PlateauOptions):
             return rate
-        # Recounted from all EERs each time: there is no state that a resume could leave behind.
+        # Recounted from all EERs each time, so a resume needs no further state.
         drops = plateau_drops(self.observed_eers, self.options.plateau_patience)
         floor = self.factor * self.options.final_learning_rate
         return max(rate * self.options.decay**drops, floor) if drops else rate
 
     def state_dict(self) -> dict[str, Any]:
-        """The EERs observed so far; everything else follows from the step."""
+        """The EERs observed so far; the rest follows from the step."""
         return {"observed_eers": list(self.observed_eers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self.observed_eers = list(state["observed_eers"])
 
 
 def plateau_drops(eers: list[float], patience: int) -> int:
-    """How often `patience` evaluations in a row brought no better EER.
+    """How often `patience` evaluations in a row did not improve the EER.
 
     >>> plateau_drops([10.0, 8.0, 8.5, 8.1, 7.0], patience=2)
     1
@@ -167,8 +167,8 @@ def plateau_drops(eers: list[float], patience: int) -> int:
 class MarginSchedule:
     """The margin of each step: constant, or a linear or exponential ramp between two epochs.
 
-    The exponential ramp is wespeaker's: initial + (full - initial) * (1 - 0.001 ** share), steep first, then level,
-    here divided by 0.999 so that it ends exactly at the full margin.
+    The exponential ramp is wespeaker's: initial + (full - initial) * (1 - 0.001 ** share), steep at first and then
+    flat, here divided by 0.999 so that it ends exactly at the full margin.
     """
 
     def __init__(self, options: ScheduleOptions, full: float, *, steps_per_epoch: int) -> None:
@@ -177,7 +177,7 @@ class MarginSchedule:
         self.steps_per_epoch = max(1, steps_per_epoch)
 
     def __call__(self, step_number: float) -> float:
-        """Margin of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
+        """Margin of the step that follows `step_number` finished steps."""
         ramp = self.options
         if ramp.margin == "constant":
             return self.full
@@ -189,7 +189,7 @@ class MarginSchedule:
 
 
 def _share(epoch: float, num_epochs: float) -> float:
-    """How much of `num_epochs` has passed, 0 to 1."""
+    """The share of `num_epochs` that has passed, 0 to 1."""
     if num_epochs <= 0:
         return 1.0
     return min(1.0, max(0.0, epoch / num_epochs))

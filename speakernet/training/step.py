@@ -1,7 +1,7 @@
-"""One optimizer step: its micro-batches forward and backward, clipping, the gate against non-finite numbers.
+"""One optimizer step: forward and backward passes of its micro-batches, clipping, rejection of non-finite numbers.
 
-What accumulation, compilation and several ranks need is here, so the trainer has one code path. Nothing here asks the
-device for a number (unless the optimizer cannot skip an update by itself), so on a GPU the host runs ahead of it.
+Accumulation, compilation and several ranks are handled here, so the trainer has a single code path. Nothing here
+synchronises with the device (unless the optimizer cannot skip an update itself), so on a GPU the host runs ahead.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from speakernet.training.profiler import StepProfiler
 
     class BatchLike(Protocol):
-        """What a step needs of a batch; `speakernet.data` has the real one."""
+        """What a step needs from a batch; the real class is in `speakernet.data`."""
 
         waveforms: Tensor
         """(batch, samples) float32."""
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         indices: Tensor
         """(batch,) int64 on the CPU, rows of the training list."""
         shares: tuple[int, ...]
-        """Utterances that each rank has of the whole batch."""
+        """Number of utterances of the whole batch on each rank."""
         draw_key: int
-        """Of the random draws in this epoch, together with the rows."""
+        """Keys the random draws of this epoch, together with the rows."""
 
         @property
         def warps(self) -> np.ndarray:
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 
 NUM_NUMBERS = 3
-"""Of a step: weight, loss and accuracy."""
+"""Numbers that a step reports: weight, loss and accuracy."""
 NUM_REQUESTS = 2
-"""Of a rank, after a step: to stop, and to save."""
+"""Requests that a rank can make after a step: to stop, and to save."""
 
 
 @dataclasses.dataclass
 class StepOutcome:
-    """What one step gave, still on the device (0-d tensors), which utterances it saw, and how long it took."""
+    """The results of one step, still on the device (0-d tensors), its utterances, and how long it took."""
 
     loss: Tensor
     accuracy: Tensor
@@ -64,13 +64,13 @@ class StepOutcome:
     loss_is_bad: Tensor
     """Whether the loss itself was not finite (with fp16 an overflow of the gradient alone is routine)."""
     num_utterances: int
-    """Of all ranks."""
+    """Utterances on all ranks."""
     indices: Tensor
-    """(utterances,) int64, of this rank."""
+    """(utterances,) int64: this rank's rows of the training list."""
     requests: list[bool] = dataclasses.field(default_factory=list)
-    """What some rank asked for; on several GPUs that of the step before."""
+    """What any rank requested; on several GPUs, in the previous step."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Of `data`, `forward_backward` and `optimizer`; `processor` is what this thread ran beside the data."""
+    """Seconds of `data`, `forward_backward` and `optimizer`; `processor` is this thread's CPU time."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,15 +79,15 @@ class OneProcess:
 
     net: nn.Module
     requests: Callable[[], Sequence[bool]] = tuple
-    """What this rank asks for after a step: to stop, and to save; the trainer's."""
+    """This rank's requests after a step: to stop, and to save; set by the trainer."""
     agreed: list[bool] = dataclasses.field(default_factory=list)
-    """What some rank asked for."""
+    """What any rank requested."""
 
     def begin_epoch(self) -> None:
-        """What is trained may have changed."""
+        """Prepare for an epoch: the set of trained parameters may have changed."""
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward pass of one micro-batch."""
+        """Context for the forward and backward pass of one micro-batch."""
         return contextlib.nullcontext()
 
     def embed(self, waveforms: Tensor) -> Tensor:
@@ -99,11 +99,11 @@ class OneProcess:
         return rows
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
-        """Backward pass of a micro-batch; `numbers` (3,) are its weight, and loss and accuracy times that."""
+        """Backward pass of a micro-batch; `numbers` (3,) are its weight, weighted loss and weighted accuracy."""
         value.backward()
 
     def totals(self, numbers: Tensor) -> Tensor:
-        """From the sums of this rank's micro-batches, (3,), to the means over the ranks."""
+        """The means over the ranks, (3,), of the sums over each rank's micro-batches."""
         self.agreed = list(self.requests())
         return numbers
 
@@ -111,7 +111,7 @@ class OneProcess:
         """Give every rank the same batch-norm statistics."""
 
     def close(self) -> None:
-        """Free what exchanges gradients."""
+        """Free the buffers for exchanging gradients."""
 
 
 class TrainingStep:
@@ -137,7 +137,7 @@ class TrainingStep:
         self.ranks = ranks or OneProcess(net)
         self.compiler, self.profiler = compiler or Compiler(net, None), profiler
         self.guard = BufferGuard([net, loss])
-        # Components of the front end whose draws are keyed by utterance, or that change vocal tracts.
+        # Front-end components whose draws are keyed by utterance, or that warp vocal tracts.
         modules: list[Any] = list(net.modules())
         self._keyed = [one for one in modules if hasattr(one, "key_draws")]
         self._warping = [one for one in modules if hasattr(one, "take_warps")]
@@ -145,14 +145,14 @@ class TrainingStep:
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
         self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
-        # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
+        # A fused optimizer on a GPU reads `found_inf` on the device; for others the host decides.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
         self._reset()
 
     def run(
         self, batches: "Iterator[BatchLike]", count: int, name: str, learning_rate: float, steps_left: float = 0
     ) -> StepOutcome:
-        """A step over the next `count` micro-batches; `steps_left` of the run decide whether compiling pays."""
+        """A step over the next `count` micro-batches; `steps_left` in the run decides whether compiling pays."""
         data = forward_backward = 0.0
         processor_begin, begin = time.thread_time(), time.perf_counter()
         mark = begin
@@ -182,7 +182,7 @@ class TrainingStep:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the block, between two steps, everything runs eagerly and nothing is profiled."""
+        """Between two steps: inside the block everything runs eagerly and nothing is profiled."""
         eagerly = torch.compiler.set_stance("force_eager") if self.compiler.is_compiled else contextlib.nullcontext()
         with eagerly, self.profiler.paused() if self.profiler else contextlib.nullcontext():
             yield
@@ -191,7 +191,7 @@ class TrainingStep:
     _num_utterances: int
 
     def add(self, batch: "BatchLike", *, is_last: bool = True) -> None:
-        """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
+        """Forward and backward pass of one micro-batch; with the gradient cache, just hold it."""
         if not self.indices:
             self.guard.remember()
         self.indices.append(batch.indices)
@@ -199,11 +199,11 @@ class TrainingStep:
         if self.gradient_cache:
             self._held.append(batch)
             return
-        # A loss that compares utterances, or whose head is shared, is computed from all of them in every rank.
+        # A loss that compares utterances, or whose head is sharded, is computed on every rank from all of them.
         counted = sum(batch.shares) if self._sees_all else len(batch.labels)
         if not self._weight_unit:
             self._weight_unit = counted if self._sees_all else sum(batch.shares) / len(batch.shares)
-        # Micro-batches count by their utterances, in units of the first, so that fp16 gradients keep their size.
+        # Weighted by number of utterances relative to the first micro-batch, so that fp16 gradients keep their scale.
         weight = counted / self._weight_unit
         with self.ranks.micro_batch(is_last):
             with record_function("speakernet.forward"), self.precision.autocast():
@@ -230,7 +230,7 @@ class TrainingStep:
         assert self._numbers is not None, "a micro-batch was added"
         weight, loss_sum, accuracy_sum = self.ranks.totals(self._numbers)
         loss, accuracy = loss_sum / weight, accuracy_sum / weight
-        # Divided once at the end: a smaller last micro-batch needs no case of its own.
+        # Dividing once at the end also handles a smaller last micro-batch.
         divisor = self.precision.scale * weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = total_norm(self._parameters) if self._is_sharded else nn.utils.get_total_norm(gradients)
@@ -243,10 +243,10 @@ class TrainingStep:
             coefficient = 1.0 / divisor
             if self.max_grad_norm > 0:
                 coefficient = coefficient * torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
-            # Loss scale, weights and clipping in one kernel; clip_grad_norm_ would pass over them once more.
+            # Loss scale, weights and clipping in one kernel; clip_grad_norm_ would need another pass.
             torch._foreach_mul_(gradients, coefficient)
         if self._skips_on_device:
-            # torch's fused kernels leave weights and moments alone if found_inf is 1 (made for GradScaler).
+            # torch's fused kernels skip the update if found_inf is 1 (meant for GradScaler).
             self.optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
             self.optimizer.step()
             self.guard.restore_where(is_bad)
@@ -262,14 +262,14 @@ class TrainingStep:
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
     def key_draws(self, batch: "BatchLike") -> None:
-        """Name the coming utterances, and their vocal tracts, to the components that draw (masks, dither)."""
+        """Pass the utterances and vocal tracts of a batch to the components that draw (masks, dither)."""
         for module in self._keyed:
             module.key_draws(batch.draw_key, batch.indices.numpy())
         for tracts in self._warping:
             tracts.take_warps(batch.warps)
 
     def close(self) -> None:
-        """No step comes after it."""
+        """Release everything after the last step."""
         self.ranks.close()
         if self.compiler.is_compiled:
             self.compiler.close()
@@ -277,8 +277,8 @@ class TrainingStep:
             self.profiler.close()
 
     def _reset(self) -> None:
-        # Of the step under way: rows of the training list; batches, with the gradient cache; and weight, and loss and
-        # accuracy times that, summed over the micro-batches.
+        # State of the current step: rows of the training list; held batches, with the gradient cache; and the sums of
+        # weight, weighted loss and weighted accuracy over the micro-batches.
         self.indices: list[Tensor] = []
         self._held: list[BatchLike] = []
         self._weight_unit = 0.0
@@ -292,23 +292,23 @@ class TrainingStep:
         return numbers
 
     def _compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A metric loss: (batch, dim), (batch,) -> loss and accuracy (0-d)."""
+        """Apply a metric loss: (batch, dim), (batch,) -> loss and accuracy (0-d)."""
         per_speaker = self.utterances_per_speaker
         # (speakers * utterances, dim) -> (speakers, utterances, dim)
         return self.loss(embeddings.reshape(-1, per_speaker, embeddings.shape[-1]), labels[::per_speaker])
 
     def _two_passes(self) -> None:
-        """Embed everything without a graph, take the loss's gradient by embedding, then propagate it by batch."""
+        """Embed everything without a graph, get the loss gradient of each embedding, then propagate it by batch."""
         states, embeddings = [], []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
                 states.append(capture_random_state())
                 self.key_draws(batch)
                 embeddings.append(self.net(batch.waveforms))
-        # The first pass has moved the batch-norm statistics; only the second may.
+        # Only the second pass may update the batch-norm statistics.
         self.guard.restore()
         leaves = [one.detach().requires_grad_() for one in embeddings]
-        # Micro-batch by micro-batch: the order of one process.
+        # Micro-batch by micro-batch, which gives the order of a single process.
         shares = [batch.shares for batch in self._held]
         with self.precision.autocast():
             rows = [self.ranks.rows_of_all(*one) for one in zip(leaves, shares, strict=True)]
@@ -322,19 +322,19 @@ class TrainingStep:
         for number, (batch, state, gradient) in enumerate(zip(self._held, states, found, strict=False)):
             is_last = number == len(self._held) - 1
             if not (is_learning or is_last):
-                # A frozen network: the head has its gradient already.
+                # The network is frozen, and the head already has its gradient.
                 continue
-            # The same dropout and masks as in the first pass, or the gradient would belong to other embeddings.
+            # Draw the same dropout and masks as in the first pass, or the gradient would belong to other embeddings.
             restore_random_state(state)
             with self.ranks.micro_batch(is_last):
                 self.key_draws(batch)
                 with self.precision.autocast():
                     again = self.ranks.embed(batch.waveforms)
-                # Sums of products, whose gradients are the ones that were found.
+                # The backward pass of these sums of products propagates the gradients found above.
                 sums = [(again * gradient).sum()] if is_learning else []
                 if is_last:
                     heads = zip(own, found[len(leaves) :], strict=True)
-                    sums += [(one * of_one).sum() for one, of_one in heads if of_one is not None]
+                    sums += [(weight * slope).sum() for weight, slope in heads if slope is not None]
                 sent = numbers if is_last else torch.zeros_like(numbers)
                 self.ranks.backward(torch.stack(sums).sum(), sent, is_last=is_last)
         restore_random_state(after_loss)

@@ -1,6 +1,6 @@
-"""What TensorBoard shows of a run: curves with their intervals, the configuration, figures of the final evaluation.
+"""A tracker for TensorBoard: curves with their intervals, the configuration, figures of the final evaluation.
 
-Importing this file imports TensorBoard, which takes a second: `trackers` does it if it is asked for.
+Importing this file imports TensorBoard, which takes a second, so `trackers` does it only if requested.
 """
 
 import struct
@@ -16,45 +16,45 @@ from torch.utils.tensorboard import SummaryWriter
 from speakernet.training.trackers import scalars
 
 FLUSH_SECONDS = 5
-"""A killed run loses no more than this."""
+"""A killed run loses at most the events of this many seconds."""
 
 
 class EventFiles:
-    """Event files of one training run from after `step` on: events of later steps, of a killed run, are not shown."""
+    """Event files of one training run, continued after `step`: TensorBoard hides what a killed run wrote beyond it."""
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
-        threading.excepthook = _without_its_traceback
-        # torch writes the step at which earlier files end only if it is above 0.
+        threading.excepthook = _hide_writer_failures
+        # torch writes the purge step only if it is above 0.
         self._writer = SummaryWriter(str(folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
         if configuration:
             lines = yaml.safe_dump(dict(configuration), sort_keys=False, allow_unicode=True).splitlines()
-            # Four spaces make it code in Markdown, as TensorBoard shows text.
+            # TensorBoard renders Markdown, in which four spaces mark code.
             self._writer.add_text("configuration", "".join(f"    {line}\n" for line in lines), step)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Take in the numbers of one record."""
+        """Write the numbers of one record."""
         for tag, value in scalars(kind, values):
             self._writer.add_scalar(tag, value, step)
 
     def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
-        """Add figures and drawings of the final evaluation; `step` ended the training."""
+        """Add figures and plots of the final evaluation; `step` is the last of the training."""
         self.record("test", step, figures)
         for path in plots:
-            # Ready-made: drawing them once more would need the scores.
+            # The finished files: drawing the plots again would need the scores.
             content = path.read_bytes()
-            # The first block of every PNG.
+            # Width and height are in the first block of every PNG.
             width, height = struct.unpack(">II", content[16:24])
             image = Summary.Image(encoded_image_string=content, width=width, height=height, colorspace=4)
             summary = Summary(value=[Summary.Value(tag=f"test/{path.stem}", image=image)])
             self._writer._get_file_writer().add_summary(summary, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the files."""
         self._writer.close()
 
 
-def _without_its_traceback(arguments: threading.ExceptHookArgs) -> None:
-    """A disk that fails ends TensorBoard's thread; the next record raises the same error, which is warned about."""
+def _hide_writer_failures(arguments: threading.ExceptHookArgs) -> None:
+    """No traceback if a failing disk ends TensorBoard's thread: the next record raises the same error and warns."""
     is_its_own = type(arguments.thread).__module__.startswith("tensorboard.")
     if not (is_its_own and issubclass(arguments.exc_type, OSError)):
         threading.__excepthook__(arguments)

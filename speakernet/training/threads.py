@@ -1,8 +1,8 @@
-"""Detects that other work keeps the cores busy, and lowers the number of threads to what is faster then.
+"""Detects that other work keeps the cores busy, and lowers the number of threads if that is faster.
 
-Threads of one operation wait for each other: if one of them has to wait for a core, all do. Measured on two busy
-cores: 4 to 35 utterances/s with two threads, 34 to 83 with one, which alone is slower. The symptom is that the training
-thread ran for a small part of a step's time; the proof is a trial.
+The threads of an operation wait for each other: if one has to wait for a core, all do. Measured on two busy cores: 4 to
+35 utterances/s with two threads, 34 to 83 with one, although one is slower on idle cores. The symptom is a training
+thread that runs for only a small part of the step time; a trial with fewer threads confirms it.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 WINDOW_STEPS = 8
 WINDOW_SECONDS = 1.0
-# Beside much other work a step takes ten seconds: waiting for all of a window would cost the minutes that it saves.
+# On very busy cores a step can take ten seconds: a whole window would cost the minutes that a change saves.
 LONG_SECONDS, LONG_STEPS = 8.0, 2
-# After a start or a change caches are cold.
+# Caches are cold after a start or a change.
 SKIPPED_STEPS = 2
-# Undisturbed, the training thread runs (or spins) through nearly all of a step; beside other work 13 to 40 % was seen.
+# Undisturbed, the training thread runs (or spins) for nearly all of a step; on busy cores 13 to 40 % was measured.
 BUSY_SHARE = 0.75
 UNDISTURBED_SHARE = 0.95
 REQUIRED_GAIN = 1.1
-# Windows between two trials; doubled after each that changed nothing.
+# Windows between two trials; doubled after each trial without a gain.
 REST_WINDOWS = 4
 
 
@@ -33,19 +33,19 @@ class Window:
 
     threads: int
     share: float
-    """Time that the training thread ran, of the time that forward, backward and update took."""
+    """Share of the time of forward, backward and update for which the training thread ran."""
     rate: float
-    """Utterances a second."""
+    """Utterances per second."""
 
 
 def decide(now: Window, most: int, before: Window | None) -> int:
-    """The number of threads to continue with, at most `most`; `before` is the window that a trial is compared with.
+    """The number of threads to continue with, at most `most`; after a trial `before` is the window preceding it.
 
-    >>> decide(Window(2, 0.2, 17.0), 2, None)  # a trial begins
+    >>> decide(Window(2, 0.2, 17.0), 2, None)  # starts a trial
     1
-    >>> decide(Window(1, 0.6, 55.0), 2, Window(2, 0.2, 17.0))  # and is kept
+    >>> decide(Window(1, 0.6, 55.0), 2, Window(2, 0.2, 17.0))  # faster: keep it
     1
-    >>> decide(Window(1, 1.0, 160.0), 2, Window(2, 0.7, 300.0))  # or not
+    >>> decide(Window(1, 1.0, 160.0), 2, Window(2, 0.7, 300.0))  # slower: go back
     2
     """
     if before is not None:
@@ -58,7 +58,7 @@ def decide(now: Window, most: int, before: Window | None) -> int:
 
 
 class ThreadWatch:
-    """Watches the steps of a run, window by window; unless it `adapts` the number of threads, it only warns."""
+    """Watches the steps of a run in windows; without `adapts` it only warns and never changes the threads."""
 
     def __init__(
         self, threads: int, *, adapts: bool = False, set_threads: Callable[[int], None] = torch.set_num_threads
@@ -72,9 +72,9 @@ class ThreadWatch:
         self._begin_window(SKIPPED_STEPS)
 
     def step(self, seconds: float, processor_seconds: float, num_utterances: int, *, is_compiled: bool) -> None:
-        """Count one optimizer step: its `seconds` by the clock, and those that the training thread ran meanwhile.
+        """Count one optimizer step: its wall-clock `seconds`, and the CPU seconds of the training thread.
 
-        Compiled code is made for one number of threads, which then stays.
+        Compiled code is built for a fixed number of threads, so the number then stays.
         """
         if self._skip:
             self._skip -= 1
@@ -91,7 +91,7 @@ class ThreadWatch:
             if self.adapts and not is_compiled:
                 self._adapt(now)
             elif share < BUSY_SHARE and now.threads > 1:
-                self._warn(share, f"its {now.threads} threads wait for each other; or set runtime.threads: 1")
+                self._warn(share, f"Its {now.threads} threads wait for each other; set runtime.threads: 1")
 
     def close(self) -> None:
         """Restore torch's number of threads."""
@@ -111,11 +111,11 @@ class ThreadWatch:
         if before is None:
             self._before = now if chosen != now.threads else None
         elif chosen == now.threads:
-            # Half of that may be faster still.
+            # Half of the new number may be faster still.
             self._rest, self._next_rest = 0 if 1 < chosen < before.threads else REST_WINDOWS, REST_WINDOWS
             if chosen < before.threads:
                 rates = f"{now.rate:.0f} utterances/s with {chosen} threads, {before.rate:.0f} with {before.threads}"
-                self._warn(before.share, f"{rates}; continuing with {chosen} (runtime.threads: auto)")
+                self._warn(before.share, f"Measured {rates}; continuing with {chosen} (runtime.threads: auto)")
         else:
             self._rest, self._next_rest = self._next_rest, 2 * self._next_rest
         if chosen != now.threads:
@@ -129,8 +129,7 @@ class ThreadWatch:
     def _warn(self, share: float, what: str) -> None:
         if not self._has_warned:
             logger.warning(
-                "other work keeps the cores busy: training ran %.0f %% of the time. %s. Training is faster without "
-                "that work",
+                "other work keeps the cores busy: training ran %.0f %% of the time and would be faster without it. %s",
                 *(100 * share, what),
             )
         self._has_warned = True

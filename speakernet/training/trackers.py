@@ -1,8 +1,8 @@
-"""Where the numbers of a run are shown beside its own files: TensorBoard, Weights & Biases, MLflow, a CSV.
+"""Trackers, which show the numbers of a run beyond its own files: TensorBoard, Weights & Biases, MLflow, CSV.
 
-A tracker is made of a run folder, the configuration (empty after the training) and the step after which it goes on. It
-has `record(kind, step, values)`, `results(step, figures, plots, model)` for the final evaluation, and `close()`. Its
-library is imported when it is asked for. One that fails gets nothing more, and never ends a run.
+A tracker is created with a run folder, the configuration (empty after training) and the step after which it continues.
+It has `record(kind, step, values)`, `results(step, figures, plots, model)` for the final evaluation, and `close()`. Its
+library is imported only if needed. A tracker that fails is dropped and never ends a run.
 """
 
 import importlib
@@ -23,9 +23,9 @@ TRACKERS = {
     "mlflow": ("mlflow", "speakernet.training.mlflow_tracker:MLflow"),
     "csv": ("csv", "speakernet.training.csv_tracker:CurvesAsCsv"),
 }
-"""Name -> the library that it needs, and the class."""
+"""Name -> (required library, class)."""
 PROJECT = "speakernet"
-# Beside these, `results.json` holds counts, checksums and times, which are not curves of quality.
+# `results.json` also has counts, checksums and times, which are not worth tracking.
 TEST_FIGURES = (
     *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf"),
     *("test_lists", "performance"),
@@ -34,7 +34,7 @@ TEST_FIGURES = (
 
 @dataclass
 class Trackers:
-    """Those that were asked for, as one; each is opened when there is something to tell it."""
+    """The requested trackers behind one interface; each is opened on first use."""
 
     names: list[str]
     folder: Path
@@ -43,7 +43,7 @@ class Trackers:
     _open: dict[str, Any] = field(default_factory=dict)
 
     def each(self, action: str, *arguments: Any) -> None:
-        """Call a method of every tracker."""
+        """Call a method on every tracker."""
         for name in list(self.names):
             try:
                 if name not in self._open:
@@ -52,13 +52,13 @@ class Trackers:
                     self._open[name] = make(self.folder, self.configuration, self.step)
                 getattr(self._open[name], action)(*arguments)
             except Exception as error:
-                # Whatever a library raises: a full disk, no network, no account.
+                # Libraries raise anything: a full disk, no network, no account.
                 self.names.remove(name)
-                logger.warning("training.trackers: %s gets no more of this run (%s)", name, error_line(error))
+                logger.warning("training.trackers: %s failed and gets no more records (%s)", name, error_line(error))
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The finite numbers of a record by tag, those of nested mappings and of intervals too.
+    """The finite numbers of a record by tag, including those of nested mappings and intervals.
 
     >>> dict(scalars("test", {"min_dcf": {"0.01": 0.5}, "interval": [3.0, 5.0], "note": "none", "is_best": True}))
     {'test/min_dcf/0.01': 0.5, 'test/interval/low': 3.0, 'test/interval/high': 5.0}

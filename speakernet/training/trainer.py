@@ -1,7 +1,7 @@
-"""The training loop, from the first step (or the last checkpoint) to the summary: the story of a run.
+"""The training loop, from the first step (or the last checkpoint) to the summary.
 
-Knows no model, no loss and no audio. Reads from top to bottom: `train`, `train_epoch`, `run_step`, `judge_epoch`,
-`evaluate`, then checkpoints, and what is logged.
+It is independent of models, losses and audio. Read it from top to bottom: `train`, `train_epoch`, `run_step`,
+`judge_epoch`, `evaluate`, then checkpoints and logging.
 """
 
 import contextlib
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from speakernet.training.step import BatchLike
 
     class Loader(Protocol):
-        """What the trainer needs of a loader; `speakernet.data.loader` has the real one."""
+        """What the trainer needs from a loader; the real class is in `speakernet.data.loader`."""
 
         def set_epoch(self, epoch: int) -> None:
-            """Choose the epoch (from 0) that the next iteration gives."""
+            """Choose the epoch (from 0) of the next iteration."""
 
         def __len__(self) -> int: ...
 
@@ -73,13 +73,13 @@ if TYPE_CHECKING:
             """The position inside the epoch."""
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            """Continue from a position; ValueError if the epoch has other batches now."""
+            """Continue from a position; ValueError if the batches of the epoch have changed."""
 
         def file_names(self, indices: torch.Tensor) -> list[str]:
             """The files of some utterances."""
 
         def epoch_report(self) -> Mapping[str, Any]:
-            """What happened in the epoch: files skipped, cache hits …"""
+            """Statistics of the epoch: files skipped, cache hits …"""
 
 
 logger = logging.getLogger(__name__)
@@ -87,11 +87,11 @@ logger = logging.getLogger(__name__)
 STATISTICS_BATCHES = 50
 """Batches over which batch-norm statistics are measured after averaging."""
 SECONDS_TO_JUDGE = 10.0
-"""Of steps, before a warning that they wait for data: the first ones wait for caches and workers."""
+"""Training time before a warning about waiting for data: the first steps wait for caches and workers."""
 
 
 class Trainer:
-    """Trains a network; everything it writes is in the store's folder."""
+    """Trains a network; writes everything to the store's folder."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Trainer:
         self.state = TrainingState()
         self.tracker = PerformanceTracker(step.precision.name, options.accumulation_steps, step.precision.device)
         self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
-        # What has state, by its name in last.pt; the loader and the random state come after it.
+        # Components with state, by their name in last.pt, which also holds the loader's and the random state.
         self.components: dict[str, Any] = {
             "net": net_state or self.net,
             "loss": self.loss,
@@ -144,11 +144,11 @@ class Trainer:
         self._is_advised = False
 
     def train(self) -> dict[str, Any]:
-        """Train to the end, or from where the run was stopped; returns the summary."""
+        """Train to the end, resuming if the run was stopped; returns the summary."""
         with contextlib.ExitStack() as stack:
             if distributed.is_main():
                 stack.enter_context(held(self.store.folder))
-            # These run from the last to the first: the folder is released when nothing is written any more.
+            # Called in reverse order: the folder is released after the last write.
             stack.callback(self.store.wait)
             for one in (self.progress, self.threads, self.step):
                 stack.callback(one.close)
@@ -159,7 +159,7 @@ class Trainer:
                 logger.info(
                     "this %s %s (%s, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval "
                     "--initial_model %s",
-                    *(stage.name or "run", "was stopped early" if state.stopped_early else "is finished"),
+                    *(stage.name or "run", "stopped early" if state.stopped_early else "is finished"),
                     *(counted(state.epoch, "epoch"), state.best_eer_percent),
                     *("a larger --patience" if state.stopped_early else more, self.store.best_path),
                 )
@@ -169,17 +169,17 @@ class Trainer:
                 try:
                     self._train_on()
                 except Stopped:
-                    # Nothing is kept of an evaluation that was left: the resumed run begins with it.
+                    # An interrupted evaluation keeps no results; the resumed run starts by repeating it.
                     self._stop_if_asked(saves=True)
             self.store.close()
             return self.summary()
 
     def _train_on(self) -> None:
-        """All that is left to do."""
+        """Do everything that is left."""
         state = self.state
         is_first_stage = self.stage.given is not None and self.stage.steps_before is None
         if is_first_stage and not state.step and state.initial_eer_percent is None:
-            # The given weights are best.pt until an epoch beats them.
+            # The initial weights are best.pt until an epoch beats them.
             state.initial_eer_percent = self.evaluate("initial model")
             self.save_last()
             self._stop_if_asked()
@@ -192,7 +192,7 @@ class Trainer:
             self._average_last()
 
     def train_epoch(self) -> None:
-        """All steps of one epoch, from its first batch or from where it was left."""
+        """Run all steps of an epoch that are left."""
         state, num_batches = self.state, len(self.loader)
         if state.batch == 0:
             state.epoch_loss_sum, state.epoch_accuracy_sum, state.epoch_good_steps = 0.0, 0.0, 0
@@ -208,10 +208,10 @@ class Trainer:
         state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
         if not state.epoch_good_steps and (state.bad_streak or state.epoch >= self.options.max_epochs):
             raise NonFiniteError(
-                f"epoch {state.epoch}: every step was undone, and there is nothing to evaluate. Lower "
-                "optimizer.learning_rate, try --mixed-precision no, or look at the audio that the log names"
+                f"epoch {state.epoch}: every step was undone, so there is nothing to evaluate. Lower "
+                "optimizer.learning_rate, try --mixed-precision no, or check the audio named in the log"
             )
-        # Of no good step there is no mean: 0 would read as a perfect loss.
+        # Without a good step the mean is NaN: 0 would look like a perfect loss.
         good = state.epoch_good_steps or math.nan
         values = {"loss": state.epoch_loss_sum / good, "accuracy_percent": state.epoch_accuracy_sum / good}
         report = {**self.loader.epoch_report(), **self.tracker.take_epoch(), "bad_steps": state.bad_steps}
@@ -220,21 +220,21 @@ class Trainer:
         logger.info("epoch %d%s: loss %.4f, accuracy %.2f %%", state.epoch, self._of_stage, *shown)
         total = self.tracker.total
         is_early = self._is_advised or total["seconds"] < SECONDS_TO_JUDGE
-        # Once a run, what to change if it waits for data.
+        # Advice about waiting for data, once per run.
         if advice := "" if is_early else self.advise(total["data"] / total["seconds"]):
             self._is_advised = True
             logger.warning("%s", advice)
 
     @property
     def position(self) -> float:
-        """Where the run is, in optimizer steps of the schedules."""
-        # By epochs, not by the count of steps: that would be wrong if the batch size changed before a resume.
+        """The position of the run in optimizer steps of the schedules."""
+        # Derived from epochs: the count of steps would be wrong if the batch size changed before a resume.
         count, per_epoch = self.options.accumulation_steps, self.learning_rate.steps_per_epoch
         done, in_epoch = -(-self.state.batch // count), -(-len(self.loader) // count)
         return self.state.epoch * per_epoch + done * (per_epoch / in_epoch)
 
     def run_step(self, batches: "Iterator[BatchLike]") -> None:
-        """One optimizer step and what comes between two."""
+        """Take one optimizer step, then count, log and save as needed."""
         begin, state, options, position = time.perf_counter(), self.state, self.options, self.position
         count = min(options.accumulation_steps, len(self.loader) - state.batch)
         if self.margin is not None:
@@ -243,7 +243,7 @@ class Trainer:
         try:
             outcome = self.step.run(batches, count, name, learning_rate, self._num_steps - position)
         except Exception:
-            # The loader failed before the first micro-batch: the run is as after the last step.
+            # The loader failed before the first micro-batch: the state is still that after the last step.
             if state.step and not self.step.indices and not distributed.is_distributed():
                 self.save_last()
                 self.store.close()
@@ -271,16 +271,16 @@ class Trainer:
             self._stop_if_asked(saves=True, agrees=stops)
 
     def _requests(self) -> list[bool]:
-        """What this rank asks of all ranks after a step: to stop, and to save by the clock, of which there is one."""
+        """This rank's requests after a step: to stop, and to save, which only rank 0's clock decides."""
         minutes = self.options.save_minutes
         is_late = minutes > 0 and time.monotonic() - self._saved_at > 60 * minutes
         return [self.stop.number != 0, is_late and distributed.is_main()]
 
     def judge_epoch(self) -> None:
-        """Evaluate when it is time, write checkpoints, decide about early stopping."""
+        """Evaluate if due, write checkpoints, decide on early stopping."""
         state, options = self.state, self.options
         is_last = state.epoch >= options.max_epochs
-        # A frozen network is still the one that was evaluated last.
+        # A frozen network has not changed since its last evaluation.
         is_changed = state.epoch > options.freeze_epochs
         is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:
@@ -289,7 +289,7 @@ class Trainer:
                 state.stopped_early = True
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
         if self.store.keep > 0 and (is_evaluated or options.average_checkpoints):
-            # With the head of the loss if it will be averaged too.
+            # Include the head of the loss if it will be averaged too.
             head = {"head": self.loss.state_dict()} if options.average_checkpoints else {}
             path = self.store.folder / CHECKPOINTS / f"epoch_{state.epoch:04d}.pt"
             self.store.save(path, {**self._model(), **head})
@@ -299,13 +299,13 @@ class Trainer:
     def evaluate(self, note: str = "", *, of_average: bool = True) -> float:
         """Run `validate` on the weights (or their moving average); keep the best model. Returns the EER in percent.
 
-        `note` says why, unless it is the evaluation of an epoch, which alone costs patience.
+        `note` gives the reason of an evaluation other than an epoch's; only those of epochs count towards patience.
         """
         start, state = time.perf_counter(), self.state
         distributed.work.at(f"the evaluation after epoch {state.epoch}")
         with self._training_paused(of_average):
             begin = time.perf_counter()
-            # What follows from the figures is decided by those of one rank.
+            # All ranks decide by the figures of rank 0.
             metrics = distributed.broadcast_object(dict(self.validate(state.epoch)))
             seconds = time.perf_counter() - begin
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
@@ -313,8 +313,8 @@ class Trainer:
             # 0: nothing was evaluated yet.
             if state.trials_checksum and checksum != state.trials_checksum:
                 logger.warning(
-                    "the validation trials differ from those before (list, max_trials or seed): EERs from here on are "
-                    "not compared with the %.2f %% measured on them, and best.pt is replaced",
+                    "the validation trials have changed (list, max_trials or seed): new EERs cannot be compared with "
+                    "the earlier %.2f %%, and best.pt is replaced",
                     state.best_eer_percent,
                 )
                 state.forget_best()
@@ -341,15 +341,15 @@ class Trainer:
 
     @contextlib.contextmanager
     def _training_paused(self, of_average: bool) -> Iterator[None]:
-        """Inside the block the network is evaluated; afterwards training continues as if nothing had been."""
-        # Training and evaluation need their memory in pieces of other sizes, which would not fit between each other.
+        """Prepare the network for an evaluation inside the block; training then continues undisturbed."""
+        # Training and evaluation allocate blocks of different sizes; freeing them avoids fragmentation.
         gc.collect()
         torch.cuda.empty_cache()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         is_averaged = of_average and self.average.is_kept
         with self.average.applied() if is_averaged else contextlib.nullcontext(), self.step.paused():
-            # Weights that nothing was averaged into have the statistics that they came with.
+            # Before the first step the average is the initial weights, whose statistics are right.
             if is_averaged and self.options.ema_statistics == "measured" and self.state.step > 0:
                 self._measure_statistics()
             self.step.ranks.share_statistics()
@@ -363,13 +363,13 @@ class Trainer:
         torch.cuda.empty_cache()
 
     def _average_last(self) -> None:
-        """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
+        """Evaluate the mean of the last checkpoints; it becomes best.pt if its EER is better."""
         self.store.wait()
         number = self.options.average_checkpoints
         mean = functools.partial(average_checkpoints, epoch_paths(self.store.folder), number)
         weights, head = distributed.from_main(mean)
         own = to_cpu(self.net.state_dict())
-        # What a model file does not hold (the position in keyed draws) stays as it is.
+        # Keep state that a model file does not hold (the position in keyed draws).
         self.net.load_state_dict({**own, **weights})
         logger.info("averaged the last %d checkpoints", number)
         if not self.freezing.keeps_statistics:
@@ -384,7 +384,7 @@ class Trainer:
         self.save_last()
 
     def _measure_statistics(self) -> None:
-        """Measure the batch-norm statistics: those of averaged weights are not the average of statistics."""
+        """Measure the batch-norm statistics: averaged weights need statistics of their own, not averaged ones."""
         self.loader.set_epoch(self.state.epoch)
         most = min(STATISTICS_BATCHES, len(self.loader))
         with (
@@ -394,7 +394,7 @@ class Trainer:
         ):
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
             update_bn(map(self._waveforms, bar.over(some)), self.net)
-        # Those batches belong to no epoch: the coming one begins with its first.
+        # These batches belong to no epoch; the next epoch starts from its first batch.
         self.loader.set_epoch(self.state.epoch)
         logger.info("batch-norm statistics measured over %d batches", most)
 
@@ -403,7 +403,7 @@ class Trainer:
         return batch.waveforms
 
     def _resume(self) -> None:
-        """Continue from what the folder holds, or prepare it for a new run."""
+        """Resume from the folder's checkpoint, or prepare the folder for a new run."""
         state, options, store = self.state, self.options, self.store
         distributed.from_main(store.remove_leftovers)
         found = distributed.from_main(functools.partial(find_checkpoint, store.folder))
@@ -414,16 +414,16 @@ class Trainer:
         source, contents = found
         self._restore(contents, source)
         if source == store.previous_path:
-            # Only now: a start that was refused has changed nothing.
+            # Only now, so that a refused start changes nothing.
             distributed.from_main(store.replace_damaged)
         best = distributed.from_main(store.best_summary)
         if best is None:
             state.forget_best()
-        # Another stage may have put a better model there; this one's best may never have been written (a full disk).
+        # Another stage may have written a better best.pt, or this one's best was never written (a full disk).
         elif (best["best_eer_percent"] < state.best_eer_percent) == (best.get("stage", "") != self.stage.name):
             state.best_eer_percent, state.best_epoch = best["best_eer_percent"], best["epoch"]
             state.best_stage = best.get("stage", "")
-        # Fewer epochs may be asked for now than are done.
+        # max_epochs may now be lower than the number of finished epochs.
         wanted = max(options.max_epochs, state.epoch)
         logger.info("resumed from %s: %d of %d epochs, step %d", source, state.epoch, wanted, state.step)
         if not state.is_finished(options):
@@ -433,32 +433,32 @@ class Trainer:
             self.save_last()
 
     def _restore(self, contents: Mapping[str, Any], source: object) -> None:
-        """Give every component the state that `save_last` took."""
+        """Restore every component from what `save_last` wrote."""
         state, options, saved = self.state, self.options, contents.get("training")
         if not isinstance(saved, dict) or "state" not in saved:
-            raise CheckpointError(f"{source} holds a model but no training state; use it as --initial_model instead")
+            raise CheckpointError(f"{source} has a model but no training state; use it as --initial_model instead")
         refuse_other_speakers(saved, self.origin, source)
         try:
             for name, component in self.components.items():
                 component.load_state_dict(saved[name])
         except CheckpointError:
-            # Of other files of a pretrained backbone, which says what to do.
+            # Raised by a pretrained backbone whose files differ; its message says what to do.
             raise
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             changes = changed_options(saved.get("config", {}), self.origin.get("config", {}), TENSOR_SECTIONS)
             raise CheckpointError(
-                f"{source} is of another model, loss, optimizer or number of speakers: "
-                f"{'; '.join(changes) or error_line(error)}. Set that back to resume, choose another --save_path, or "
-                "remove the folder to start over"
+                f"{source} is from another model, loss, optimizer or number of speakers: "
+                f"{'; '.join(changes) or error_line(error)}. Change that back to resume, choose another --save_path, "
+                "or remove the folder to start over"
             ) from error
         log_changes(saved, self.origin, source)
         with reading(source, "the training state of this program; choose another --save_path", CheckpointError):
             state.load(saved["state"])
-            # Last: loading may draw, and what was drawn after the save must be drawn again.
+            # Last, because loading may draw random numbers.
             restore_random_state(saved["random"])
         if options.patience == 0 or state.evaluations_without_gain < options.patience:
             state.stopped_early = False
-        # More epochs than then: there will be other checkpoints to average.
+        # If max_epochs was raised, there will be other checkpoints to average.
         state.averaged = state.averaged and state.epochs_done(options)
         if state.batch:
             self.loader.set_epoch(state.epoch)
@@ -469,11 +469,11 @@ class Trainer:
                 state.batch = 0
 
     def save_last(self) -> None:
-        """Write everything that a resume needs, the numbers that still lie on the device included."""
+        """Write everything that a resume needs, including the numbers still on the device."""
         self._saved_at = time.monotonic()
         self.recent.fetch_into(self.state, self.precision)
         self.state.metrics_lines = self.progress.num_lines
-        # By every rank: what they share has to be gathered.
+        # On every rank: sharded state has to be gathered.
         training = {
             "state": vars(self.state).copy(),
             **{name: component.state_dict() for name, component in self.components.items()},
@@ -484,23 +484,23 @@ class Trainer:
         self.store.save(self.store.last_path, {**self._model(is_last=True), "training": training})
 
     def _model(self, is_last: bool = False) -> dict[str, Any]:
-        """The contents of a model file of the weights as they are; last.pt lacks what it names."""
+        """A model file's contents with the current weights; last.pt omits weights of a pretrained backbone's files."""
         state = self.state
         summary = {
             "epoch": state.epoch,
             "step": state.step,
-            # So that another stage, or another run, can be compared with it.
+            # For comparison with other stages and runs.
             "best_eer_percent": state.best_eer_percent,
             "performance": self.tracker.summary(),
             **({"stage": self.stage.name} if self.stage.name else {}),
-            # Licence and training data of the initial model hold for it too.
+            # The initial model's licence and training data apply to this model too.
             **({} if self.stage.given is None else {"initial_model": dict(self.stage.given)}),
             **({} if self.stage.chosen_by is None else {"chosen_by": dict(self.stage.chosen_by)}),
         }
         return self.model_contents(training_summary=summary, is_last=is_last)
 
     def _stop_if_asked(self, *, saves: bool = False, agrees: bool = True) -> None:
-        """Save the run if it is not saved; end it if a signal asked some rank for that. Every rank calls it."""
+        """Save the run if `saves`; end it if any rank received a signal. Every rank calls it."""
         if agrees:
             self.stop.agreed = self.stop.agreed or max(distributed.gather_objects(self.stop.number))
         if saves:
@@ -512,7 +512,7 @@ class Trainer:
             raise stopped
 
     def summary(self) -> dict[str, Any]:
-        """What the run came to: plain values for the report."""
+        """The results of the run, as plain values for the report."""
         state, utilisation = self.state, self._utilisation.mean
         performance = self.tracker.summary(utilisation)
         return {
@@ -535,11 +535,11 @@ class Trainer:
         }
 
     def _report_step(self, position: float) -> None:
-        """Fetch, record and show what is due."""
+        """Fetch, record and show the numbers that are due."""
         options, step = self.options, self.state.step
         is_recorded, is_shown = step % options.log_interval == 0, self.progress.is_due
-        # Asking the device stops the host until all steps are done: once in many steps, but before it is too late.
-        # After the same steps on every rank, since a bad step is gathered from all of them; the clock is this rank's.
+        # Fetching stalls the host until the device is done, so it is rare, yet often enough to notice bad steps. Ranks
+        # fetch after the same steps, to gather the files of a bad one; `is_due` follows each rank's own clock.
         is_full = len(self.recent.outcomes) >= min(options.log_interval, options.max_bad_steps)
         if is_recorded or is_full or (is_shown and not distributed.is_distributed()):
             self.recent.fetch_into(self.state, self.precision)
@@ -555,8 +555,8 @@ class Trainer:
             self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
 
     def _time_left(self, rates_now: Mapping[str, Any]) -> str:
-        """Of training and evaluations, as fast as the last ones were."""
+        """Time left for training and evaluations, at the speed of the latest ones."""
         interval, last = self.options.test_interval, self.options.max_epochs
         evaluations = max(0, -(-last // interval) - self.state.epoch // interval)
-        of_steps = (self._num_steps - self.position) * rates_now.get("step_seconds", 0.0)
-        return duration(of_steps + evaluations * self._evaluation_seconds)
+        step_seconds = (self._num_steps - self.position) * rates_now.get("step_seconds", 0.0)
+        return duration(step_seconds + evaluations * self._evaluation_seconds)

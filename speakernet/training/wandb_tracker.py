@@ -1,6 +1,6 @@
-"""Weights & Biases, by its own environment variables (WANDB_MODE, WANDB_PROJECT, …).
+"""A tracker for Weights & Biases, configured by its environment variables (WANDB_MODE, WANDB_PROJECT, …).
 
-A run that goes on, and its final evaluation, find the run of the service by the name kept in the run folder.
+The run folder stores the wandb run id, so a resumed run and its final evaluation continue the same wandb run.
 """
 
 import os
@@ -15,7 +15,7 @@ from speakernet.training.trackers import PROJECT, scalars
 
 
 class WeightsAndBiases:
-    """A run of the project `speakernet`, or of WANDB_PROJECT; WANDB_MODE=offline writes files for `wandb sync`."""
+    """A run of the project WANDB_PROJECT (default `speakernet`); WANDB_MODE=offline writes files for `wandb sync`."""
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         kept = folder / "wandb.id"
@@ -30,19 +30,19 @@ class WeightsAndBiases:
             config=dict(configuration) or None,
             settings=wandb.Settings(console="off", silent=True),
         )
-        # Its own steps only grow, and those of a resumed run go back to its last checkpoint.
+        # wandb's own steps can only increase, but a resumed run goes back to its last checkpoint.
         self._run.define_metric("*", step_metric="optimizer_step")
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """The numbers of one record."""
+        """Log the numbers of one record."""
         self._run.log({**dict(scalars(kind, values)), "optimizer_step": step})
 
     def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
-        """Figures as the summary too, drawings as images, the model file as an artifact."""
+        """Log figures, plots as images, and the model file as an artifact."""
         pictures = {f"test/{path.stem}": wandb.Image(str(path)) for path in plots}
         self._run.log({**dict(scalars("test", figures)), **pictures, "optimizer_step": step})
         self._run.log_artifact(str(model), name=f"model-{self._run.id}", type="model")
 
     def close(self) -> None:
-        """End the session; the run can be continued."""
+        """Finish the wandb session; the run can be resumed."""
         self._run.finish()

@@ -111,9 +111,9 @@ def measured(batch_size: int, throughput: float) -> Measurement:
         ((32, 100.0), (32, 100.0), 0, "keep --batch_size 32"),
         ((32, 100.0), (64, 110.0), 10**6, "keep --batch_size 32"),
         ((32, 100.0), (64, 150.0), 1000, "keep --batch_size 32"),
-        ((32, 100.0), (64, 150.0), 50_000, "take --batch_size 64 "),
-        ((64, 100.0), (32, 150.0), 1000, "take --batch_size 32 "),
-        ((64, 0.0), (16, 100.0), 0, "take --batch_size 16 --training.accumulation_steps 4"),
+        ((32, 100.0), (64, 150.0), 50_000, "use --batch_size 64 "),
+        ((64, 100.0), (32, 150.0), 1000, "use --batch_size 32 "),
+        ((64, 0.0), (16, 100.0), 0, "use --batch_size 16 --training.accumulation_steps 4"),
     ],
 )
 def test_the_recommendation(configured, best, rows, start, tmp_path):

@@ -83,7 +83,7 @@ def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(tiny_c
     again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
     assert again.cllr == pytest.approx(fitted.cllr)
     for one in (alone, fitted, again):
-        assert any("list that is reported" in warning for warning in one.warnings)
+        assert any("calibration was fitted" in warning for warning in one.warnings)
     # another scoring must not borrow the fit
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 

@@ -97,7 +97,7 @@ def test_a_column_and_a_folder_for_each_list(run: Path, lists: Path) -> None:
     assert [[*columns[epoch]] for epoch in (1, 2)] == [["H"], ["E", "H"]]
     eer = columns[1]["H"]["eer_percent"]
     assert dict(scalars("evaluation", {"test_lists": columns[1]}))["evaluation/test_lists/H/eer_percent"] == eer
-    assert f", H {eer:.2f} %," in log and "gone is left out" in log and "silent is left out" in log
+    assert f", H {eer:.2f} %," in log and "leaving out gone" in log and "leaving out silent" in log
     assert {*results["test_lists"]} == {one.name for one in (run / "eval").iterdir()} == {"E", "H"}
     assert len(scores_of(run)) == results["num_trials"] == 153 and "Test lists" in (run / "report.html").read_text()
     for name, row in results["test_lists"].items():
@@ -151,8 +151,8 @@ MISTAKES = {
     "{a/b: easy.txt}": "letters, digits",
     "{'': easy.txt}": "letters, digits",
     "easy.txt": "in braces",
-    "{trials: easy.txt}": "trials beside test_list",
-    "{E: easy.txt, e: easy.txt}": "whatever the case",
+    "{trials: easy.txt}": "test_list: ",
+    "{E: easy.txt, e: easy.txt}": "E, e",
     "{E: easy.txt, E: easy.txt}": "E is given twice",
     "{E: {list: easy.txt, paths: x}}": "of E: paths does not exist; did you mean 'path'",
     "{E: {test_interval: 5}}": "of E: list is empty",

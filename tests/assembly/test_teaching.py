@@ -58,7 +58,7 @@ def run(tiny_corpus, tmp_path, monkeypatch):
 def test_a_run_with_a_teacher(run, caplog, heard):
     caplog.set_level("INFO", "speakernet")
     folder = run("run", teacher_input=heard)
-    assert f"cosine, hears {heard}, weight 1" in caplog.text
+    assert f"cosine distance, on {heard}, weight 1" in caplog.text
     kept = folder / "embeddings" / "teacher.whole.npz"
     assert kept.is_file() == (heard == "recordings")
     last = read_own_checkpoint(folder / "last.pt")

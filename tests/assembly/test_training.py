@@ -94,18 +94,16 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tin
     def resumed(path, **sections):
         return ready(replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path)
 
-    with pytest.raises(CheckpointError, match="trained with other speakers, or other names for them"):
+    with pytest.raises(CheckpointError, match="other speakers"):
         resumed(renamed)[0].train()
     caplog.clear()
-    with pytest.raises(
-        CheckpointError, match=r"another model.*: model.embedding_dim 4 \(was 8\)\. Set that back"
-    ) as refused:
+    with pytest.raises(CheckpointError, match=r"model.embedding_dim 4 \(was 8\)") as refused:
         resumed(turned, model={"embedding_dim": 4})[0].train()
-    assert "state_dict" not in str(refused.value) and "going on" not in caplog.text
+    assert "state_dict" not in str(refused.value) and "resuming with" not in caplog.text
     other, _, _ = resumed(turned, training={"max_epochs": 2}, optimizer={"weight_decay": 0.25})
     other.train()
     assert "optimizer.weight_decay 0.25 (was " in caplog.text
-    assert "holds other utterances, or the same in another order" in caplog.text
+    assert "the training list" in caplog.text
     assert other.state.epoch == 2
 
 
@@ -144,11 +142,11 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_
         return train_stage(*given, lambda epoch: {"eer_percent": eer})[1]
 
     second_stage(5.0, 3)
-    assert "epoch 1 of the large-margin stage: loss" in caplog.text and "best.pt before 10.00 %: kept" in caplog.text
+    assert "epoch 1 of the large-margin stage: loss" in caplog.text and "10.00 % is replaced" in caplog.text
     better = (tmp_path / "best.pt").read_bytes()
 
     second_stage(5.0, 3)
-    assert "EER 5.00 %; best.pt is its model already" in caplog.text
+    assert "EER 5.00 %; best.pt is already" in caplog.text
     assert "--training.large_margin_epochs 11" in caplog.text
     longer = tiny_config(tiny_corpus, training={"max_epochs": 2, **more})
     on, _, _ = ready(longer, tmp_path, lambda net: {"eer_percent": 7.0})
@@ -216,7 +214,7 @@ def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog
         trainer, net, _ = ready(config, tmp_path / layout)
         assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
         trainer.train()
-    assert "oneDNN crashes" in caplog.text
+    assert "oneDNN" in caplog.text
     # Compiled code is in channels_last by itself.
     caplog.set_level("INFO", "speakernet")
     trainer, _, _ = ready(
@@ -233,8 +231,8 @@ def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog
     ("options", "speakers", "processes", "is_shared", "reason"),
     [
         (AAMSoftmaxOptions(), ranks.FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
-        (AAMSoftmaxOptions(), ranks.FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
-        (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as asked"),
+        (AAMSoftmaxOptions(), ranks.FEWEST_SPEAKERS - 1, 64, False, "from 20,000"),
+        (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as configured"),
         (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
         (CombinedOptions(), 10**6, 8, True, "1,000,000 speakers on 8 processes"),
         (GE2EOptions(), 0, 8, False, "no head"),
@@ -296,10 +294,10 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
 @pytest.mark.parametrize(
     ("batch_size", "processes", "asked", "is_shared", "reason"),
     [
-        (256, 8, "auto", False, "32 crops a process, from 32"),
-        (248, 8, "auto", True, "31 crops a process, from 32"),
-        (256, 8, "on", True, "as asked"),
-        (16, 8, "off", False, "as asked"),
+        (256, 8, "auto", False, "32 crops per process"),
+        (248, 8, "auto", True, "31 crops per process"),
+        (256, 8, "on", True, "as configured"),
+        (16, 8, "off", False, "as configured"),
     ],
 )
 def test_batch_norm_is_shared_where_batches_are_small(batch_size, processes, asked, is_shared, reason):
@@ -316,11 +314,11 @@ def test_the_batch_scales_the_learning_rate_if_asked(tiny_corpus, tmp_path, capl
     options = {"accumulation_steps": 2, "reference_batch": 4, "batch_scaling": scaling}
     made, *_ = ready(tiny_config(tiny_corpus, training=options, schedule={"name": "constant"}), tmp_path)
     assert made.learning_rate(5) == pytest.approx(factor * made.learning_rate.top)
-    assert f"multiplied by: {factor} (16 utterances a step, chosen for 4" in caplog.text
+    assert f"multiplied by: {factor} (16 utterances per step, chosen for 4" in caplog.text
 
 
 def test_checkpointed_blocks_are_compiled_by_block(tiny_corpus, caplog):
     caplog.set_level("INFO")
     config = tiny_config(tiny_corpus, runtime={"compile": "auto", "gradient_checkpointing": True})
     compiler = training._build_compiler(config, training.build_model(config), CPU)
-    assert compiler.options.compile_scope == "regional" and "compile: by block" in caplog.text
+    assert compiler.options.compile_scope == "regional" and "compile: block by block" in caplog.text

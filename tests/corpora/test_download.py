@@ -135,14 +135,14 @@ def test_secrets_are_not_logged(tmp_path, caplog):
         finish([summary])
     written = caplog.text + summary.broken_path.read_text() + repr(DownloadOptions(user="anna", password="s3cret"))
     written += "".join(path.read_text() for path in tmp_path.rglob("*.json"))
-    assert "asking again" in caplog.text and "TOPSECRET" not in written and "s3cret" not in written
+    assert "500" in caplog.text and "TOPSECRET" not in written and "s3cret" not in written
 
 
 def test_waits_grow(tmp_path):
     with played_source({}) as source:
         file = remote(source)
     waits, reason = server_that_is_down(file, tmp_path, num_retries=4)
-    assert waits == [1.0, 2.0, 4.0, 8.0] and "given up" in reason
+    assert waits == [1.0, 2.0, 4.0, 8.0] and "after 4 " in reason
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_no_network(tmp_path, monkeypatch, place, obstacle):
     monkeypatch.setattr(place, "getaddrinfo" if place is socket else "get", swallowed)
     file = RemoteFile("a.zip", ("https://example.org/a.zip",), "0" * 32, 1000, ACCESS)
     waits, reason = server_that_is_down(file, tmp_path)
-    assert waits == [] and "is there a network" in reason
+    assert waits == [] and "no connection" in reason
 
 
 def test_other_schemes(tmp_path):
@@ -184,4 +184,4 @@ def test_the_shipped_table(tmp_path):
     assert "key=k%20y" in load_corpus("voxceleb", key="k y").files["vox1_test_wav.zip"].urls[0]
     summary = fetch(load_corpus("voxceleb").files["vox1_dev_wav_partaa"], tmp_path, num_retries=0)
     reason = summary.broken_path.read_text()
-    assert "an access key is needed" in reason and "mm.kaist.ac.kr" in reason
+    assert "access key" in reason and "mm.kaist.ac.kr" in reason

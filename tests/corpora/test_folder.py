@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_converted_files_keep_their_split(tmp_path, parted, ffmpeg, caplog):
         path.unlink()
     assert prepare(parted, tmp_path / "out") == 0
     assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
-    assert "are kept apart as they are" in caplog.text and "30 found, 30 usable, 0 skipped, 0 broken" in caplog.text
+    assert "keep their splits" in caplog.text and "30 found, 30 usable, 0 skipped, 0 broken" in caplog.text
     training = read_training_list(tmp_path / "out" / "train_list.txt")
     assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
     assert not list(parted.rglob("*.wav")), "nothing is written beside the originals"
@@ -186,7 +187,7 @@ def test_converted_files_keep_their_split(tmp_path, parted, ffmpeg, caplog):
     ("patterns", "said"),
     [
         (["spk{speaker}/{utterance}.wav"], "no sessions are known"),
-        (["spk{speaker}/monday/{utterance}.wav"], "one session only"),
+        (["spk{speaker}/monday/{utterance}.wav"], "only one session"),
         (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
     ],
 )
@@ -195,7 +196,7 @@ def test_warnings(tmp_path, caplog, patterns, said):
         write_voices(tmp_path / "voices", 6, 3, pattern, 0.6)
     (tmp_path / "voices" / "peter").mkdir()
     assert prepare(tmp_path / "voices", tmp_path / "out") == 0
-    assert "1 of 7 speakers' folders hold no recording that can be read: peter" in caplog.text
+    assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert any(said in one for one in warnings) if said else not any("session" in one for one in warnings)
 

@@ -183,7 +183,7 @@ def test_the_seed_decides(training):
 
 @pytest.mark.parametrize("number", [1, 13])
 def test_too_few_on_either_side_are_refused(training, number):
-    with pytest.raises(ListError, match=rf"{number} speakers to be held out of 14, of whom 12 .*; expected 2 to 12"):
+    with pytest.raises(ListError, match=rf"{number} speakers .* 14, .* 12 .*; expected 2 to 12"):
         hold_out(training, number, seed=1)
 
 
@@ -212,7 +212,7 @@ def test_targets_across_a_column_of_a_table_or_the_folders_of_a_list(listed, acr
         ("list.txt", ["--across", "folder"], "24 paths have no folder between"),
         ("list.txt", ["--across", "call"], "which has no columns"),
         ("table.csv", ["--across", "cal"], "no column 'cal' among path, speaker, call.*did you mean 'call'"),
-        ("table.csv", ["--across", "call"], "line 3: the row has no call"),
+        ("table.csv", ["--across", "call"], "line 3: no call"),
         ("table.csv", ["--across", "call", "--same_session"], "contradict"),
     ],
 )

@@ -97,7 +97,7 @@ def test_odd_chunks_and_unfinished_sizes(tmp_path):
         (wav_bytes(np.zeros(0)), "no samples"),
         (wav_bytes(np.arange(50))[:30], "broken WAV|not a readable"),
         (b"this is not audio at all, but text", "not a readable audio file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a pointer of git-lfs"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git-lfs pointer"),
         (b"\n<!DOCTYPE html><p>please log in", "an HTML page"),
         (b"RIFF\0\0\0\0WAVE" + (b"junk" + bytes(4)) * 200_000, "broken WAV"),
         (wav_header(channels=30000), "30000 channels"),
@@ -150,7 +150,7 @@ def test_written_audio_reads_back(tmp_path, suffix):
     waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
     write_audio(tmp_path / f"a{suffix}", waveform, 16000)
     np.testing.assert_allclose(read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6)
-    with pytest.raises(AudioError, match="can write"):
+    with pytest.raises(AudioError, match=r"a\.mp3.*\.wav or \.flac"):
         write_audio(tmp_path / "a.mp3", waveform)
 
 

@@ -23,9 +23,9 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
         ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
-        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 2, "0.2 ms a crop"),
+        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 2, "0.2 ms"),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
-        ({"is_spawned": True}, 4, "starts from nothing"),
+        ({"is_spawned": True}, 4, "this platform"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
         ({"free_shared_bytes": 0}, 0, "--shm-size"),
     ],
@@ -71,7 +71,7 @@ def test_choices(choose, changes, value):
         (choose_ram_corpus, {"budget_bytes": 8}, "ram_corpus_gigabytes"),
         (choose_device_resident, {"is_flat": False}, "packed"),
         (choose_device_resident, {"budget_bytes": 8}, "takes"),
-        (choose_device_resident, {"augments_elsewhere": True}, "without noise and RIRs"),
+        (choose_device_resident, {"augments_elsewhere": True}, "noise and RIRs"),
     ],
 )
 def test_what_is_asked_for_and_cannot_be(choose, changes, word):

@@ -175,7 +175,7 @@ def test_a_run_is_reported_by_corpus(tiny_corpus, corpora, tmp_path, caplog):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     drawn = [one["drawn"] for one in records if one["kind"] == "epoch"]
     assert len(drawn) == 2 and all(one["other"] == 3 * one["files"] > 0 for one in drawn)
-    assert "of a batch" in caplog.text
+    assert "per batch" in caplog.text
     page = (run / "report.html").read_text()
     assert f"{drawn[0]['other'] + drawn[1]['other']:,}" in page and "75.0 %" in page and "files + other" in page
 
@@ -183,8 +183,8 @@ def test_a_run_is_reported_by_corpus(tiny_corpus, corpora, tmp_path, caplog):
 MISTAKES = {
     "{a: {train_list: LIST}, b: {}}": "train_list",
     "{a: {train_list: LIST, weight: 0}}": "weight is 0; expected float above 0",
-    "{a: {train_list: LIST}, b: {train_list: LIST}}": "a, b, two of them with one train_list",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: TRIALS}}": "a weight of a",
+    "{a: {train_list: LIST}, b: {train_list: LIST}}": "a, b, two of them",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: TRIALS}}": "a weight for a",
     "{a: {train_list: nowhere.txt}}": "nowhere.txt",
     "{a: {train_list: TRIALS}}": "trials.txt",
     "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
@@ -203,5 +203,5 @@ def test_mistakes(given, tiny_corpus, tmp_path, capsys):
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
     assert main(["train", "--config", str(recipe), *unset, "--data.corpora", text]) in (1, 2)
     wrong = capsys.readouterr().err
-    assert MISTAKES.get(given, "give one of the two") in wrong and "Traceback" not in wrong
+    assert MISTAKES.get(given, "train_list: ") in wrong and "Traceback" not in wrong
     assert not (tmp_path / "run" / "last.pt").exists()

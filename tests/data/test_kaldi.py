@@ -43,7 +43,7 @@ def test_its_audio_is_found_by_id(kaldi, tmp_path):
     names = StringTable.from_strings([IDS[4], "absent", IDS[0]])
     table = source.lookup_table(names)
     assert table.native_samples.tolist() == [2400, 0, 2000]
-    assert list(table.problems) == [1] and "wav.scp names no utterance 'absent'" in table.problems[1]
+    assert list(table.problems) == [1] and "'absent'" in table.problems[1]
     assert source.missing(names).tolist() == [1]
     (tmp_path / "audio" / "0.wav").unlink()
     assert open_source(kaldi, keep_lookup=False).missing(names).tolist() == [1, 2]
@@ -52,7 +52,7 @@ def test_its_audio_is_found_by_id(kaldi, tmp_path):
     whole = source.read(IDS[4])
     np.testing.assert_array_equal(out[0, :2400], whole)
     np.testing.assert_array_equal(source.read(IDS[4], 100, 50), whole[100:150])
-    with pytest.raises(AudioError, match=r"wav\.scp names no utterance 'absent'"):
+    with pytest.raises(AudioError, match=r"wav\.scp.* 'absent'"):
         source.read("absent")
 
 
@@ -80,9 +80,9 @@ def test_other_things_are_refused(kaldi, tmp_path):
     assert list(found.paths) == ["b"]
     assert malformed == ["line 2: expected 'utterance speaker', found 'lonely'"]
     (kaldi / "segments").write_text("a rec 0 1\n")
-    with pytest.raises(ListError, match=r"segments: pieces of recordings"):
+    with pytest.raises(ListError, match=r"segments: "):
         open_source(kaldi)
     with pytest.raises(ListError, match=r"audio: a folder without utt2spk"):
         read_training_list(tmp_path / "audio")
-    with pytest.raises(ListError, match=r"utt2spk: a file of a Kaldi folder; name the folder, .*train"):
+    with pytest.raises(ListError, match=r"utt2spk: .*Kaldi folder; .*train"):
         read_training_list(kaldi / "utt2spk")

@@ -233,8 +233,8 @@ def test_what_is_wrong_at_the_start_is_said(root, tmp_path, caplog):
     with pytest.raises(ValueError, match="8 speakers"):
         loader(root, data__num_classes=5)
     loader(root, data__num_classes=9)
-    assert "some outputs will never train" in caplog.text
-    with pytest.raises(ValueError, match="no utterance is left"):
+    assert "some outputs never train" in caplog.text
+    with pytest.raises(ValueError, match="min_seconds"):
         loader(root, data__min_seconds=100.0)
     with pytest.raises(ValueError, match="training runs on cpu"):
         loader(root, tmp_path, augment__device="cuda", augment__noise_path="", augment__rir_path="",

@@ -47,7 +47,7 @@ def test_every_utterance_is_the_folders(folder, corpus):
         np.testing.assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)
         np.testing.assert_array_equal(packed.read(name, 100, 300), packed.read(name)[100:400])
     np.testing.assert_array_equal(packed.read(NAMES[0]), files.read(NAMES[0]))  # 16 bits stay what they are
-    with pytest.raises(AudioError, match=r"asked for samples 9000"):
+    with pytest.raises(AudioError, match=r"samples 9000"):
         packed.read(NAMES[0], 9000)
     with pytest.raises(AudioError, match=r"absent\.wav"):
         packed.read("absent.wav")
@@ -108,7 +108,7 @@ def _index(root, **columns):
         (lambda root: _cut(root / "samples.npy"), r"samples\.npy: damaged"),
         (lambda root: (root / "samples.npy").unlink(), r"samples\.npy: cannot be read"),
         (lambda root: _cut(root / "index.npz"), r"index\.npz: the checksum"),
-        (lambda root: (root / "corpus.json").unlink(), r"holds no corpus\.json"),
+        (lambda root: (root / "corpus.json").unlink(), r"corpus\.json"),
         (lambda root: _cut(root / "corpus.json"), r"corpus\.json: damaged .*expected the description"),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
         (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not fit corpus"),

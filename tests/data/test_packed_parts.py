@@ -63,13 +63,13 @@ def test_the_parts_together_are_the_whole_byte_for_byte(whole, parts):
 def test_missing_parts_are_named(folder, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     corpus = pack_parts(folder, tmp_path / "corpus", (2,), count=4)
-    assert "the parts 1/4, 3/4, 4/4 are still missing" in caplog.text
+    assert "1/4, 3/4, 4/4" in caplog.text
     for attempt in (lambda: open_source(corpus), lambda: pack(FolderInput(folder), corpus)):
         with pytest.raises(PackedError, match=r"not finished .* the parts 1/4, 3/4, 4/4 are missing"):
             attempt()
     with pytest.raises(PackedError, match="the parts 1/4, 3/4, 4/4 are missing"):
         join_parts(corpus)
-    with pytest.raises(PackedError, match="holds no parts"):
+    with pytest.raises(PackedError, match=r"nothing: no parts"):
         join_parts(tmp_path / "nothing")
 
 
@@ -95,7 +95,7 @@ def test_parts_of_something_else_are_refused(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus", (1,))
     fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
     for source, count, rate in ((fewer, 3, 16000), (FolderInput(folder), 3, 8000), (FolderInput(folder), 4, 16000)):
-        with pytest.raises(PackedError, match="was begun with other"):
+        with pytest.raises(PackedError, match="other utterances, another rate"):
             pack_part(source, corpus, WorkPart(2, count), sample_rate=rate)
     assert main(["pack", str(corpus), "--merge", "--source", str(folder)]) == 1, "one or the other"
     other = tmp_path / "other"

@@ -109,7 +109,7 @@ def test_an_archive_in_parts_and_a_second_one(folder, tmp_path, expected):
     found = content_of(tmp_path / "corpus")
     assert len(found.pop("extra/one.wav")) == 2000
     assert found == expected
-    with pytest.raises(ArchiveError, match="name every part"):
+    with pytest.raises(ArchiveError, match="parts"):
         open_inputs(parts[:2], names)
 
 
@@ -179,12 +179,12 @@ def test_kill_nine_and_finish(folder, tmp_path, expected):
 def test_another_list_does_not_go_on_with_it(folder, tmp_path):
     with pytest.raises(RuntimeError):
         pack(stopping(FolderInput(folder)), tmp_path / "corpus")
-    with pytest.raises(PackedError, match="was begun with other"):
+    with pytest.raises(PackedError, match="other utterances, another rate"):
         pack(FolderInput(folder), tmp_path / "corpus", sample_rate=8000)
-    with pytest.raises(PackedError, match="was begun with other"):
+    with pytest.raises(PackedError, match="other utterances, another rate"):
         pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
     os.truncate(tmp_path / "corpus.partial" / "samples.npy", 1000)
-    with pytest.raises(PackedError, match="the journal names"):
+    with pytest.raises(PackedError, match=r"1000 bytes .* journal"):
         pack(FolderInput(folder), tmp_path / "corpus")
 
 

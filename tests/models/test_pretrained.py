@@ -98,7 +98,7 @@ def test_states_are_those_of_transformers(folders, kind):
     inputs = extractor(batch[0].numpy(), sampling_rate=16000, return_tensors="pt")
     expected = model(inputs.get("input_values", inputs.get("input_features")), output_hidden_states=True)
     states = net.trunk(batch[:, None])[0]
-    assert states.shape[:3] == (1, 3, 16)
+    assert states.shape[:3] == (1, 3, model.config.hidden_size)
     for ours, theirs in zip(states[0], expected.hidden_states, strict=True):
         torch.testing.assert_close(ours, theirs[0].T[:, : ours.shape[1]], atol=1e-4, rtol=1e-4)
 
@@ -365,7 +365,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, 
     if trained != "all" and not later:
         assert main(["train", "--config", recipe, "--save_path", str(tmp_path / "spare")]) == 1
         said = capsys.readouterr().err
-        assert "SHA-256" in said and "Traceback" not in said and "Put that file back" in said
+        assert "SHA-256" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus, tmp_path):
     assert not (tmp_path / "refused").exists()
     for one in of_three:
         assert "data.batch_size" in one["small"] and "3 processes" in one["small"]
-    assert "3 processes: 1 or 2 each" in of_three[0]["said"]
+    assert "3 processes, which get 1 or 2 each" in of_three[0]["said"]
     assert of_three[0]["said"].count("resumed from") == 2
 
 

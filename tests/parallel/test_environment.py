@@ -75,8 +75,8 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> 
     ("environment", "options", "message"),
     [
         (TORCHRUN, {"gpu_id": 0}, "runtime.gpu_id: 0, but there are 4 processes on this machine"),
-        (TORCHRUN, {"backend": "nccl", "device": "cpu"}, "backend: nccl, which joins GPUs, but this run is on the CPU"),
-        ({}, {"backend": "nccl", "device": "cpu"}, "backend: nccl, which joins GPUs, but this run is on the CPU"),
+        (TORCHRUN, {"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl"),
+        ({}, {"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl"),
     ],
 )
 def test_contradictions_are_refused(environment, options, message, monkeypatch):

@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from unittest import mock
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch

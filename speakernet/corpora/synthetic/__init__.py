@@ -2,7 +2,7 @@
 
     speakernet prepare synthetic --speakers 1000 --utterances 20 --save_path data/synthetic_large
 
-Error rates on synthetic speech say nothing about real speech: it is for trying the toolkit, and for tests.
+Error rates on synthetic speech say nothing about real speech: the corpus is for tests and for trying the toolkit.
 
     corpus/
         train/<speaker>/<session>/<utterance>.wav        train_list.txt
@@ -11,8 +11,8 @@ Error rates on synthetic speech say nothing about real speech: it is for trying 
         RIRS_NOISES/simulated_rirs/{smallroom,mediumroom,largeroom}/Room001/Room001-00001.wav
         utterances.csv  speakers.csv  parameters.json  complete.json
 
-Every file depends on the seed and its own place only and gets its final name when it is whole: the same command
-finishes a run that was stopped. `complete.json` is written last.
+Every file depends only on the seed and its own place and gets its final name when it is complete, so the same command
+finishes an interrupted run. `complete.json` is written last.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
-# Part of `parameters.json`: raise it with every change that makes the audio another one.
+# Part of `parameters.json`: raise it with every change that alters the audio.
 SYNTHESISER_VERSION = 1
 
-MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are done before a second process has started
+MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are finished before a second process has started
 #: Option of the command -> (field of CorpusParameters, its value in a large corpus, help).
 NUMBERS = {
     "speakers": ("num_speakers", 1000, "speakers to train on"),
@@ -49,7 +49,7 @@ NUMBERS = {
     "session_utterances": ("utterances_per_session", 2, "utterances that share room and microphone"),
     "noises": ("num_noises", 200, "clips of 5 s for augmentation: noise, music, speech"),
     "rooms": ("num_rooms", 150, "room impulse responses for augmentation"),
-    "seed": ("seed", 1, "seed; another one gives other speakers"),
+    "seed": ("seed", 1, "seed; a different one gives different speakers"),
 }
 
 
@@ -63,12 +63,12 @@ FILES = {
     "speakers": "speakers.csv",
     "utterances": "utterances.csv",
 }
-"""The files and folders of a corpus, named as the options of training name them."""
+"""The files and folders of a corpus, keyed by the training options that take them."""
 
 
 @dataclass(frozen=True)
 class CorpusParameters:
-    """What decides the content of a corpus; the defaults are the small corpus of exp01.yaml."""
+    """The parameters that determine a corpus; the defaults are the small corpus of exp01.yaml."""
 
     num_speakers: int = 120
     utterances_per_speaker: int = 12
@@ -87,7 +87,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         f"--{option}": {"type": int, "default": number, "dest": name, "help": what}
         for option, (name, number, what) in NUMBERS.items()
     },
-    "--workers": {"type": int, "help": "processes (default: one for each core)"},
+    "--workers": {"type": int, "help": "processes (default: one per core)"},
 }
 
 
@@ -115,25 +115,25 @@ def make_corpus(
     num_workers: int | None = None,
     show_progress: bool = True,
 ) -> SimpleNamespace:
-    """Make the corpus in `folder`, or finish it; returns at once when it is complete. The same on every machine.
+    """Make or finish the corpus in `folder`; returns at once if it is complete. The result is the same everywhere.
 
     Args:
-        folder: made when missing.
-        parameters: how much of what; None takes the small corpus of exp01.yaml.
-        num_workers: processes; None takes one for each core, or none at all for a small corpus.
+        folder: created if missing.
+        parameters: numbers of speakers, utterances and so on; None: the small corpus of exp01.yaml.
+        num_workers: processes; None: one per core, or none for a small corpus.
         show_progress: show a progress bar.
 
     Raises:
-        ValueError: a number that makes no corpus, or a folder that holds another corpus or other files.
-        OSError: the folder cannot be written, or the disk is full; calling again continues from there.
+        ValueError: a number is too small, or the folder has another corpus or other files.
+        OSError: the folder cannot be written or the disk is full; calling again continues from there.
     """
     folder = Path(folder)
     parameters = parameters or CorpusParameters()
-    # Their names are those of `FILES`.
+    # Attributes are named as in `FILES`.
     paths = SimpleNamespace(**{name: folder / below for name, below in FILES.items()})
     if _is_complete(folder, parameters):
         return paths
-    # Late: every run names its corpus, few make one.
+    # Imported late: every run with a synthetic corpus comes here, but few have to make it.
     from speakernet.corpora.synthetic.scenes import do, tasks, write_lists
 
     waiting = list(tasks(paths, parameters))
@@ -146,7 +146,7 @@ def make_corpus(
         bar = stack.enter_context(Bar("synthetic corpus", num_files, is_shown=show_progress))
         done: Iterator[list[dict[str, Any]]] = map(do, waiting)
         if num_workers > 1:
-            # Spawned, not forked: a fork of a process with torch's threads can hang.
+            # Spawned, not forked: a forked process with torch's threads can hang.
             context = multiprocessing.get_context("spawn")
             pool = concurrent.futures.ProcessPoolExecutor(min(num_workers, len(waiting)), mp_context=context)
             done = stack.enter_context(pool).map(do, waiting)
@@ -160,9 +160,9 @@ def make_corpus(
 
 
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
-    """Whether the corpus is there; if not, write down its parameters in an empty folder, or raise ValueError."""
+    """Whether the corpus is complete; writes the parameters to an empty folder, or raises ValueError for another."""
     wanted = asdict(parameters)
-    # Target trials are between two sessions.
+    # Target trials need two sessions.
     lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
     lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
     for name, value in wanted.items():
@@ -170,19 +170,19 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
             raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
     written = folder / "parameters.json"
     if written.exists():
-        with reading(written, f"the parameters of a synthetic corpus; delete {folder} or name another folder"):
+        with reading(written, f"the parameters of a synthetic corpus; delete {folder} or give another folder"):
             found = dict(json.loads(written.read_text(encoding="utf-8")))
-        # Refused, not made again: deleting thousands of files is the user's decision.
+        # Refused rather than made again: deleting thousands of files is the user's decision.
         if changed := [
             f"{name} {found.get(name)!r} -> {one!r}" for name, one in wanted.items() if found.get(name) != one
         ]:
             raise ValueError(
-                f"{folder} holds a synthetic corpus with other parameters ({', '.join(changed)}); delete it or name "
+                f"{folder} has a synthetic corpus with other parameters ({', '.join(changed)}); delete it or give "
                 "another folder"
             )
         return (folder / "complete.json").exists()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not a synthetic corpus; name an empty or new folder")
+        raise ValueError(f"{folder} exists and is not a synthetic corpus; give an empty or new folder")
     with atomic_write(written) as file:
         json.dump(wanted, file, indent=1)
     return False

@@ -1,8 +1,8 @@
-"""What surrounds a synthetic voice: rooms, recording sessions (room, microphone, background, level), and noises; and
-the files and lists that a corpus is made of.
+"""The surroundings of a synthetic voice: rooms, recording sessions (room, microphone, background, level) and noises;
+and the files and lists of a corpus.
 
-All utterances of a session share it, so that trials between sessions compare voices and not channels. Rooms and noises
-also serve as augmentation.
+All utterances of a session share these, so that trials between sessions compare voices and not channels. Rooms and
+noises also serve as augmentation.
 
 Source: Allen & Berkley, "Image method for efficiently simulating small-room acoustics", JASA 65 (1979); decay time by
 Eyring's formula.
@@ -26,7 +26,7 @@ from speakernet.files import atomic_write
 from speakernet.random import numpy_generator
 
 SPEED_OF_SOUND = 343.0  # m/s
-EARLY_SECONDS = 0.05  # images up to here; later there are so many that noise is as good
+EARLY_SECONDS = 0.05  # images up to here; later ones are so dense that noise is as good
 IMAGE_ORDER = 5  # reflections along one axis; reaches EARLY_SECONDS in rooms from about 3 m
 
 # Sides in metres (low, high) and decay time to -60 dB in seconds (low, high), named as in RIRS_NOISES.
@@ -43,7 +43,7 @@ def draw_room_response(
     *,
     distance_metres: tuple[float, float] = (0.3, 2.5),
 ) -> np.ndarray:
-    """A random room of this kind with talker and microphone in it; (samples,) float32, direct path of height one."""
+    """Response of a random room of this kind, with talker and microphone in it; (samples,) float32, direct path 1."""
     (shortest, longest), (dry, wet) = ROOM_KINDS[kind]
     sides = generator.uniform(shortest, longest, 3)
     sides[2] = generator.uniform(2.4, 3.5 if kind == "smallroom" else 6.0)
@@ -64,7 +64,7 @@ def room_response(
 ) -> np.ndarray:
     """Impulse response from `talker` to `microphone`, (3,) metres each, in a box of `sides`; starts at the direct path.
 
-    Delays are rounded to whole samples. All walls absorb alike.
+    Delays are rounded to whole samples. All walls absorb equally.
     """
     volume, surface = float(np.prod(sides)), 2.0 * float(sides @ np.roll(sides, 1))
     # 0.161 s/m is 24 ln(10) / c.
@@ -102,7 +102,7 @@ _GRID_HZ = np.linspace(0.0, 8000.0, MICROPHONE_TAPS // 2 + 1)
 _KNOTS_HZ = np.array([60.0, 150.0, 400.0, 1000.0, 2200.0, 4500.0, 8000.0])
 PEAK = 0.95
 
-# How much sessions differ; the counterpart of the spreads of voices in `speech`.
+# How much sessions differ; the counterpart of the spread of voices in `speech`.
 COLOUR_SD_DB = 2.5
 SNR_DB = (15.0, 35.0)
 PITCH_SHIFT_SD_OCTAVES = 0.08
@@ -110,7 +110,7 @@ TEMPO_SD = 0.10
 
 
 def draw_session(generator: np.random.Generator) -> SimpleNamespace:
-    """A random session: what the utterances of one recording session share."""
+    """A random session: the properties shared by the utterances of one recording session."""
     room = draw_room_response(
         generator, str(generator.choice(["smallroom", "smallroom", "mediumroom"])), distance_metres=(0.15, 1.0)
     )
@@ -131,7 +131,7 @@ def draw_session(generator: np.random.Generator) -> SimpleNamespace:
 
 
 def record(session: SimpleNamespace, speech: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Record clean speech in this session: (samples,) -> (samples,) float32 within -1..1; the last echoes are cut."""
+    """Record clean speech in this session: (samples,) -> (samples,) float32 in -1..1; the last echoes are cut off."""
     num_samples = len(speech)
     size = fft.next_fast_len(num_samples + len(session.response) - 1, real=True)
     spectrum = fft.rfft(speech, size)
@@ -144,7 +144,7 @@ def record(session: SimpleNamespace, speech: np.ndarray, generator: np.random.Ge
 
 
 def shaped_noise(shape: np.ndarray, num_samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Noise with the amplitude spectrum `shape`, points evenly over 0..Nyquist; (num_samples,) float32."""
+    """Noise with the amplitude spectrum `shape`, evenly spaced over 0..Nyquist; (num_samples,) float32."""
     size = fft.next_fast_len(num_samples, real=True)
     num_bins = size // 2 + 1
     parts = generator.standard_normal(2 * num_bins, dtype=np.float32)
@@ -153,7 +153,7 @@ def shaped_noise(shape: np.ndarray, num_samples: int, generator: np.random.Gener
 
 
 def set_level(waveform: np.ndarray, level_db: float) -> np.ndarray:
-    """Scale to an RMS level relative to full scale, lower where the peak would clip; float32."""
+    """Scale to an RMS level relative to full scale, lower if the peak would clip; float32."""
     gain = min(10.0 ** (level_db / 20.0) / _rms(waveform), PEAK / max(float(np.abs(waveform).max()), 1e-9))
     return (waveform * np.float32(gain)).astype(np.float32, copy=False)
 
@@ -166,7 +166,7 @@ def _microphone(generator: np.random.Generator) -> np.ndarray:
     decibels -= 10.0 * np.log10(1.0 + (low_hz / np.maximum(_GRID_HZ, 10.0)) ** 4)
     decibels -= 10.0 * np.log10(1.0 + (_GRID_HZ / high_hz) ** 8)
     taps = np.roll(fft.irfft(10.0 ** (decibels / 20.0), MICROPHONE_TAPS), MICROPHONE_TAPS // 2)
-    # Tapered to nothing 16 ms either side of the centre, by which the voice comes late; a smooth curve needs no more.
+    # Tapered to zero 16 ms on either side of the centre, which is also the delay; a smooth response needs no more.
     return (taps * np.hanning(MICROPHONE_TAPS)).astype(np.float32)
 
 
@@ -180,7 +180,7 @@ def _rms(waveform: np.ndarray) -> float:
 
 
 def talker(generator: np.random.Generator, num_samples: int) -> np.ndarray:
-    """One more synthetic speaker, talking on until the clip is full; (num_samples,) float32."""
+    """One more synthetic speaker, talking until the clip is full; (num_samples,) float32."""
     voice, session = draw_voice(generator), draw_session(generator)
     pieces: list[np.ndarray] = []
     while sum(map(len, pieces)) < num_samples:
@@ -190,7 +190,7 @@ def talker(generator: np.random.Generator, num_samples: int) -> np.ndarray:
 
 
 def crowd(generator: np.random.Generator, num_samples: int) -> np.ndarray:
-    """Eight talkers at different distances at once."""
+    """Eight simultaneous talkers at different distances."""
     mixture = np.zeros(num_samples, dtype=np.float32)
     for _ in range(8):
         mixture += set_level(talker(generator, num_samples), float(generator.uniform(-38.0, -26.0)))
@@ -251,7 +251,7 @@ def music(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     return set_level(mixture[:num_samples], -26.0)
 
 
-#: Kind -> (category of MUSAN, maker); the order decides which clip is of which kind.
+#: Kind -> (category of MUSAN, maker); the order determines the kind of each clip.
 NOISES: dict[str, tuple[str, Callable[[np.random.Generator, int], np.ndarray]]] = {
     "crowd": ("noise", crowd),
     "machine": ("noise", machine),
@@ -271,7 +271,7 @@ def _note(timbre: np.ndarray, hz: float, num_samples: int) -> np.ndarray:
 
 
 def _coloured(generator: np.random.Generator, num_samples: int, slopes: tuple[float, float]) -> np.ndarray:
-    """Noise with a random slope in dB an octave and a few broad resonances."""
+    """Noise with a random slope in dB per octave and a few broad resonances."""
     hz = np.linspace(0.0, SAMPLE_RATE / 2, 257)
     decibels = generator.uniform(*slopes) * np.log2(np.maximum(hz, 50.0) / 1000.0)
     for _ in range(3):
@@ -282,15 +282,15 @@ def _coloured(generator: np.random.Generator, num_samples: int, slopes: tuple[fl
 
 SPLITS = ("train", "trial")
 PREFIX = {"train": "syn", "trial": "new"}
-# Keys of the random streams: only ever added to, since another order makes another corpus of the same parameters.
+# Keys of the random streams; only append, since another order would change the corpus of the same parameters.
 _VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
 NOISE_SECONDS = 5.0
-# Of full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before it convolves.
+# Relative to full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before convolving.
 RESPONSE_PEAK = 0.5
 MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
 """Most target trials of a speaker, and non-target trials for each of them."""
 
-# A task makes some files and returns one row for each utterance: (number of files, function, arguments).
+# A task makes some files and returns one row per utterance: (number of files, function, arguments).
 Row = dict[str, Any]
 Task = tuple[int, Callable[..., list[Row]], tuple[Any, ...]]
 
@@ -303,7 +303,7 @@ def tasks(paths: SimpleNamespace, parameters: Any) -> Iterator[Task]:
     ):
         for speaker in range(count):
             yield utterances, _make_speaker, (root, split, speaker, utterances, parameters.utterances_per_session, seed)
-    # Talkers twice: babble is mixed of three to seven different ones.
+    # Talkers twice, because babble mixes three to seven different ones.
     makers = itertools.cycle([*NOISES, "talker"])
     for number, kind in zip(range(parameters.num_noises), makers, strict=False):
         category = NOISES[kind][0]
@@ -320,7 +320,7 @@ def do(task: Task) -> list[Row]:
 
 
 def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int) -> list[Row]:
-    """Make all utterances of one speaker that are missing; one row for each utterance."""
+    """Make the missing utterances of one speaker; returns one row per utterance."""
     keys = (SPLITS.index(split), speaker)
     voice = draw_voice(numpy_generator(seed, _VOICE_KEY, *keys))
     name = f"{PREFIX[split]}{speaker:05d}"
@@ -378,7 +378,7 @@ def write_lists(paths: SimpleNamespace, seed: int, rows: list[Row]) -> None:
 
 
 def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
-    """Trials among these utterances: targets between sessions, non-targets between speakers, half of one gender."""
+    """Trials among these utterances: targets between sessions, non-targets between speakers, half within a gender."""
     generator = numpy_generator(seed, _TRIAL_KEY)
     by_speaker: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """Synthetic speech: random sentences as tracks over time, and their source-filter synthesis in a random voice.
 
-A sentence is drawn as a sequence of phones and laid out as one row a frame of 8 ms. A glottal pulse train and noise
-(the source) pass a cascade of formant resonators (the filter) that changes with every frame. The result is clean
-close-talk speech; `scenes` puts it into a room.
+A sentence is drawn as a sequence of phones and laid out as one row per frame of 8 ms. A glottal pulse train and noise
+(the source) pass through a cascade of formant resonators (the filter) that changes with every frame. The result is
+clean close-talk speech; `scenes` puts it into a room.
 
 Source: Klatt & Klatt, "Analysis, synthesis, and perception of voice quality variations among female and male talkers",
 JASA 87 (1990), for the pulse (KLGLOTT88) and the nasal pole-zero pair.
@@ -65,7 +65,7 @@ Segment = collections.namedtuple(
     "formants seconds stretch voicing aspiration frication noise_hz noise_width_hz nasality",
     defaults=(1.0, 0.0, 0.0, 0.0, 4000.0, 1500.0, 0.0),
 )
-"""One steady target: formants in Hz (None: those of the next vowel), duration in seconds, how far tempo and chance
+"""One steady target: formants in Hz (None: those of the next vowel), duration in seconds, how much tempo and chance
 stretch it, gains of the sources, band of the frication, nasality."""
 ASPIRATION = Segment(None, 0.035, aspiration=0.10)
 SILENCE = Segment((500, 1500, 2500), 0.14)
@@ -82,7 +82,7 @@ PHONES = {
         for name, (formants, gain, hz, width, voicing) in FRICATIVES.items()
     },
     "h": (Segment(None, 0.06, aspiration=0.12),),
-    # Closure, burst, then voice onset: at once after a voiced stop, after some aspiration otherwise.
+    # Closure, burst, then voice onset: immediately after a voiced stop, otherwise after some aspiration.
     **{
         name: (
             Segment(formants, 0.055, voicing=0.06 if is_voiced else 0.0),
@@ -93,7 +93,7 @@ PHONES = {
     },
 }
 PHONE_NAMES = tuple(PHONES)
-# Drawn from by place: a phone that is added or moved makes another corpus (`SYNTHESISER_VERSION`).
+# Drawn by position: adding or moving a phone changes the corpus (`SYNTHESISER_VERSION`).
 _VOWEL_NAMES = tuple(VOWELS)
 _CONSONANT_NAMES = PHONE_NAMES[1 + len(VOWELS) :]
 
@@ -116,7 +116,7 @@ def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]
 
 
 def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0) -> SimpleNamespace:
-    """A sentence spoken at `tempo` (1 is about 4 syllables a second, higher is faster), one row a frame of 8 ms.
+    """A sentence spoken at `tempo` (1 is about 4 syllables per second, higher is faster), one row per frame of 8 ms.
 
     Gains are linear, frequencies in Hz of a 17.5-cm vocal tract.
     """
@@ -128,7 +128,7 @@ def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float =
     columns = np.array([segment[1:] for _, segment in segments])
     chance = np.exp(generator.normal(0.0, 0.22, len(segments))) / tempo
     seconds = columns[:, 0] * chance ** columns[:, 1]
-    # Rounded ends, not rounded lengths: errors do not add up over the sentence.
+    # Ends are rounded, not lengths, so that errors do not add up over the sentence.
     ends = np.maximum.accumulate(np.round(np.cumsum(seconds) / FRAME_SECONDS).astype(np.int64))
     lengths = np.diff(ends, prepend=0)
     phone_of_segment = np.array([row for row, _ in segments])
@@ -143,7 +143,7 @@ def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float =
     smooth = gaussian_filter1d(spread(columns[:, 5:8]), 1.5, axis=0, mode="nearest")
     return SimpleNamespace(
         phone=spread(codes[phone_of_segment]),  # (frames,) int64, row of PHONE_NAMES
-        # (frames, 3), steps from target to target: a voice colours, then smooths them.
+        # (frames, 3), steps from target to target; the voice scales, then smooths them.
         formants=spread(targets),
         voicing=gains[:, 0],
         aspiration=gains[:, 1],
@@ -151,7 +151,7 @@ def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float =
         noise_hz=smooth[:, 0],
         noise_width_hz=smooth[:, 1],
         nasality=smooth[:, 2],
-        # 0..1, one bump a stressed syllable
+        # 0..1, one bump per stressed syllable
         stress=gaussian_filter1d(spread((is_stressed & is_vowel)[phone_of_segment].astype(np.float64)), 8.0),
     )
 
@@ -160,21 +160,21 @@ SAMPLE_RATE = 16000
 HOP = round(FRAME_SECONDS * SAMPLE_RATE)
 WINDOW = 2 * HOP
 FFT_SIZE = 512  # window + 16 ms, in which the ringing of the formants dies away
-NUM_FORMANTS = 8  # one a kHz up to the Nyquist frequency
+NUM_FORMANTS = 8  # one per kHz up to the Nyquist frequency
 PULSE_TABLE = 2048
 NASAL_POLE_HZ = 280.0
 
-# How much speakers differ (standard deviations). With the spreads in `scenes` they set how hard the corpus is.
+# How much speakers differ (standard deviations). Together with the spreads in `scenes`, this sets the difficulty.
 TRACT_SD = 0.05  # share of the vocal tract's length, within a gender
-# Formants at 3.5 % (colour 4 dB, SNR 12 to 32 dB) were nearly hopeless, EER 26 % after 12 epochs; at 8 % (2 dB, 18 to
-# 38 dB) it was 3.5 %; these gave 5.2 % after 16, by the recipe of then.
+# Formants at 3.5 % (colour 4 dB, SNR 12 to 32 dB) were nearly hopeless, with an EER of 26 % after 12 epochs; at 8 %
+# (2 dB, 18 to 38 dB) it was 3.5 %; these values gave 5.2 % after 16 epochs with the recipe at the time.
 FORMANT_SD = 0.07  # share, of each formant of a speaker
 PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
 
 
 def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
-    """A random speaker: everything that stays with one. Factors multiply the values of a 17.5-cm vocal tract."""
+    """A random speaker: all constant properties. Factors multiply the values of a 17.5-cm vocal tract."""
     is_male = bool(generator.random() < 0.5)
     tract = (17.2 if is_male else 15.0) * float(np.exp(generator.normal(0.0, TRACT_SD)))
     individual = np.exp(generator.normal(0.0, FORMANT_SD, NUM_FORMANTS))
@@ -185,7 +185,7 @@ def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
         pitch_range_octaves=float(generator.uniform(0.12, 0.45)),
         tempo=float(np.exp(generator.normal(0.0, 0.15))),
         open_quotient=float(generator.uniform(0.45, 0.75)),
-        # Where the source begins to fall by another 6 dB an octave.
+        # Where the source begins to fall by another 6 dB per octave.
         tilt_hz=float(np.exp(generator.uniform(np.log(900.0), np.log(4500.0)))),
         breathiness=float(np.exp(generator.uniform(np.log(0.004), np.log(0.08)))),
         jitter=float(np.exp(generator.uniform(np.log(0.003), np.log(0.02)))),
@@ -204,7 +204,7 @@ def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
 def synthesise(
     voice: SimpleNamespace, tracks: SimpleNamespace, generator: np.random.Generator, *, pitch_shift_octaves: float = 0.0
 ) -> np.ndarray:
-    """Speak one sentence: (samples,) float32, 16 kHz, level as it comes; `tracks` frames of 8 ms, no room, no noise."""
+    """Speak one sentence: (samples,) float32, 16 kHz, at no particular level, without room or noise."""
     pitch_hz = _pitch_contour(voice, tracks, generator, pitch_shift_octaves)
     num_samples = (len(tracks.phone) + 1) * HOP
     noise = generator.standard_normal(num_samples, dtype=np.float32)
@@ -218,13 +218,13 @@ def synthesise(
     voiced += unvoiced * (tracks.aspiration.astype(np.float32)[:, None] * np.abs(tilt).astype(np.float32))
     voiced *= _vocal_tract(voice, tracks)
 
-    # Friction arises in front of the tract: its band is the phone's, moved by the speaker's front cavity.
-    is_rubbing = np.flatnonzero(tracks.frication > 1e-4)
-    centre = (tracks.noise_hz[is_rubbing] * voice.frication_factor).astype(np.float32)[:, None]
-    width = tracks.noise_width_hz[is_rubbing].astype(np.float32)[:, None]
+    # Frication arises at the front of the tract: its band is the phone's, shifted by the speaker's front cavity.
+    fricated = np.flatnonzero(tracks.frication > 1e-4)
+    centre = (tracks.noise_hz[fricated] * voice.frication_factor).astype(np.float32)[:, None]
+    width = tracks.noise_width_hz[fricated].astype(np.float32)[:, None]
     band = np.exp(-0.5 * ((frequencies - centre) / width) ** 2)
-    band *= (tracks.frication[is_rubbing] * voice.frication_gain).astype(np.float32)[:, None]
-    voiced[is_rubbing] += unvoiced[is_rubbing] * band
+    band *= (tracks.frication[fricated] * voice.frication_gain).astype(np.float32)[:, None]
+    voiced[fricated] += unvoiced[fricated] * band
     return _overlap_add(fft.irfft(voiced, FFT_SIZE, axis=1))
 
 
@@ -262,7 +262,7 @@ def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
     place = np.arange(PULSE_TABLE) / (PULSE_TABLE * open_quotient)
     spectrum = fft.rfft(np.where(place < 1.0, 2.0 * place - 3.0 * place**2, 0.0))
     spectrum[0] = 0.0
-    # Harmonics above the Nyquist frequency would come back as tones below it.
+    # Harmonics above the Nyquist frequency would alias to tones below it.
     spectrum[int(0.95 * SAMPLE_RATE / 2 / pitch_hz) + 1 :] = 0.0
     return fft.irfft(spectrum, PULSE_TABLE).astype(np.float32)
 
@@ -270,8 +270,8 @@ def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
 def _spectra(signal: np.ndarray) -> np.ndarray:
     """(samples,) -> (frames, bins) complex64 of Hann windows that add up to one."""
     window = (0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
-    # All frames at once: filtered sample by sample, with coefficients that change, it could not be vectorised; this
-    # speaks at about 430 x real time on one core.
+    # All frames at once: a sample-by-sample filter with changing coefficients could not be vectorised; this runs at
+    # about 430 x real time on one core.
     frames = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]
     return fft.rfft(frames * window, FFT_SIZE, axis=1)
 
@@ -294,7 +294,7 @@ def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> np.ndarray:
     hz = np.concatenate([low, high], axis=1) * voice.formant_factors
     hz = np.minimum(hz, 0.495 * SAMPLE_RATE)
     # Bandwidths grow with frequency (about 60 Hz at F1, 400 Hz at the top). Poles that a short tract would have above
-    # the Nyquist frequency are flattened: piled up at the edge they would ring louder than the vowel.
+    # the Nyquist frequency are flattened: piled up at the edge, they would ring louder than the vowel.
     bandwidth = voice.bandwidth_factor * (50.0 + 0.02 * hz + 4e-6 * hz**2) + 4.0 * np.maximum(hz - 6600.0, 0.0)
     denominator = _resonator_polynomials(hz, bandwidth)
 

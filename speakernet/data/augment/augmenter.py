@@ -1,7 +1,7 @@
-"""Augmentation of whole batches: draw every choice, gather what it needs from the banks, apply it with torch.
+"""Augmentation of whole batches: draw every choice, gather the audio for it from the banks, apply it with torch.
 
-`draw` makes every random choice and touches no audio; on a CPU the mixer reads and applies in one go. On a GPU clips
-and RIRs lie on the device: `ResidentBanks.gather` cuts them there, and `apply`, which is plain torch, mixes a whole
+`draw` makes every random choice and reads no audio; on a CPU the mixer reads and applies in one go. On a GPU, clips
+and RIRs are on the device: `ResidentBanks.gather` cuts them there, and `apply`, which is plain torch, mixes a whole
 batch at once, with the same result. Choices are keyed by (seed, epoch, row), so they do not depend on workers or ranks.
 """
 
@@ -37,7 +37,7 @@ from speakernet.data.on_device import send
 from speakernet.options import SAMPLE_RATE, create, options_of
 from speakernet.random import KeyedRandom, derive_seed
 
-# Streams of the keyed random numbers; another number gives unrelated ones.
+# Streams of the keyed random numbers; different streams are unrelated.
 KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
 VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 MICROPHONE_STREAM, RESPONSE_STREAM, DEVICE_STREAM = range(109, 112)
@@ -45,9 +45,9 @@ OUTSIDE_STREAM = 1000
 NO_MICROPHONES = np.empty(0, dtype=np.int64), np.empty((0, RESPONSE_POINTS))
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
-FEWEST_FFT_ROWS = 2  # transforms of one row take four times as long as each of two
+FEWEST_FFT_ROWS = 2  # transforming a single row takes four times as long as each of two rows
 MICROPHONE_ROWS = 8  # filtered at once on a CPU
-MOST_LENGTHS = 8  # lengths of transform that scratch memory is kept for
+MOST_LENGTHS = 8  # transform lengths for which scratch memory is kept
 TELEPHONE_BAND_HZ = (300.0, 3400.0)
 TELEPHONE_ORDER = 8
 CODEC_RATE_HZ = 8000
@@ -57,9 +57,9 @@ MU_LAW = 255.0  # ITU-T G.711
 class CpuMixer:
     """Reverberation and noise on a CPU: read and added one utterance at a time, while its samples are in the cache.
 
-    The same function as `Augmenter.apply` (a test compares them). What it saves: noise in memory is cast straight into
-    a scratch row and its scale goes into the weight; weights are Python numbers, so a source is added in one pass;
-    spectra are multiplied in place; scratch memory is kept from batch to batch, so a mixer serves one thread.
+    The same function as `Augmenter.apply` (a test compares them), but faster: noise in memory is cast straight into a
+    scratch row and its scale goes into the weight; weights are Python numbers, so a source is added in one pass;
+    spectra are multiplied in place; scratch memory is kept between batches, so a mixer serves only one thread.
     """
 
     def __init__(self, banks: Mapping[str, ClipBank], rirs: RirBank | None, is_classic: bool) -> None:
@@ -69,7 +69,7 @@ class CpuMixer:
         self._padded: dict[tuple[int, int], Tensor] = {}
 
     def __reduce__(self) -> Any:
-        # A worker makes scratch memory of its own.
+        # Each worker has its own scratch memory.
         return CpuMixer, (self._banks, self._rirs, self._is_classic)
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
@@ -109,14 +109,14 @@ class CpuMixer:
                     for each, ratio, scale in zip(powers, ratios, scales, strict=True)
                 ]
             else:
-                # Talkers equally loud; together they are one noise at one ratio.
+                # All talkers are equally loud; together they are one noise at one ratio.
                 weights = [
                     scale / math.sqrt(max(each, POWER_FLOOR)) for each, scale in zip(powers, scales, strict=True)
                 ]
             if count > 1:
                 source, gain = self._mixture, 1.0
                 self._weights.numpy()[:count] = weights
-                # As one product six sources take 17 us, added one after another 36.
+                # Six sources take 17 us as one product, 36 us when added one after another.
                 torch.mv(self._sources[:count].t(), self._weights[:count], out=source)
             else:
                 source, gain = self._rows[0], weights[0] if self._is_classic else scales[0]
@@ -126,7 +126,7 @@ class CpuMixer:
             torch.add(speech, source, alpha=gain, out=speech)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with that."""
+        """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with it."""
         rirs, num_samples = self._rirs, waveforms.shape[1]
         if rirs is None:
             return
@@ -144,7 +144,7 @@ class CpuMixer:
                 self._padded[length, num_samples] = padded = torch.zeros(count, length)
             for row, (utterance, _) in zip(padded, group, strict=False):
                 row[:num_samples] = waveforms[utterance]
-            # With a fifth of the crops reverberated the two transforms cost 40 us a crop on average; scipy's are no
+            # With a fifth of the crops reverberated, the two transforms cost 40 us per crop on average; scipy's are no
             # faster from four rows on.
             product = torch.fft.rfft(padded[:count])
             for row, (_, spectrum) in zip(product.numpy(), group, strict=False):
@@ -154,7 +154,7 @@ class CpuMixer:
 
 
 class Augmenter:
-    """Draws, gathers and applies; the categories without files are skipped and the others share their part."""
+    """Draws, gathers and applies; categories without files are skipped, and the others take over their share."""
 
     def __init__(
         self,
@@ -171,15 +171,15 @@ class Augmenter:
         self.banks, self.rirs, self.options, self.sample_rate = dict(banks), rirs, options, sample_rate
         self.is_classic = options.style == "classic"
         has_files = {"reverb": bool(rirs), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
-        # In one order, however they are listed; what is listed twice is twice as likely.
+        # In a fixed order, however they are listed; a category listed twice is twice as likely.
         wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
         self._codes, self._seed = np.array([KINDS.index(kind) for kind in self.available], dtype=np.int8), seed
-        #: Clips and spectra on the device of the batches; None: they are on the host, and so are the batches.
+        #: Clips and spectra on the device of the batches; None: they and the batches are on the host.
         self.resident: ResidentBanks | None = None
         self._mixer = CpuMixer(self.banks, rirs, self.is_classic)
-        #: From outside, in the order of the configuration.
+        #: Augmentations from plugins, in the order of the configuration.
         self._others = []
         for name, given in options.components.items():
             chosen = options_of(AUGMENTATIONS, name, given)
@@ -191,7 +191,7 @@ class Augmenter:
         if self.resident is not None:
             waveforms = self.apply(waveforms, drawn, self.resident.gather(drawn, waveforms.shape[1]))
         else:
-            # Code of its own: with choices drawn a batch at once it took a crop from 187 to 145 us of CPU time.
+            # A separate code path: with choices drawn per batch, it cut the CPU time of a crop from 187 to 145 us.
             self._mixer.reverberate(waveforms, drawn)
             self._mixer.add_noises(waveforms, drawn)
             waveforms = self._apply_channel(waveforms, drawn)
@@ -202,13 +202,13 @@ class Augmenter:
 
     def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
-        # Keyed numbers, not generators: a generator for each utterance costs 15 us, a tenth of a crop's whole budget.
+        # Keyed numbers, not generators: a generator per utterance costs 15 us, a tenth of a crop's whole budget.
         random, options, codes = KeyedRandom(self._seed, epoch, rows), self.options, self._codes
         streams = (KIND_STREAM, RIR_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
         kind, rir, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
         kinds = np.zeros(len(rows), dtype=np.int8)
         if len(codes):
-            # One number decides both: below `probability` it is divided evenly among the categories.
+            # One number decides both: the range below `probability` is divided evenly among the categories.
             kind = kind / max(options.probability, 1e-12)
             chosen = codes[np.minimum((kind * len(codes)).astype(np.int64), len(codes) - 1)]
             kinds = np.where(kind < 1, chosen, CLEAN).astype(np.int8)
@@ -221,7 +221,7 @@ class Augmenter:
         clip, place, snr_db = random.uniforms((CLIP_STREAM, PLACE_STREAM, SNR_STREAM), width)
         clips = np.zeros((len(kinds), width), dtype=np.int64)
         if options.style != "classic":
-            # The talkers of babble are one noise, at one ratio; the classic pipeline draws one for each.
+            # The talkers of babble are one noise at one ratio; the classic pipeline draws a ratio for each.
             snr_db[:] = snr_db[:, :1]
         for code in (MUSIC, BABBLE, NOISE):
             some = np.flatnonzero(kinds == code)
@@ -248,12 +248,12 @@ class Augmenter:
         )
 
     def _microphones(self, random: KeyedRandom) -> tuple[np.ndarray, np.ndarray]:
-        """Utterances with another microphone, and its response in dB."""
+        """Utterances with another microphone, and the microphones' responses in dB."""
         options = self.options
         rows = np.flatnonzero(random.uniform(MICROPHONE_STREAM)[:, 0] < options.microphone_probability)
         uniform = torch.from_numpy(random.uniform(RESPONSE_STREAM, options.microphone_points)[rows])
         normal = torch.special.ndtri(uniform.clamp_min(1e-12)).numpy()
-        # Not a product of matrices, whose last bits depend on the other rows.
+        # Not a matrix product, whose last bits depend on the other rows.
         responses_db = options.microphone_db * np.einsum("rp,pk->rk", normal, splines(options.microphone_points))
         if self.devices is not None:
             drawn = random.uniform(DEVICE_STREAM)[rows, 0]
@@ -261,7 +261,7 @@ class Augmenter:
         return rows, responses_db
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
-        """Augment a batch in place; no random choice is made here.
+        """Augment a batch in place, without any random choice.
 
         Returns:
             The same tensor.
@@ -275,12 +275,12 @@ class Augmenter:
         return self._apply_channel(waveforms, drawn)
 
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> Tensor:
-        """Effects on the utterance as a whole: microphone, telephone, codec, volume."""
-        # After the noise: the microphone hears it too, and a line carries what the microphone heard.
+        """Effects on the whole utterance: microphone, telephone, codec, volume."""
+        # After the noise, because the microphone records it too and the telephone line carries both.
         if len(drawn.microphones):
             rows, responses_db = send(waveforms.device, [drawn.microphones, drawn.responses_db.ravel()])
             responses_db = responses_db.view(len(rows), RESPONSE_POINTS).to(waveforms.dtype)
-            # A few rows stay in a processor's cache.
+            # A few rows at a time stay in the processor's cache.
             count = MICROPHONE_ROWS if waveforms.device.type == "cpu" else len(rows)
             grid = response_grid(waveforms, RESPONSE_POINTS, self.sample_rate)
             for some, curves in zip(rows.split(count), responses_db.split(count), strict=True):
@@ -298,9 +298,9 @@ class Augmenter:
         return waveforms
 
     def _add_noises(self, waveforms: Tensor, drawn: Drawn, noises: Tensor) -> None:
-        """Each utterance's sources are one run of rows; all runs are summed up in one call.
+        """Add noise; each utterance's sources are one run of rows, and one call sums all runs.
 
-        For an utterance without sources the sum is zero, and so is what is added.
+        For an utterance without sources the sum is zero, so nothing is added.
         """
         if len(noises) == 0:
             return
@@ -308,7 +308,7 @@ class Augmenter:
         counts = np.bincount(drawn.source_rows, minlength=batch)
         firsts = np.cumsum(counts) - counts
         level = 10 ** (-drawn.snr_db / 10)
-        # All sources of an utterance have the ratio of the first, but for the classic style.
+        # Except in the classic style, all sources of an utterance have the ratio of the first.
         level_of_first = level[np.minimum(firsts, len(level) - 1)]
         begins, owners, places, alone, levels, first_levels = send(
             waveforms.device,
@@ -321,7 +321,7 @@ class Augmenter:
             weights = ((power[owners] + floor) / (powers + floor) * levels.to(powers)).sqrt()
             waveforms += sums_of_runs(noises, places, begins, weights)
             return
-        # Talkers equally loud; together they are one noise at one ratio. A noise alone has power 1 then.
+        # All talkers are equally loud; together they are one noise at one ratio. A single noise then has power 1.
         mixtures = sums_of_runs(noises, places, begins, powers.clamp_min(POWER_FLOOR).rsqrt())
         mixed = (torch.linalg.vecdot(mixtures, mixtures) / num_samples).clamp_min(POWER_FLOOR)
         ratio = power.clamp_min(POWER_FLOOR) / mixed.masked_fill_(alone.bool(), 1.0)
@@ -329,19 +329,19 @@ class Augmenter:
 
 
 def sums_of_runs(rows: Tensor, places: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of runs of neighbouring rows, in one launch and always in the same order.
+    """Weighted sums of runs of consecutive rows, in one launch and always in the same order.
 
     Returns:
         Float32 (runs, samples).
     """
-    # torch knows it as the sum of a bag of word embeddings.
+    # In torch, this is the sum of a bag of word embeddings.
     return functional.embedding_bag(places, rows, begins, mode="sum", per_sample_weights=weights)
 
 
 @functools.cache
 def splines(num_points: int) -> np.ndarray:
     """Natural cubic splines through 1 at one of `num_points` points and 0 at the others, (points, RESPONSE_POINTS)."""
-    # Late, as it loads scipy's splines: only for runs that ask for microphones.
+    # Imported late: only runs with microphone_probability need scipy's splines.
     from scipy.interpolate import CubicSpline
 
     curves = CubicSpline(np.linspace(0, 1, num_points), np.eye(num_points), bc_type="natural")
@@ -349,9 +349,9 @@ def splines(num_points: int) -> np.ndarray:
 
 
 def response_grid(waveforms: Tensor, num_points: int, sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Where the bins of (rows, samples) are among the points of `through_microphones`: the point below, and the rest.
+    """Position of each bin of (rows, samples) among the points of `through_microphones`: the point below, and the rest.
 
-    The number of bins is that of a transform with zeros at the end: what wraps around falls into them.
+    The bins are those of a transform padded with zeros, into which the filter's wrap-around falls.
     """
     last, fft_samples = num_points - 1, transform_samples(waveforms.shape[1])
     hertz = torch.fft.rfftfreq(fft_samples, 1 / sample_rate, device=waveforms.device).clamp_min(LOWEST_RESPONSE_HZ)
@@ -361,7 +361,7 @@ def response_grid(waveforms: Tensor, num_points: int, sample_rate: int) -> tuple
 
 
 def through_microphones(waveforms: Tensor, responses_db: Tensor, grid: tuple[Tensor, Tensor]) -> Tensor:
-    """Filter (rows, samples) by magnitude responses without phase.
+    """Filter (rows, samples) with magnitude responses of zero phase.
 
     Args:
         waveforms: float32 (rows, samples).
@@ -378,7 +378,7 @@ def through_microphones(waveforms: Tensor, responses_db: Tensor, grid: tuple[Ten
 
 
 def telephone_band(waveforms: Tensor, sample_rate: int) -> Tensor:
-    """Keep 300 to 3400 Hz (Butterworth magnitude of order 8, no phase), (rows, samples)."""
+    """Keep 300 to 3400 Hz (Butterworth magnitude of order 8, zero phase), (rows, samples)."""
     length = waveforms.shape[1]
     frequency = torch.fft.rfftfreq(length, 1 / sample_rate, device=waveforms.device).clamp_min(1e-3)
     low, high = TELEPHONE_BAND_HZ
@@ -387,25 +387,25 @@ def telephone_band(waveforms: Tensor, sample_rate: int) -> Tensor:
 
 
 def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
-    """To 8 kHz, 8-bit mu-law (G.711) and back, (rows, samples). Each row is coded at its own full scale."""
+    """Convert to 8 kHz, 8-bit mu-law (G.711) and back, (rows, samples). Each row is coded at its own full scale."""
     length = waveforms.shape[1]
-    # Band-limited by cutting the spectrum: an exact resampler for any length, without a filter's delay.
+    # Band-limited by truncating the spectrum: an exact resampler for any length, without filter delay.
     short = max(2, length * CODEC_RATE_HZ // sample_rate // 2 * 2)
     spectrum = torch.fft.rfft(waveforms)[:, : short // 2 + 1]
     narrow = torch.fft.irfft(spectrum, short) * (short / length)
     peak = narrow.abs().amax(1, keepdim=True).clamp_min(1e-9)
     scaled = narrow / peak
     coded = torch.sign(scaled) * torch.log1p(MU_LAW * scaled.abs()) / np.log1p(MU_LAW)
-    # 8 bits are a sign and 127 steps; zero has both signs (G.711), and full scale is a step.
+    # 8 bits are a sign and 127 steps; zero has both signs (G.711), and full scale is one of the steps.
     coded = (coded * 127).round() / 127
     decoded = torch.sign(coded) * torch.expm1(coded.abs() * np.log1p(MU_LAW)) / MU_LAW * peak
     return torch.fft.irfft(torch.fft.rfft(decoded), length) * (length / short)
 
 
 def distinct_choices(numbers: np.ndarray, num_choices: int) -> np.ndarray:
-    """For each row, different members of 0 … num_choices - 1 from uniform numbers (rows, count), int64 (rows, count).
+    """For each row, distinct members of 0 … num_choices - 1 from uniform numbers (rows, count), int64 (rows, count).
 
-    The k-th number chooses among those that are left. If there are fewer members than numbers they repeat.
+    The k-th number chooses among those that are left. If there are fewer members than numbers, they repeat.
 
     >>> distinct_choices(np.array([[0.0, 0.0, 0.99]]), 4).tolist()
     [[0, 1, 3]]

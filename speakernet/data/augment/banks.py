@@ -1,8 +1,8 @@
-"""What augmentation takes from disk: clips of noise, music and talkers, and RIRs with their spectra.
+"""The audio that augmentation reads from disk: clips of noise, music and talkers, and RIRs with their spectra.
 
-An RIR is a room impulse response. Knows folders and files; makes no random choice and mixes nothing (`augmenter.py`
-does). `ResidentBanks` keep all of it on the device where batches are augmented, so that nothing is read for an
-utterance; their results are those of the banks on the host (a test compares them).
+An RIR is a room impulse response. This file handles folders and files; random choices and mixing are in `augmenter.py`.
+`ResidentBanks` keep everything on the device where batches are augmented, so that no utterance needs a read; their
+results equal those of the banks on the host (a test compares them).
 """
 
 import functools
@@ -33,24 +33,24 @@ logger = logging.getLogger(__name__)
 
 CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")
-# Folder names of MUSAN -> our names of the kinds of noise.
+# Folder names of MUSAN -> our names for the kinds of noise.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 # Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic rooms.
 NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
-# Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
+# Transform lengths are multiples of this: few different lengths, which is faster, with many factors of two.
 FFT_BLOCK = 1024
-# Responses of microphones are kept at so many frequencies, evenly spaced in log frequency.
+# Responses of microphones are stored at this many frequencies, evenly spaced in log frequency.
 RESPONSE_POINTS, LOWEST_RESPONSE_HZ, RESPONSE_FFT = 64, 60.0, 1 << 14
-DEEPEST_RESPONSE_DB = 40.0  # below its mean; what a device does not pass at all would only be silence
-ENERGY_BLOCK = 64  # samples that one kept energy stands for
+DEEPEST_RESPONSE_DB = 40.0  # below the mean; frequencies that a device does not pass would only be silence
+ENERGY_BLOCK = 64  # samples per stored energy
 BLOCKS_AT_ONCE = 1 << 16
-SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
+SHOWN_BYTES = 64 << 20  # of noise; less is decoded before anyone could look at a progress bar
 SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Every choice for one batch. Sources are the clips that are added, in the order of their utterances."""
+    """Every choice for one batch. Sources are the clips to add, in the order of their utterances."""
 
     kinds: np.ndarray
     rirs: np.ndarray
@@ -72,27 +72,27 @@ class Ingredients(NamedTuple):
 
     noises: Tensor
     reverberated: Tensor | None = None
-    """Utterances that are reverberated, if any, and for each the spectrum of its RIR at `fft_samples`."""
+    """Utterances to reverberate, if any, and for each the spectrum of its RIR at `fft_samples`."""
     spectra: Tensor | None = None
     fft_samples: int = 0
 
 
 def block_energies(samples: np.ndarray) -> np.ndarray:
-    """Energies of all int16 samples before each block of them, int64 (blocks + 1,); for `energies_of_crops`."""
+    """Energy of all int16 samples before each block, int64 (blocks + 1,); for `energies_of_crops`."""
     num_blocks = len(samples) // ENERGY_BLOCK
     blocks = samples[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
     sums = np.zeros(num_blocks + 1, dtype=np.int64)
     for first in range(0, num_blocks, BLOCKS_AT_ONCE):
         some = blocks[first : first + BLOCKS_AT_ONCE].astype(np.int64)
         sums[first + 1 : first + 1 + len(some)] = (some * some).sum(axis=1)
-    # A sum that overflows wraps around, and the difference of two is right all the same.
+    # An overflowing sum wraps around, but the difference of two sums is still right.
     return np.cumsum(sums)
 
 
 def energies_of_crops(sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray, num_samples: int) -> np.ndarray:
     """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64 (crops,)."""
     begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
-    # What lies before the first whole block and after the last one.
+    # The samples before the first whole block and after the last one.
     places = np.arange(ENERGY_BLOCK)
     heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
     is_inside = np.concatenate(
@@ -116,14 +116,14 @@ class ClipBank:
         return len(self.rows)
 
     def read_whole(self, clip: int) -> np.ndarray:
-        """A clip, int16 (its length,); one that became shorter since its header was read repeats."""
+        """A clip, int16 (its length,); one that has become shorter since its header was read repeats."""
         out = np.zeros(self.lengths[clip], dtype=np.int16)
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         return np.resize(out[:have], len(out)) if have else out
 
 
 class Crops:
-    """Crops of one bank, written one by one when they are needed; those in memory cost a cast."""
+    """Crops of one bank, written one by one as needed; those already in memory cost only a cast."""
 
     def __init__(
         self, bank: ClipBank, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int
@@ -160,13 +160,13 @@ def find_audio_files(root: str | Path) -> list[str]:
     root = Path(root)
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
-        raise AudioError(f"{root}: no such folder; noise and RIRs are prepared by {scripts}")
+        raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
     return sorted(found)
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[str]]:
-    """A folder or a packed corpus, which all processes of a machine map, with the names of its audio files."""
+    """Open a folder or a packed corpus, which all processes of a machine map; also returns its audio files' names."""
     if is_packed(root):
         packed = PackedSource(root, sample_rate)
         return packed, list(packed.index.names)
@@ -176,7 +176,7 @@ def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[st
 def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
     """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech in the paths.
 
-    Files under none of these folders count as noise, with a warning; empty and unreadable files are skipped with one.
+    Files in none of these folders count as noise, and empty and unreadable files are skipped, each with a warning.
     """
     root = Path(root)
     source, names = _open_bank(root, sample_rate)
@@ -188,13 +188,13 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
         raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
-        logger.warning("%s: %d noise files cannot be read and are skipped: %s", root, (~usable).sum(), ", ".join(bad))
-    # One reader for all kinds: the cache is keyed by its rows.
+        logger.warning("%s: %d unreadable noise files are skipped: %s", root, (~usable).sum(), ", ".join(bad))
+    # One reader for all kinds, because the cache is keyed by its rows.
     reader = source.rows(listed, table, cache)
     folders = ([*name.split("/")[:-1], root.name] for name in names)
     kinds = np.array([next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders])
     if unnamed := int((kinds == "").sum()):
-        logger.warning("%s: files in no folder noise, music or speech count as noise: %d", root, unnamed)
+        logger.warning("%s: %d files outside folders noise, music and speech count as noise", root, unnamed)
     banks = {}
     for kind in MUSAN_FOLDERS.values():
         rows = np.flatnonzero(((kinds == kind) | ((kinds == "") & (kind == "noise"))) & usable)
@@ -204,10 +204,10 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
 
 
 def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
-    """Decode all clips of noise into shared int16 memory if they fit; returns whether they are in memory.
+    """Decode all noise clips into shared int16 memory if they fit; returns whether they are in memory.
 
-    Those of a packed corpus are memory as they are. Several processes of a machine map one copy, which the first of
-    them decodes. Noise is read more often than speech: more than once an utterance with babble.
+    Those of a packed corpus already are. Several processes of a machine map one copy, which the first of them decodes.
+    Noise is read more often than speech: several times for an utterance with babble.
     """
     if all(isinstance(bank.reader, PackedRows) for bank in banks.values()):
         return True
@@ -228,7 +228,7 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
 
 
 def _decoded(bank: ClipBank) -> Tensor:
-    """All clips of a bank, one after the other, int16 (samples,), in shared memory."""
+    """Decode all clips of a bank end to end into shared memory, int16 (samples,)."""
     shared, place = shared_zeros((int(bank.lengths.sum()),), np.int16), 0
     description = "decoding noise" if 2 * len(shared) > SHOWN_BYTES else ""
     for clip in parallel_map(bank.read_whole, range(len(bank)), 2, description, total=len(bank)):
@@ -243,7 +243,7 @@ def _with_energies(bank: ClipBank) -> dict[str, np.ndarray]:
 
 
 def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str:
-    """What decoded files depend on: their folder, names, rate, sizes and times."""
+    """A key of everything decoded files depend on: folder, names, rate, sizes and times."""
     found = hashlib.sha256(f"{Path(root).resolve()} {table.sample_rate} {names.checksum}".encode())
     for column in (table.file_bytes, table.modified_ns):
         found.update(column.data)
@@ -251,11 +251,11 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
 
 
 class RirBank:
-    """All RIRs (room impulse responses) below a folder, with the spectra of the lengths that are asked for.
+    """All RIRs (room impulse responses) below a folder, with their spectra at the requested lengths.
 
-    The layout is RIRS_NOISES' or any other; its noises are skipped with a warning. Each RIR is divided by the square
-    root of its energy, as is usual. Of one with several channels the first is taken: each is one microphone's, and
-    their mean is not the response of any place in the room.
+    The layout is that of RIRS_NOISES, whose noises are skipped with a warning, or any other. Each RIR is divided by the
+    square root of its energy, as is usual. If it has several channels, the first is used: each is one microphone, and
+    their mean is not the response at any place in the room.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class RirBank:
         return {"samples": np.concatenate(found), "bounds": np.cumsum([0, *map(len, found)])}
 
     def prepared(self, rir: int) -> np.ndarray:
-        """The prepared RIR, float32 (samples,); a machine's processes map one copy, if the cache may hold it."""
+        """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits the cache."""
         if self._kept:
             first, stop = self._kept["bounds"][rir : rir + 2].tolist()
             return self._kept["samples"][first:stop]
@@ -305,7 +305,7 @@ class RirBank:
         return found
 
     def spectrum(self, rir: int, num_samples: int) -> np.ndarray:
-        """The RIR's spectrum, complex64 (bins,), at a length in which a crop of `num_samples` does not wrap around."""
+        """The RIR's spectrum, complex64 (bins,), at a length at which a crop of `num_samples` does not wrap around."""
         key = ("spectrum", rir, num_samples)
         spectrum = self.cache.get(key)
         if spectrum is None:
@@ -320,7 +320,7 @@ def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
     """The magnitude responses of all devices whose impulse responses are below a folder.
 
     Returns:
-        dB about each device's mean, float64 (devices, RESPONSE_POINTS).
+        dB relative to each device's mean, float64 (devices, RESPONSE_POINTS).
 
     Raises:
         AudioError: there are no audio files, or one cannot be read or is silent.
@@ -346,27 +346,27 @@ def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
 
 
 def transform_samples(least: int) -> int:
-    """A good length of transform, at least `least`; few different ones, so that many RIRs share one transform.
+    """A fast transform length of at least `least`, one of few, so that many RIRs share a transform.
 
     >>> transform_samples(33_000), transform_samples(36_865)
     (36864, 40960)
     """
-    # Few factors of two make a transform a third slower than the next multiple of 256.
+    # A length with few factors of two is a third slower than the next multiple of 256.
     return FFT_BLOCK * next_fast_len(-(-least // FFT_BLOCK), real=True)
 
 
 def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None) -> int:
-    """Bytes that clips (int16) and RIRs (float32) take on a device; none for those read from a corpus that is there."""
+    """Bytes that clips (int16) and RIRs (float32) take on a device, except clips of a corpus that is there already."""
     clips = sum(2 * int(bank.lengths.sum()) for bank in banks.values() if bank.reader is not corpus)
     if rirs is None:
         return clips
     lengths = np.asarray(rirs.source.lookup_table(rirs.names).num_samples)
-    # Once more at the end, so that a window may reach beyond the last.
+    # The longest once more at the end, so that a window may extend beyond the last RIR.
     return clips + 4 * int(lengths.sum() + lengths.max(initial=0))
 
 
 class ResidentBanks:
-    """Clips of noise and RIRs on one device; those read from `corpus_rows` are in `corpus`, which is there already."""
+    """Noise clips and RIRs on one device; clips read from `corpus_rows` are in `corpus`, which is there already."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class ResidentBanks:
         is_there = {kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()}
         total = sum(int(bank.lengths.sum()) for kind, bank in banks.items() if not is_there[kind])
         own, first = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device)), 0
-        # Code of the kind -> the audio that holds its clips, first sample and number of samples of each.
+        # Code of the kind -> the audio with its clips, the first sample and the number of samples of each.
         self._clips: dict[int, tuple[DeviceAudio, np.ndarray, np.ndarray]] = {}
         is_shown = distributed.is_main()
         for kind, bank in banks.items():
@@ -405,15 +405,15 @@ class ResidentBanks:
         self._rir_lengths = np.array([len(one) for one in found], dtype=np.int64)
         self._rir_starts = np.cumsum(self._rir_lengths) - self._rir_lengths
         self._longest_rir = int(self._rir_lengths.max(initial=0))
-        # Zeros at the end, so that a window may reach beyond the last.
+        # Zeros at the end, so that a window may extend beyond the last RIR.
         whole = np.concatenate([*found, np.zeros(self._longest_rir, dtype=np.float32)])
         self._rirs = torch.from_numpy(whole).to(device)
 
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
-        """What the choices need for utterances of `num_samples`; nothing is waited for."""
+        """The audio that the choices need for utterances of `num_samples`, without waiting for the device."""
         kinds = drawn.source_kinds
         firsts, lengths = np.zeros((2, len(kinds)), dtype=np.int64)
-        # One read for each tensor that crops lie in.
+        # One read per tensor that has crops.
         members: dict[int, tuple[DeviceAudio, list[np.ndarray]]] = {}
         for code in np.unique(kinds).tolist():
             audio, begins, sizes = self._clips[code]
@@ -430,7 +430,7 @@ class ResidentBanks:
         wet = np.flatnonzero(drawn.rirs >= 0)
         if not len(wet):
             return Ingredients(noises)
-        # RIRs are cut to what can reach the crop, and share a transform: one of a fitting length costs a launch more.
+        # RIRs are cut to what can reach the crop and share one transform; each further length would cost a launch.
         reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
         fft_samples = transform_samples(num_samples + reach - 1)
         rows, heads, ends = send(self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)])

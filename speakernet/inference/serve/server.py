@@ -1,10 +1,10 @@
-"""`speakernet serve`: a model behind HTTP, for this machine or, with a token, for other machines.
+"""`speakernet serve`: a model over HTTP, for this machine or, with a token, for other machines.
 
-`Service` has one method a route, on a thread of its own, with what Python callers use. Only embedding differs: the
-recordings of all requests go to one thread, which embeds those that wait together.
+`Service` has one method per route, which runs in its own thread and uses the Python API. Only embedding differs: the
+recordings of all requests go to one thread, which embeds those waiting in one batch.
 
-A page of any web site can make a browser send requests to this machine. It can neither choose the headers Host and
-Origin nor omit Origin, so these distinguish it from our own page.
+Any web page can make a browser send requests to this machine. It can neither set the Host and Origin headers nor omit
+Origin, so these headers distinguish it from our own page.
 """
 
 import argparse
@@ -57,19 +57,19 @@ logger = logging.getLogger(__name__)
 
 MEBIBYTE = 1 << 20
 HEADER_SECONDS = 10.0
-"""In which the headers of a request must arrive."""
-# Windows has no such limit.
+"""Time limit for the headers of a request."""
+# Windows has no sysconf.
 DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
 MOST_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
-"""Connections that wait for headers; one more closes the one that has waited longest."""
+"""Largest number of connections waiting for headers; beyond it the one that has waited longest is closed."""
 GRAPH = "model.onnx"
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 """Files of onnxruntime-web."""
 PAGE_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js"})
 OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
-"""Answered without a token: they hold nothing about anybody."""
+"""Served without a token, since they contain no personal data."""
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
-"""When the present request is given up, on the clock of `time.monotonic`."""
+"""When the current request is given up, on the clock of `time.monotonic`."""
 SAFE_HEADERS = (
     (
         b"content-security-policy",
@@ -84,23 +84,23 @@ SAFE_HEADERS = (
 MOST_TOGETHER = 16
 MOST_CLIPS, MOST_TOP = 10, 100
 MIN_SPEECH_SECONDS = 1.0
-"""Less speech in a clip causes a warning."""
+"""A clip with less speech causes a warning."""
 MOST_SAMPLES_A_SECOND = 2 * 48_000
-"""Over all channels: what a clip of the longest duration may decode to."""
+"""Over all channels; limits what a clip may decode to."""
 CLOSE_SECONDS = 1.0
-RATE_HELP = "decide at the model's threshold of this false-accept rate, such as 0.01"
+RATE_HELP = "decide at the model's threshold for this false-accept rate, such as 0.01"
 
 Rate = Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False, description=RATE_HELP)]
 Threshold = Annotated[float | None, Form(allow_inf_nan=False, description="decide at this score instead")]
 Answer = dict[str, Any]
-"""As docs/serve.md describes it."""
+"""A JSON answer, described in docs/serve.md."""
 Clips = Annotated[list[UploadFile], File(min_length=1, max_length=MOST_CLIPS)]
 TOKEN_VARIABLE = "SPEAKERNET_TOKEN"
 FEWEST_TOKEN_CHARACTERS = 16
 STOP_SECONDS = 8
-"""In which running requests are finished when the server is stopped."""
+"""Time that running requests get to finish when the server stops."""
 BACKLOG = 1024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 MEDIA_TYPES = {
     "html": "text/html",
@@ -111,56 +111,56 @@ MEDIA_TYPES = {
 }
 SAMPLES = {"schema": {"type": "string", "format": "binary"}}
 
-# Uploads stay in memory, never in a temporary file; requests are smaller.
+# Larger than any request, so that uploads stay in memory and are never written to a temporary file.
 MultiPartParser.spool_max_size = 1 << 40
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond these a request is refused."""
+    """Limits beyond which a request is refused."""
 
     body_bytes: int = 32 * MEBIBYTE
-    """Of one request: three minutes of stereo at 48 kHz."""
+    """Body of one request; about three minutes of stereo at 48 kHz."""
     memory_bytes: int = 1024 * MEBIBYTE
-    """Of uploads and decoded audio of all requests together."""
+    """Uploads and decoded audio of all requests together."""
     requests: int = 512
-    """At once."""
+    """Simultaneous requests."""
     clip_seconds: float = 600.0
-    """Of one recording."""
+    """Length of one recording."""
     chunk_seconds: float = 10.0
-    """Of the samples that one request adds to a stream."""
+    """Samples that one request may add to a stream."""
     receive_seconds: float = 30.0
-    """In which a request must arrive."""
+    """Time for a request to arrive."""
     answer_seconds: float = 60.0
-    """In which it is answered or given up."""
+    """Time for it to be answered before it is given up."""
     streams: int = 64
-    """Live streams at once."""
+    """Simultaneous live streams."""
     stream_idle_seconds: float = 60.0
-    """After which a stream without new samples is closed."""
+    """Time after which a stream without new samples is closed."""
 
 
 class ApiError(HTTPException):
-    """A refusal: status, a word for programs, and a sentence for people."""
+    """A refusal: status, a code for programs, and a message for people."""
 
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, message, headers)
         self.code = code
 
     def response(self) -> JSONResponse:
-        """As the API answers it."""
+        """The JSON response for it."""
         error = {"code": self.code, "message": self.detail}
         return JSONResponse({"error": error}, self.status_code, self.headers)
 
 
 class Budget:
-    """Bytes that all requests share."""
+    """A number of bytes shared by all requests."""
 
     def __init__(self, total: int) -> None:
         self.left, self._lock = total, threading.Lock()
 
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
-        """Take that many for the block, or refuse the request."""
+        """Reserve this many bytes during the block, or refuse the request."""
         with self._lock:
             if size > self.left:
                 raise busy("too much audio at once")
@@ -173,7 +173,7 @@ class Budget:
 
 
 class Guard:
-    """Middleware with the checks; an empty token asks for none."""
+    """Middleware that checks sender, token, size and time; with an empty token none is required."""
 
     def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
         self.app, self.limits, self.budget, self.token = app, limits, budget, token
@@ -188,7 +188,7 @@ class Guard:
         too_large = ApiError(
             413,
             "too_large",
-            f"more than {limits.body_bytes:,} bytes, the limit of one request; send fewer or shorter clips, or FLAC",
+            f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or FLAC",
         )
 
         async def take() -> Message:
@@ -229,22 +229,22 @@ class Guard:
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
         is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        # A link to our page on another page is harmless.
+        # Links from other sites to our page are harmless.
         if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
-            raise ApiError(403, "foreign_page", "pages of other sites are not allowed to use this server")
+            raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode("latin-1"), self.token):
                 raise ApiError(
                     401,
                     "token_needed",
-                    "the header `Authorization: Bearer TOKEN` is missing or wrong; the server's owner has the token",
+                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the server's owner for it",
                     {"WWW-Authenticate": "Bearer"},
                 )
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP, whose connections must send the headers of each request in time."""
+    """uvicorn's HTTP protocol with a time limit on the headers of each request."""
 
     waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
 
@@ -282,14 +282,14 @@ _logged: set[str] = set()
 
 
 def is_new(record: logging.LogRecord) -> bool:
-    """A filter of messages that were logged before: a client can cause the same one any number of times."""
+    """Filter out messages logged before, since a client can trigger the same one any number of times."""
     num_before = len(_logged)
     _logged.add(record.msg)
     return len(_logged) > num_before
 
 
 def busy(reason: str) -> ApiError:
-    """The refusal of a request beyond the capacity."""
+    """The refusal of a request for lack of capacity."""
     return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
 
 
@@ -299,12 +299,12 @@ def too_slow(limits: Limits) -> ApiError:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body as it is."""
+    """The raw body."""
     return await request.body()
 
 
 class Batcher:
-    """One thread that embeds what others hand it; what waits while one batch is computed is the next batch.
+    """A thread that embeds clips from other threads; those that arrive while a batch is computed form the next one.
 
     >>> batcher = Batcher(lambda clips: np.array([[len(clip)] for clip in clips]))
     >>> batcher.submit(np.zeros(3)).result()
@@ -321,7 +321,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, clip: Any) -> "Future[np.ndarray]":
-        """The embedding of a clip, (dim,), in its turn; a cancelled one is not computed."""
+        """Queue a clip; the future gives its embedding, (dim,). A cancelled one is not computed."""
         future: Future[np.ndarray] = Future()
         if self._is_closed:
             future.cancel()
@@ -329,7 +329,7 @@ class Batcher:
         return future
 
     def close(self) -> None:
-        """End after the batch that is being computed, and cancel what waits."""
+        """Finish the current batch and cancel everything that waits."""
         self._is_closed = True
         self.waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
@@ -355,7 +355,7 @@ class Batcher:
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return
-            # One request must not fail because of another's clip.
+            # One request must not fail because of a clip in another.
             for one in batch:
                 self._answer([one])
             return
@@ -365,7 +365,7 @@ class Batcher:
 
 @dataclass
 class LiveStream:
-    """A stream that a client feeds, one chunk at a time."""
+    """A stream that a client feeds chunk by chunk."""
 
     stream: SpeakerStream
     last_used: float = field(default_factory=time.monotonic)
@@ -373,9 +373,9 @@ class LiveStream:
 
 
 class Service:
-    """Everything that a running server holds: the model, the store of people (or None), streams and threads.
+    """The state of a running server: the model, the store of people (or None), streams and threads.
 
-    With `files`, by address, pages run the model themselves, and no request takes audio.
+    With `files` (path -> content), the page runs the model in the browser, and no request accepts audio.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class Service:
         self._streams_lock = threading.Lock()
 
     async def health(self) -> Answer:
-        """What is served, and how busy it is."""
+        """The model being served, and how busy the server is."""
         verifier = self.verifier
         return {
             "status": "ok",
@@ -420,8 +420,8 @@ class Service:
     def verify(
         self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
     ) -> Answer:
-        """Whether two clips are of one person, and how sure that is."""
-        # First, so that no clip is decoded for an answer that cannot be given.
+        """Whether two clips are of the same person, and how certain that is."""
+        # Checked first, so that no clip is decoded in vain.
         self._decide(0.0, false_accept_rate, threshold)
         with self._opened([first, second]) as (recordings, clips):
             embeddings = self.verifier.embed(recordings)
@@ -434,24 +434,24 @@ class Service:
             return {"embedding": self.verifier.embed(recordings)[0].tolist(), "clips": clips}
 
     def compare(self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]) -> Answer:
-        """The answer about two embeddings of /embed."""
+        """Compare two embeddings from /embed."""
         if not np.isfinite([*first, *second]).all():
-            raise ValueError("an embedding with NaN or infinite values; expected finite numbers")
+            raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
         return self._decide(self.verifier.compare(np.array(first), np.array(second)))
 
     def people(self) -> Answer:
-        """Everybody who is enrolled."""
+        """All enrolled people."""
         return {"people": [{"name": one.name, "recordings": one.recordings} for one in self._store().people()]}
 
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
-        """Enrol somebody, or add clips of somebody who is enrolled."""
+        """Enrol a person, or add clips of one who is already enrolled."""
         store, name = self._store(), checked_name(name)
         with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
         return {"name": done.name, "recordings": done.total, "warnings": done.warnings, "clips": clips}
 
     def remove(self, name: str) -> Answer:
-        """Remove somebody: nothing of them can be read in the store or its backups."""
+        """Remove a person, overwriting their data in the store and its backups."""
         store, name = self._store(), checked_name(name)
         if not (num_recordings := len(store.recordings(name))):
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
@@ -465,7 +465,7 @@ class Service:
         false_accept_rate: Rate = None,
         threshold: Threshold = None,
     ) -> Answer:
-        """Which of the enrolled people it is, or a stranger."""
+        """Which enrolled person a clip is of, or a stranger."""
         store, name, limit, advice = self._store(), None, None, None
         with self._opened([audio]) as (recordings, clips):
             given: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
@@ -510,7 +510,7 @@ class Service:
         if len(content) % 2:
             raise ApiError(422, "bad_samples", f"{len(content)} bytes; expected 16-bit samples, one channel")
         if len(content) > 2 * limit * live.stream.sample_rate:
-            raise ApiError(413, "too_long", f"{len(content)} bytes; send at most {limit:g} s at once")
+            raise ApiError(413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request")
         with live.lock:
             states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
@@ -532,7 +532,7 @@ class Service:
         threshold: float | None = None,
         rule: DecisionRule | None = None,
     ) -> Answer:
-        """A decision; without a calibration and a threshold, the score and what to do."""
+        """A decision; without a calibration or threshold, the score and advice."""
         try:
             decision = (rule or self.verifier.rule).decide(
                 score, false_accept_rate=false_accept_rate, threshold=threshold
@@ -545,7 +545,7 @@ class Service:
             return {"score": score, **unknown, "advice": str(error)}
 
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
-        """(recordings, dim), embedded with those of other requests; given up at the request's deadline."""
+        """Embeddings (recordings, dim), batched with those of other requests; given up at the request's deadline."""
         futures = [self.batcher.submit(one) for one in recordings]
         try:
             found = [future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures]
@@ -558,7 +558,7 @@ class Service:
 
     @contextlib.contextmanager
     def _opened(self, uploads: Sequence[UploadFile]) -> Iterator[tuple[list[Recording], list[Answer]]]:
-        """The decoded files and what is known of each; their memory is counted within the block."""
+        """The decoded files and facts about each; their memory counts against the budget during the block."""
         with contextlib.ExitStack() as held:
             found = [self._decoded(upload, held) for upload in uploads]
             qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in found]
@@ -575,20 +575,20 @@ class Service:
             )
 
     def _decoded(self, upload: UploadFile, held: contextlib.ExitStack) -> Recording:
-        # As it may appear in a message: without folders, and short.
+        # Made safe for messages: no folders, and short.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
         limits, rate = self.limits, self.verifier.sample_rate
         file, info = open_audio_bytes(upload.file.read(), name)
         num_values = info.num_samples * info.num_channels
         if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MOST_SAMPLES_A_SECOND:
-            message = f"{name}: {info.seconds:.0f} s; this server takes up to {limits.clip_seconds:g} s"
+            message = f"{name}: {info.seconds:.0f} s; expected at most {limits.clip_seconds:g} s"
             raise ApiError(413, "too_long", message)
         held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
         # Decoded blocks and their concatenation exist at the same time.
         with self.budget.hold(8 * num_values), reading(name, EXPECTED, AudioError):
             waveform = crop_of_file(file, info, name, 0, None, rate)
-        # Also refuses what is shorter than the network needs.
+        # Also refuses clips shorter than the network needs.
         return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
 
     def _store(self) -> PeopleStore:
@@ -601,7 +601,7 @@ class Service:
             self._close_idle()
             if identity not in self.streams:
                 raise ApiError(
-                    404, "unknown_stream", "no such stream; it was closed, or it received nothing for too long"
+                    404, "unknown_stream", "no such stream; it was closed, or received no samples for too long"
                 )
             return self.streams[identity]
 
@@ -616,14 +616,14 @@ class ServeError(ValueError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens; port 0 takes any that is free."""
+    """Where a server listens; port 0 takes any free port."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -641,20 +641,20 @@ class Address:
 
 
 def read_token(address: Address, file: Path | None) -> str:
-    """The token of requests: from a file, the environment, or new; empty on loopback without one."""
+    """The token that requests need: from a file, the environment, or newly made; empty on loopback if not given."""
     given = read_secret(file, TOKEN_VARIABLE)
     if not given:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
     token = given.decode("latin-1").strip()
     if not (token.isascii() and token.isprintable()) or len(token) < FEWEST_TOKEN_CHARACTERS:
         raise ServeError(
-            f"a token of {len(given)} bytes; expected {FEWEST_TOKEN_CHARACTERS} or more printable ASCII characters"
+            f"the token has {len(given)} bytes; expected at least {FEWEST_TOKEN_CHARACTERS} printable ASCII characters"
         )
     return token
 
 
 def make_app(service: Service, token: bytes = b"", announcement: str = "") -> FastAPI:
-    """The application, which announces that it answers, and closes the service when it ends."""
+    """The application; it prints the announcement when it is ready, and closes the service when it ends."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -663,7 +663,7 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
         yield
         service.batcher.close()
 
-    # The usual pages of documentation load scripts from other servers.
+    # FastAPI's documentation pages load scripts from other servers.
     app = FastAPI(title="speakernet", version=speakernet.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, limits=service.limits, budget=service.budget, token=token)
     for kind in (HTTPException, RequestValidationError, ValueError, Exception):
@@ -688,7 +688,7 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Any error as JSON."""
+    """Answer any error as JSON."""
     if isinstance(error, ApiError):
         return error.response()
     if isinstance(error, HTTPException):
@@ -700,17 +700,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
         field = ".".join(str(name)[:50] for name in first["loc"][1:4])
         return ApiError(422, "bad_request", f"{field}: {first['msg']}").response()
     if not isinstance(error, ValueError):
-        # uvicorn logs it.
+        # uvicorn logs the traceback.
         return ApiError(500, "failed", "internal server error; see the server's log").response()
     code = {AudioError: "bad_audio", NotCalibratedError: "no_threshold"}.get(type(error), "refused")
     return ApiError(422, code, str(error)).response()
 
 
 def make_server(service: Service, address: Address, token: str, announcement: str = "") -> uvicorn.Server:
-    """A server that does not run yet; `run(sockets=[…])` runs it."""
+    """A server that is not yet running; start it with `run(sockets=[…])`."""
     app = make_app(service, token.encode(), announcement)
     if address.is_loopback:
-        # A name that resolves to this machine makes a foreign page's requests look like our own.
+        # Under a name that resolves to this machine, a foreign page's requests would look like our own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, address.host])
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(is_new)
@@ -728,14 +728,14 @@ def make_server(service: Service, address: Address, token: str, announcement: st
 
 
 def serve(service: Service, address: Address, token: str) -> int:
-    """Answer requests until SIGTERM or Ctrl-C; running requests are finished first."""
+    """Answer requests until SIGTERM or Ctrl-C, then finish running requests."""
     listener = address.listen()
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     server = make_server(
         service, address, token, f"ready: http://{shown}:{port}/{f'#token={token}' if token else ''}\n"
     )
-    # uvicorn sends itself the signal again after it has stopped, which would end the process with a failure.
+    # After stopping, uvicorn raises the signal again, which would end the process with a failure status.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         server.run(sockets=[listener])
@@ -744,7 +744,7 @@ def serve(service: Service, address: Address, token: str) -> int:
         listener.close()
     logger.info("stopped")
     if threading.active_count() > 1:
-        # Python would wait for a computation whose request has been given up.
+        # Python would wait for a computation whose request was given up.
         os._exit(0)
     return 0
 
@@ -752,7 +752,7 @@ def serve(service: Service, address: Address, token: str) -> int:
 def start(arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None) -> int:
     """Load the model, open the store, and serve."""
     if files and arguments.store is not None:
-        raise ServeError("--store keeps people on this server; with --in-browser nothing of a voice reaches it")
+        raise ServeError("--store keeps people on the server, --in-browser keeps voices off it; leave out one of them")
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)

@@ -1,4 +1,4 @@
-"""Checkpoints of other toolkits, one file a toolkit: what each holds, and its weights in our names."""
+"""Imports checkpoints of other toolkits; one file per toolkit describes their contents and renames their weights."""
 
 import dataclasses
 import shlex
@@ -25,41 +25,41 @@ from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import suggestion
 
 PUBLISHED: dict[str, ModuleType] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet, but)}
-"""The modules of toolkits by `SOURCE`.
+"""The modules of the toolkits by `SOURCE`.
 
-Each has FRONT_END, name and options of the front end of its models unless a file determines another; UNUSED, patterns
-of tensors that do not belong to the network, each with the reason; and `models(contents)`, how each of the toolkit's
-models is read from a file, by the toolkit's name.
+Each has FRONT_END, the name and options of its models' front end unless a file determines another; UNUSED, patterns of
+tensors that do not belong to the network, each with the reason; and `models(contents)`, a function for each of the
+toolkit's models, by its name there, that describes the network in a file.
 """
 TOOLKITS = (voxceleb_trainer.SOURCE, *PUBLISHED)
-# What reading sizes from a file raises if its tensors or options are not those of the model.
+# Errors from reading sizes from a file whose tensors or options are not those of the model.
 MISFITS = (ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
 
 
 def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
-    """A checkpoint's weights in the names of `net`; only voxceleb_trainer's are read without an import."""
+    """A checkpoint's weights under the names of `net`; only voxceleb_trainer's work without a prior import."""
     if voxceleb_trainer.is_ours_to_read(contents):
         return voxceleb_trainer.translate(contents, net, path)
     raise unknown_file(contents, path)
 
 
 def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
-    """The error for a file that is neither ours nor voxceleb_trainer's: how to import it, if it can be."""
+    """The error for a file that is neither ours nor voxceleb_trainer's; it says how to import the file, if possible."""
     message = f"{path} is neither a speakernet model file nor a checkpoint of {voxceleb_trainer.SOURCE}"
     found = list(_fitting(contents, path)) if isinstance(contents, Mapping) else []
     if not found:
-        return CheckpointError(f"{message}; other toolkits' ({', '.join(PUBLISHED)}) need `speakernet import-weights`")
+        return CheckpointError(f"{message}; import those of {', '.join(PUBLISHED)} with `speakernet import-weights`")
     file = shlex.quote(str(path))
     commands = " or ".join(f"`speakernet import-weights {file} {one} --out model.pt`" for one in found)
-    return CheckpointError(f"{message}; make it a model file with {commands}")
+    return CheckpointError(f"{message}; convert it with {commands}")
 
 
 def import_network(
     format: ModuleType, name: str, contents: Mapping[str, Any], path: str | Path
 ) -> tuple[SpeakerNet, list[str]]:
-    """The network of a published checkpoint, in evaluation mode, and what of the checkpoint is not needed.
+    """The network of a published checkpoint, in evaluation mode, and the unused tensors of the checkpoint.
 
-    The file determines the network; `name`, the toolkit's or ours, is checked against it.
+    The file determines the network; `name`, the toolkit's or ours, must match it.
     """
     weights = bare(contents, path)
     check_finite(weights, path)
@@ -70,7 +70,7 @@ def import_network(
     except MISFITS as error:
         reason = str(error) if isinstance(error, ValueError) else error_line(error)
         raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
-    # The front end's own state is not in foreign files.
+    # Foreign files do not contain our front end's state.
     net.load_state_dict(net.state_dict() | renamed)
     return net.eval(), left
 
@@ -107,13 +107,13 @@ def _network(format: ModuleType, described: Described) -> SpeakerNet:
 def _fitted(
     format: ModuleType, described: Described, weights: Weights, path: str | Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """The weights in our names, and what is not needed; compared without taking memory for a network."""
-    # Any front end serves for a comparison of tensors; this one can be built without memory.
+    """The weights under our names, and the unused ones; the comparison allocates no memory for a network."""
+    # Any front end works for comparing tensors; this one can be built without memory.
     with torch.device("meta"):
         net = _network(
             format, dataclasses.replace(described, front_end={"name": "fbank" if described.num_mels else "raw"})
         )
-    # Of the front end's features, and of those of a backbone that has its own, foreign files hold nothing.
+    # Foreign files contain no state of the front end, nor of a backbone's filterbank.
     ours = {
         name: value for name, value in net.state_dict().items() if not name.startswith(("front_end.", "trunk.fbank."))
     }
@@ -123,7 +123,7 @@ def _fitted(
 
 
 def _fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
-    """Options of `import-weights` for each published model whose tensors are those of the file."""
+    """Options of `import-weights` for each published model whose tensors match the file."""
     for source, format in PUBLISHED.items():
         try:
             weights = bare(contents, path)

@@ -1,8 +1,8 @@
-"""Checkpoints of BUT's MHFA recipes (github BUTSpeechFIT/wespeaker_ssl_public, commit 34e1343): WavLM before MHFA.
+"""Checkpoints of BUT's MHFA recipes (github BUTSpeechFIT/wespeaker_ssl_public, commit 34e1343): WavLM with MHFA.
 
-They hold Microsoft's definition of WavLM; its sizes are read from the shapes. What shapes do not show is that of the
-published WavLMs: strides of the convolutions, and the distance from which positions share a bias. The recipes give
-waveforms as they are, whatever the backbone's own files say.
+They use Microsoft's definition of WavLM; its sizes follow from the shapes. Values that shapes do not show are those of
+the published WavLMs: strides of the convolutions, and the distance from which positions share a bias. The recipes do
+not normalise waveforms, whatever the backbone's own files say.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def _wavlm_mhfa(weights: Weights) -> Described:
     ]
     buckets, heads = first_shape(weights, "model.encoder.layers.0.self_attn.relative_attention_bias.weight")
     channels, of_group, positions = first_shape(weights, "model.encoder.pos_conv.0.weight_v")
-    # Large has a norm behind each convolution, and norms before its layers.
+    # WavLM Large has a norm after each convolution, and norms before its layers.
     is_large = "model.feature_extractor.conv_layers.1.2.1.weight" in weights
     config = {
         "model_type": "wavlm",
@@ -100,5 +100,5 @@ def _wavlm_mhfa(weights: Weights) -> Described:
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
-    """The one model of these recipes, by the name of its class."""
+    """The only model of these recipes, by the name of its class."""
     return {"WavLM_MHFA": _wavlm_mhfa}

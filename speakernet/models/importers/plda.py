@@ -1,6 +1,6 @@
-"""PLDA and transforms of Kaldi (binary and text) and PLDA of wespeaker (HDF5, needs h5py), as arrays.
+"""Reads PLDA and transforms of Kaldi (binary and text) and PLDA of wespeaker (HDF5, needs h5py) as arrays.
 
-Pickles, in which wespeaker keeps chains of processing, are not read: they can run code.
+wespeaker's pickles of processing chains are not supported, because pickles can run code.
 
 Source: Kaldi's `ivector/plda.cc` and `matrix/kaldi-matrix.cc`; wespeaker's `utils/plda/two_cov_plda.py`.
 """
@@ -25,23 +25,23 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ForeignPlda:
-    """PLDA as its file has it: `transform` makes the covariance within speakers the identity."""
+    """The PLDA in a file; `transform` makes the within-speaker covariance the identity."""
 
     transform: np.ndarray
     """(dim, dim)"""
     offset: np.ndarray
     """(dim,) added after the transform: minus the transformed mean."""
     between: np.ndarray
-    """(dim,) variances between speakers."""
+    """(dim,) between-speaker variances."""
     is_kaldi: bool
-    """Kaldi weighs a length by the variances, wespeaker does not."""
+    """Kaldi weights the length by the variances, wespeaker does not."""
 
 
 def read_plda(path: str | Path) -> ForeignPlda:
     """A PLDA of Kaldi or wespeaker.
 
     Raises:
-        CheckpointError: another kind of file, a damaged one, or arrays that do not fit each other.
+        CheckpointError: another kind of file, a damaged file, or arrays of inconsistent sizes.
     """
     with reading(path, EXPECTED, CheckpointError):
         content = _content(path)
@@ -49,10 +49,10 @@ def read_plda(path: str | Path) -> ForeignPlda:
             transform, offset, between = _read_hdf5(path)
         else:
             if START not in content[:16]:
-                raise CheckpointError(f"{path}: no PLDA; expected {EXPECTED}")
+                raise CheckpointError(f"{path} is not a PLDA; expected {EXPECTED}")
             arrays = _arrays(content, path)
             if len(arrays) != 3:
-                raise CheckpointError(f"{path}: {len(arrays)} arrays in a PLDA; expected mean, transform and variances")
+                raise CheckpointError(f"{path}: a PLDA with {len(arrays)} arrays; expected mean, transform, variances")
             mean, transform, between = arrays
             offset = -transform @ mean
         _check(path, transform, offset, between)
@@ -63,7 +63,7 @@ def read_array(path: str | Path) -> np.ndarray:
     """A vector (dim,) or matrix (rows, columns) of Kaldi, such as `mean.vec` or `transform.mat`.
 
     Raises:
-        CheckpointError: another kind of file, or a damaged one.
+        CheckpointError: another kind of file, or a damaged file.
     """
     with reading(path, EXPECTED, CheckpointError):
         arrays = _arrays(_content(path), path)
@@ -84,9 +84,9 @@ def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> Non
     shapes = {transform.shape, *((one.shape[0], one.shape[0]) for one in vectors if one.ndim == 1)}
     is_finite = all(np.isfinite(one).all() for one in (transform, *vectors))
     if len(shapes) != 1 or not transform.size or any(one.ndim != 1 for one in vectors) or not is_finite:
-        raise CheckpointError(f"{path}: arrays of other sizes than a PLDA has, or numbers that are not finite")
+        raise CheckpointError(f"{path}: expected a PLDA's arrays, of consistent sizes and with finite numbers")
     if (vectors[-1] < 0).any():
-        raise CheckpointError(f"{path}: variances between speakers below 0; expected none")
+        raise CheckpointError(f"{path}: negative between-speaker variances; expected 0 or more")
 
 
 def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
@@ -95,7 +95,7 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
         text = content.decode("ascii").replace(START.decode(), "").replace(END.decode(), "")
         blocks = [[row.split() for row in one.splitlines() if row.strip()] for one in re.findall(r"\[([^\]]*)\]", text)]
         found = [np.array(rows, dtype=np.float64) for rows in blocks if rows]
-        # A matrix begins on the line after its bracket.
+        # A matrix starts on the line after its bracket, a vector on the same line.
         starts = [one.start() for one in re.finditer(r"\[", text)]
         return [
             one if text[start + 1 :].lstrip(" ").startswith("\n") else one.reshape(-1)
@@ -114,7 +114,7 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
         place += 5 * len(sizes)
         count = int(np.prod(sizes, dtype=object))
         if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
-            raise CheckpointError(f"{path}: {count} numbers are announced and fewer are in the file; copy it again")
+            raise CheckpointError(f"{path} is truncated: it has fewer than the declared {count} numbers; copy it again")
         arrays.append(np.frombuffer(content, TYPES[kind], count, place).astype(np.float64).reshape(sizes))
         place += count * TYPES[kind].itemsize
     return arrays
@@ -122,10 +122,10 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
 
 def _read_hdf5(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
-        # Late: only wespeaker's PLDA needs it.
+        # Imported late: only wespeaker's PLDA needs it.
         import h5py
     except ModuleNotFoundError as error:
-        raise CheckpointError(f"{path} is HDF5, which needs the library h5py: pip install h5py") from error
+        raise CheckpointError(f"{path} is HDF5, which needs h5py: pip install h5py") from error
     with h5py.File(path, "r") as file:
         sizes = [file[name].size for name in ("transform", "offset", "psi")]
         if max(sizes) * 8 > MOST_BYTES:

@@ -1,7 +1,7 @@
 """Files of the ReDimNet authors (github IDRnD/redimnet dd9f519, PalabraAI/redimnet2 ffe8f27).
 
-They hold `model_config` and `state_dict`; the configuration determines the network, against which names and shapes are
-checked. The rules also serve wespeaker's copies of the two architectures.
+They contain `model_config`, which determines the network, and `state_dict`, whose names and shapes must match it. The
+rules also apply to wespeaker's copies of the two architectures.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ FRONT_END: dict[str, Any] = {
     "normalize": "mean",
     "normalize_waveform": False,
 }
-# Values of `feat_type`, and the front end of each.
+# The front end for each value of `feat_type`.
 FEATURES = {"pt": "log_mel", "pt_mel": "log_mel", "tf": "tf_mel", "tf_mel": "tf_mel"}
 UNUSED = {r"^spec\.": "constants of its front end", r"^cls_head\.": "the training head"}
 
-# Components before the blocks in a stage: sum, unfolding and striding convolution.
+# Components before the blocks of a stage: sum, unfolding and strided convolution.
 PARTS_BEFORE_BLOCKS = 3
-# The only values, by option, that are supported and that the published networks use.
+# Supported values by option; the published networks use no others.
 KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "causal": ("none",),
     "spec_in_channels": (1,),
@@ -51,14 +51,14 @@ KNOWN_FEATURES: dict[str, tuple[Any, ...]] = {
     "eps": (1e-8,),
 }
 FEATURES_FOR_TRAINING = {"do_spec_aug", "freq_start_bin", "num_apply_spec_aug", "freq_mask_width", "time_mask_width"}
-# Their options of the features: our option, and the conversion of a value.
+# Their feature options -> (our option, conversion of the value).
 _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "f_min": ("low_hz", float),
     "f_max": ("high_hz", float),
     "do_preemph": ("preemphasis", lambda is_on: FRONT_END["preemphasis"] if is_on else 0.0),
     "norm_signal": ("normalize_waveform", bool),
 }
-# Defaults of the authors' definitions.
+# Defaults in the authors' code.
 _FIRST = {
     **{"F": 72, "C": 16, "block_1d_type": "att", "block_2d_type": "convnext_like", "group_divisor": 4},
     **{"out_channels": None, "global_context_att": False, "emb_bn": False},
@@ -76,7 +76,7 @@ _SECOND = {
 
 
 def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
-    """Rules of stem, stages and head."""
+    """Renaming rules for stem, stages and head."""
     stage = r"^backbone\.stage(\d+)(?:_pre)?\."
     block = stage + r"(\d+)\.conv_block\."
     ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
@@ -132,7 +132,7 @@ def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
     """The authors' models by name, determined by the file's configuration."""
     config = contents.get("model_config")
     if not isinstance(config, Mapping):
-        raise ValueError("the file holds no model_config next to its state_dict, as files of ReDimNet do")
+        raise ValueError("the file has no model_config next to its state_dict, unlike ReDimNet's files")
     return {
         **{name: _describe(name, config) for name in ("ReDimNet", *REDIMNETS)},
         **{name: _describe(name, config) for name in ("ReDimNet2", *REDIMNET2S)},
@@ -143,7 +143,7 @@ def _describe(name: str, config: Mapping[str, Any]) -> Describe:
     def describe(weights: Weights) -> Described:
         is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
         if is_second != name.startswith("ReDimNet2"):
-            raise ValueError(f"its model_config is that of a ReDimNet{2 if is_second else ''}")
+            raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
         defaults, sizes, read = (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
         _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
         values = {**defaults, **config}
@@ -162,21 +162,21 @@ def _describe(name: str, config: Mapping[str, Any]) -> Describe:
 
 
 def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
-    """Refuse options that would change the network or its features and are not supported."""
+    """Refuse unsupported options that would change the network or its features."""
     features = config.get("spec_params") or {}
     if not isinstance(features, Mapping):
-        raise ValueError(f"its model_config has spec_params: {features!r}, expected options by name")
-    of_features = {*KNOWN_FEATURES, *FEATURES_FOR_TRAINING, *_SIGNAL}
-    for given, known, values in ((config, options, KNOWN_VALUES), (features, of_features, KNOWN_FEATURES)):
+        raise ValueError(f"its model_config has spec_params: {features!r}; expected a mapping of options")
+    feature_options = {*KNOWN_FEATURES, *FEATURES_FOR_TRAINING, *_SIGNAL}
+    for given, known, values in ((config, options, KNOWN_VALUES), (features, feature_options, KNOWN_FEATURES)):
         for option, value in given.items():
             if option not in known:
-                raise ValueError(f"its model_config has {option}, which is not known here; {suggestion(option, known)}")
+                raise ValueError(f"its model_config has the unknown option {option}; {suggestion(option, known)}")
             if option in values and value not in values[option]:
-                raise ValueError(f"its model_config has {option}: {value}, known here: {values[option][0]}")
+                raise ValueError(f"its model_config has {option}: {value}; only {values[option][0]} is supported")
 
 
 def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The front end; the number of bands is that of the network."""
+    """The front end, without the number of bands, which follows from the network."""
     given = config.get("spec_params") or {}
     found = FRONT_END | {"name": FEATURES[config.get("feat_type", "pt")]}
     for theirs, (ours, convert) in _SIGNAL.items():
@@ -206,7 +206,7 @@ def _second(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values["group_divisor"]:
-        raise ValueError("its model_config has no group_divisor, known here: a number of channels")
+        raise ValueError("its model_config has no group_divisor; expected a number of channels")
     return {
         "channels": values["C"],
         "block": values["block_2d_type"],
@@ -218,12 +218,12 @@ def _common(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size_of(name: str, sizes: Mapping[str, type], options: Mapping[str, Any]) -> str:
-    """The name of the published size with these options; the requested name if there is none."""
+    """The name of the published size with these options, or the requested name if there is none."""
     found = [
         size
         for size, kind in sizes.items()
         if all(default_of(kind, option) == options[option] for option in ("stages", "channels"))
     ]
     if found and name in sizes and name not in found:
-        raise ValueError(f"its model_config is that of {found[0]}")
+        raise ValueError(f"its model_config describes {found[0]}")
     return name if name in sizes else next(iter(found or sizes))

@@ -35,7 +35,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def ecapa(weights: Weights) -> Described:
-    """ECAPA-TDNN of any width, with mirrored edges; 3D-Speaker took over the definition and its names."""
+    """ECAPA-TDNN of any width, with mirrored edges; 3D-Speaker uses the same definition and names."""
     channels, num_mels, _ = first_shape(weights, "blocks.0.conv.conv.weight")
     aggregate = first_shape(weights, "mfa.conv.conv.weight")[0]
     options = {"channels": channels, "aggregate_channels": aggregate, "speechbrain": True}

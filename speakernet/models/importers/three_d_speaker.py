@@ -1,4 +1,4 @@
-"""Checkpoints of 3D-Speaker (github modelscope/3D-Speaker, commit 09e7806): bare state dictionaries of the network."""
+"""Checkpoints of 3D-Speaker (github modelscope/3D-Speaker, commit 09e7806): plain state dictionaries of the network."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from speakernet.models.importers.wespeaker import FUSIONS, RES2, campplus, ends_
 SOURCE = "3dspeaker"
 FRONT_END = {"name": "fbank", "scale": 1.0, "window": "povey", "normalize": "mean"}
 UNUSED: dict[str, str] = {}
-# Added to the variance in its statistics; CAM++ adds nothing, which a gradient cannot bear.
+# Added to the variance in its statistics; CAM++ adds nothing, but a gradient needs a small floor.
 VARIANCE_FLOOR = 1e-8
 LEAST_FLOOR = 1e-12
-# Channels of a group are counted in these parts of the stage's.
+# The width of a group is channels x base width / 64.
 WIDTH_UNIT = 64
 
 _RULES: tuple[Rule, ...] = (

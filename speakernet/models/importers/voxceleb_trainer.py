@@ -1,8 +1,8 @@
-"""Checkpoints of voxceleb_trainer (github clovaai/voxceleb_trainer, commit f51bab8) and of its forks.
+"""Checkpoints of voxceleb_trainer (github clovaai/voxceleb_trainer, commit f51bab8) and its forks.
 
-Four shapes are known: the 2026 format (`model_state_dict` with keys `__S__.*` and `__L__.*`, and optimizer, schedule
-and epoch), bare state dictionaries, either of them with `module.` before the names, and `{"model": …}` (RawNet3,
-network only). Constant buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded over them.
+Supported are the 2026 format (`model_state_dict` with keys `__S__.*` and `__L__.*`, optimizer, schedule and epoch),
+plain state dictionaries, both also with the prefix `module.`, and `{"model": …}` (RawNet3, network only). Constant
+buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
 SOURCE = "voxceleb_trainer"
-# Filterbanks of different releases of torchaudio differ by rounding; another window or number of mels differs far more.
+# Filterbanks of different torchaudio releases differ by rounding; other windows or mel counts differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
 _RESIDUAL: tuple[Rule, ...] = (
@@ -68,7 +68,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "VGGVox": _VGG + _SELF_ATTENTION,
     "RawNet3": _RAW + _CHANNEL_ATTENTION,
 }
-# End of a foreign constant's name -> our value for it.
+# Suffix of a foreign constant's name -> our value.
 CONSTANTS: dict[str, Callable[[Any], Tensor]] = {
     ".spectrogram.window": lambda net: net.front_end.window,
     ".mel_scale.fb": lambda net: net.front_end.mel_bank,
@@ -77,7 +77,7 @@ CONSTANTS: dict[str, Callable[[Any], Tensor]] = {
     "filterbank.window_": lambda net: net.trunk.filterbank.window,
     "filterbank.n_": lambda net: net.trunk.filterbank.axis,
 }
-# The weights of the loss under `__L__.`: foreign name -> ours.
+# Names of the loss's weights under `__L__.` -> our names.
 HEAD_NAMES = {
     "W": "weight",
     "weight": "weight",
@@ -92,7 +92,7 @@ HEAD_NAMES = {
 }
 
 
-# A tensor that only that architecture has, tried in order; ResNets of other toolkits share most names.
+# A tensor that identifies the architecture, tried in order; ResNets of other toolkits share most names.
 _MARKS = {
     "RawNet3": "layer1.afms.alpha",
     "VGGVox": "netcnn.0.weight",
@@ -120,7 +120,7 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
     for name, value in (contents if key is None else contents[key]).items():
         plain = strip_wrappers(str(name))
         if not isinstance(value, Tensor):
-            others.append(f"{name} (no tensor)")
+            others.append(f"{name} (not a tensor)")
         elif plain.startswith("__L__."):
             head[plain.removeprefix("__L__.")] = value
         else:
@@ -129,13 +129,13 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
 
 
 def describe(contents: Mapping[str, Any]) -> Described:
-    """The network of a checkpoint that `is_ours_to_read`, as far as its tensors show it.
+    """The network of a checkpoint that `is_ours_to_read`, as far as its tensors determine it.
 
-    The pooling is empty if they do not (VGGVox without attention), the mel bands are 0 without a filterbank.
+    The pooling is empty if they do not (VGGVox without attention); the mel bands are 0 without a filterbank.
     """
     network, _, _ = split_parts(contents)
     model = recognize(network)
-    assert model is not None, "describe a checkpoint of voxceleb_trainer only"
+    assert model is not None, "the checkpoint is from voxceleb_trainer"
     embedding_dim, pooled = first_shape(network, "fc6.weight" if model == "RawNet3" else "fc.weight")
     num_mels = next((value.shape[1] for name, value in network.items() if name.endswith(".mel_scale.fb")), 0)
     if model == "VGGVox":
@@ -154,7 +154,7 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     found = recognize(network)
     if found != net.model_name:
         raise CheckpointError(
-            f"{path} is a {found} of {SOURCE}, the configuration has {net.model_name}; set model.name: {found}"
+            f"{path} is a {found} of {SOURCE}, but the configuration has {net.model_name}; set model.name: {found}"
         )
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
@@ -166,7 +166,7 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
             others.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
         else:
             weights[renamed] = value
-    # AM-softmax has its head as (dim, classes) there.
+    # Their AM-softmax stores its head as (dim, classes).
     renamed_head = {
         HEAD_NAMES.get(name, name): value.T.contiguous() if name == "W" else value for name, value in head.items()
     }
@@ -176,6 +176,6 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
 def _check_constant(name: str, found: Tensor, ours: Tensor, path: str | Path) -> None:
     if found.shape != ours.shape or float((found.float() - ours.cpu().float()).abs().max()) > CONSTANT_TOLERANCE:
         raise ValueError(
-            f"{path}: the constant {name} of shape {tuple(found.shape)} differs from this front end's, of shape "
-            f"{tuple(ours.shape)}: set n_mels, window, pre-emphasis and sample rate as in its training"
+            f"{path}: the constant {name} of shape {tuple(found.shape)} differs from this front end's of shape "
+            f"{tuple(ours.shape)}; set n_mels, window, pre-emphasis and sample rate as in its training"
         )

@@ -1,4 +1,4 @@
-"""State dictionaries of other programs in our names, and the check that weights are those of a network."""
+"""Renames state dictionaries of other toolkits and reads sizes from them."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,14 +11,14 @@ from torch import Tensor
 from speakernet.checkpoint import CheckpointError
 from speakernet.models.speaker_net import strip_wrappers
 
-# Pattern of a foreign name and its replacement; tried in order.
+# Pattern of a foreign name and its replacement; rules are tried in order.
 Rule = tuple[str, str]
 Weights = Mapping[str, Tensor]
 
 
 @dataclass
 class Translated:
-    """A foreign checkpoint in our names."""
+    """A foreign checkpoint under our names."""
 
     source: str
     weights: dict[str, Tensor]
@@ -28,26 +28,26 @@ class Translated:
 
 @dataclass(frozen=True)
 class Described:
-    """Everything of our network that the names and shapes of a checkpoint determine."""
+    """Everything that the names and shapes of a checkpoint determine about our network."""
 
     model: str
     rules: tuple[Rule, ...]
     embedding_dim: int
     num_mels: int
-    """0 if it takes samples."""
+    """0 if the input is samples."""
     pooling: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     pooling_options: Mapping[str, Any] = field(default_factory=dict)
     front_end: Mapping[str, Any] | None = None
-    """Name and options; None for those of its toolkit."""
+    """Name and options; None for the toolkit's default."""
 
 
 Describe = Callable[[Weights], Described]
-"""Describes a state dictionary; raises an error for one of another architecture."""
+"""Describes a state dictionary; raises an error if it has another architecture."""
 
 
 def rename(name: str, rules: Iterable[Rule]) -> str | None:
-    r"""Our name of a foreign parameter, None if no rule matches.
+    r"""Our name of a foreign parameter; None if no rule matches.
 
     >>> rename("layer2.bn.weight", [(r"^layer(\d)\.bn\.", r"trunk.stages.<\1-1>.norm.")])
     'trunk.stages.1.norm.weight'
@@ -55,7 +55,7 @@ def rename(name: str, rules: Iterable[Rule]) -> str | None:
     for pattern, replacement in rules:
         renamed, count = re.subn(pattern, replacement, name)
         if count:
-            # Many count their layers from one, or count more of them; our lists start from zero.
+            # Many toolkits count layers from one, or count additional ones; our lists start at zero.
             return re.sub(r"<(\d+)-(\d+)>", lambda match: str(int(match.group(1)) - int(match.group(2))), renamed)
     return None
 
@@ -63,9 +63,9 @@ def rename(name: str, rules: Iterable[Rule]) -> str | None:
 def rename_all(
     weights: Weights, rules: Sequence[Rule], unused: Mapping[str, str], shapes: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Weights in our names (the others under their own), and those that `unused` names, each with the reason.
+    """Weights under our names (under their own if no rule matches), and those matching `unused`, with the reason.
 
-    `shapes` are our own tensors: a foreign 1 x 1 convolution may be a linear layer here, or the other way round.
+    `shapes` has our tensors: a foreign 1 x 1 convolution may be a linear layer here, or vice versa.
     """
     renamed: dict[str, Tensor] = {}
     left: list[str] = []
@@ -76,7 +76,7 @@ def rename_all(
             continue
         ours = rename(name, rules) or name
         if ours in renamed:
-            raise ValueError(f"{name} and another tensor are both {ours} here")
+            raise ValueError(f"{name} and another tensor both become {ours}")
         own = tuple(shapes[ours].shape) if ours in shapes else None
         if own is not None and ((*own, 1) == tuple(value.shape) or own == (*value.shape, 1)):
             value = value.view(own)
@@ -93,7 +93,7 @@ def first_shape(weights: Weights, *names: str) -> tuple[int, ...]:
 
 
 def last_dim(weights: Weights, *names: str) -> int:
-    """The embedding's size: rows of the first of these layers that exists."""
+    """The embedding size: the rows of the first of these layers that exists."""
     return first_shape(weights, *(f"{name}.weight" for name in names))[0]
 
 
@@ -104,5 +104,5 @@ def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
             contents = contents[key]
     found = {strip_wrappers(str(name)): value for name, value in contents.items() if isinstance(value, Tensor)}
     if not found:
-        raise CheckpointError(f"{path} holds no tensors by name; give a state dictionary")
+        raise CheckpointError(f"{path} has no named tensors; expected a state dictionary")
     return found

@@ -1,7 +1,7 @@
-"""Checkpoints of wespeaker (github wenet-e2e/wespeaker, commit dfa7419): bare state dictionaries, head included.
+"""Checkpoints of wespeaker (github wenet-e2e/wespeaker, commit dfa7419): plain state dictionaries, head included.
 
-Its models share their structure, so a few sets of rules serve all of them. Mel bands, pooling and embedding layer are
-read from the shapes.
+Its models share their structure, so a few sets of rules cover all of them. Mel bands, pooling and embedding layer
+follow from the shapes.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from speakernet.models.importers.weights import Describe, Described, Rule, Weigh
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
-# Of the recipes of ReDimNet2 (`frontend: tfmel`); all others use Kaldi's features.
+# Used by the ReDimNet2 recipes (`frontend: tfmel`); all others use Kaldi's features.
 TF_FRONT_END = {"name": "tf_mel", "normalize_waveform": True}
 UNUSED = {
     r"^projection\.": "the training head",
     r"^(?:frontend(?!\.encoder\.)|spec)\.": "constants of its front end",
-    r"^xvector\.stats\.": "the pooling, which it names twice",
+    r"^xvector\.stats\.": "a second name of the pooling",
 }
 
 POOLING: tuple[Rule, ...] = (
@@ -93,7 +93,7 @@ FUSIONS: tuple[Rule, ...] = (
     (r"^fuse_mode123\.local_att\.", "trunk.fusions.1.attention."),
     (r"^fuse_mode1234\.local_att\.", "trunk.fusions.2.attention."),
 )
-# wespeaker numbers the first convolution of its fusing blocks apart from the others.
+# wespeaker names the first convolution of its fusing blocks differently from the others.
 _ERES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
     (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
@@ -132,12 +132,12 @@ _W2VBERT_ADAPTER_MFA: tuple[Rule, ...] = (
     (r"^pooling\.attention\.3\.", "pooling.attentive.expand."),
     (r"^bottleneck\.", "embedding."),
 )
-# Of `left_max_position_embeddings` and `right_max_position_embeddings` a file shows the sum.
+# A file only shows the sum of `left_max_position_embeddings` and `right_max_position_embeddings`.
 W2VBERT_RIGHT = 8
 
 
 def pooling_of(weights: Weights) -> str:
-    """TSTP if the pooling has no weights, else by its weights."""
+    """The pooling, recognised by its weights; TSTP if it has none."""
     if any(name.startswith("pool.n_query.") for name in weights):
         return "MQMHASTP"
     if "pool.linear1.weight" not in weights:
@@ -147,7 +147,7 @@ def pooling_of(weights: Weights) -> str:
 
 
 def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
-    """Rules of pooling and embedding layer, and the option for their number of layers or for a norm behind."""
+    """Rules for pooling and embedding layer, and the option for two embedding layers or a norm after one."""
     if "linear.weight" not in weights:
         is_double = "seg_2.weight" in weights
         return POOLING + (TWO_LAYERS if is_double else ONE_LAYER), {"two_layers": True} if is_double else {}
@@ -156,7 +156,7 @@ def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
 
 
 def pooled_width(weights: Weights) -> int:
-    """Channels handed to the pooling."""
+    """Input channels of the pooling."""
     per_channel = 4 if pooling_of(weights) == "MQMHASTP" else 2
     return first_shape(weights, "seg_1.weight", "bottleneck.weight")[1] // per_channel
 
@@ -171,9 +171,9 @@ def _xvector(weights: Weights) -> Described:
 def _ecapa(model: str, pooling: str) -> Describe:
     def describe(weights: Weights) -> Described:
         found = pooling_of(weights)
-        # The two names differ in the context of their attention; either may be configured with another pooling.
+        # The two names differ in the attention's context; both may be configured with another pooling.
         if found != pooling and found in ("ASTP", "GlobalASTP"):
-            raise ValueError(f"its pooling is {found}, expected {pooling} in a model of this name")
+            raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
         ends, options = ends_of(weights)
         num_mels = first_shape(weights, "layer1.conv.weight")[1]
         return Described(model, _ECAPA + ends, last_dim(weights, "linear"), num_mels, found, options)
@@ -184,7 +184,7 @@ def _ecapa(model: str, pooling: str) -> Describe:
 def _residual(
     model: str, rules: tuple[Rule, ...], last: str = "layer4.0.shortcut.0.weight", mels_to_one: int = 8
 ) -> Describe:
-    """A residual network, whose last stage widens in the layer `last`, with one row for so many mel bands."""
+    """A residual network whose last stage widens in the layer `last` and has one row per `mels_to_one` mel bands."""
 
     def describe(weights: Weights) -> Described:
         ends, options = ends_of(weights)
@@ -204,7 +204,7 @@ def _simam(model: str) -> Describe:
 
 
 def campplus(weights: Weights) -> Described:
-    """CAM++, whose definition is the same in 3D-Speaker but for the least deviation."""
+    """CAM++; 3D-Speaker's definition differs only in the variance floor."""
     dim = last_dim(weights, "xvector.dense.linear")
     head = first_shape(weights, "head.conv1.weight")[0]
     num_mels = 8 * first_shape(weights, "xvector.tdnn.linear.weight")[1] // head
@@ -239,9 +239,9 @@ def _redimnet2(model: str) -> Describe:
 
 
 def _w2vbert_adapter_mfa(weights: Weights) -> Described:
-    """w2v-BERT 2.0 before `AdapterMFA`, from the stages in which adapters are merged."""
+    """w2v-BERT 2.0 with `AdapterMFA`, after the stage that merges its LoRA adapters."""
     if any(".lora_A." in name for name in weights):
-        raise ValueError("its adapters' scale is in its configuration alone; merge them by wespeaker's merge_lora.py")
+        raise ValueError("the scale of its adapters is not in the file; merge them with wespeaker's merge_lora.py")
     layer = _W2VBERT + "encoder.layers.0."
     hidden, inputs = first_shape(weights, _W2VBERT + "feature_projection.projection.weight")
     positions, of_head = first_shape(weights, layer + "self_attn.distance_embedding.weight")
@@ -296,5 +296,5 @@ MODELS: dict[str, Describe] = {
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
     """The models of wespeaker by the names of its classes and functions."""
     if "model_config" in contents:
-        raise ValueError("the file holds a model_config, as files of the ReDimNet authors do")
+        raise ValueError("the file has a model_config, like those of the ReDimNet authors")
     return MODELS

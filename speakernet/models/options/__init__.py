@@ -1,4 +1,4 @@
-"""The options of trunks and poolings, the section that chooses them, and their tables. No torch is imported here."""
+"""The options of trunks and poolings, the section that selects them, and their tables. No torch here."""
 
 from typing import Annotated, Any
 
@@ -55,10 +55,10 @@ MODELS: dict[str, Component] = {name: part for sizes in FAMILIES.values() for na
 
 
 def pooling_of(model: str, pooling: str) -> str:
-    """The row of POOLINGS that a configuration means by `pooling` beside that model.
+    """The name in POOLINGS that `pooling` refers to in a configuration with that model.
 
     Raises:
-        ValueError: an unknown model or pooling.
+        ValueError: unknown model or pooling, or a pooling that does not fit the model.
     """
     trunk: Any = lookup(MODELS, model, "model").options
     name = trunk.poolings[0] if pooling == "auto" else pooling
@@ -66,7 +66,7 @@ def pooling_of(model: str, pooling: str) -> str:
     takes_layers = lookup(POOLINGS, name, "pooling").options.takes_layers
     if takes_layers != trunk.gives_layers:
         fitting = ", ".join(one for one in POOLINGS if POOLINGS[one].options.takes_layers == trunk.gives_layers)
-        raise ValueError(f"pooling {name} does not go with {model}; expected {fitting}")
+        raise ValueError(f"pooling {name} does not work with {model}; expected {fitting}")
     return name
 
 
@@ -74,19 +74,19 @@ class ModelOptions(Options):
     """The network between features and embedding."""
 
     name: str = "ResNetSE34L"
-    """Name of the model; `speakernet list models` shows them all."""
+    """Name of the model; `speakernet list models` shows all."""
     pooling: str = "auto"
-    """How frames become one vector; `speakernet list poolings` shows them all; auto: the model's own."""
+    """Pooling from frames to one vector; `speakernet list poolings` shows all; auto: the model's own."""
     embedding_dim: Annotated[int, Ge(1), Le(65_536)] = 256
-    """Numbers in an embedding."""
+    """Size of an embedding."""
     options: SerializeAsAny[TrunkOptions] = Field(default_factory=TrunkOptions)
-    """Further options of that model, such as {channels: 32} for ResNet or {sinc_stride: 10} for RawNet3."""
+    """Further options of the model, such as {channels: 32} for ResNet or {sinc_stride: 10} for RawNet3."""
     pooling_options: SerializeAsAny[PoolingOptions] = Field(default_factory=PoolingOptions)
-    """Further options of that pooling, such as {heads: 4} for MQMHASTP or {variance_floor: 1e-8} for TSTP."""
+    """Further options of the pooling, such as {heads: 4} for MQMHASTP or {variance_floor: 1e-8} for TSTP."""
 
     @model_validator(mode="after")
     def _fill_in_options(self) -> "ModelOptions":
-        """The defaults of the model and pooling that are named, unless their options are given."""
+        """Fill in the defaults of the named model and pooling, unless their options are given."""
         pooling = pooling_of(self.name, self.pooling)
         named = (("options", MODELS[self.name], self.name), ("pooling_options", POOLINGS[pooling], pooling))
         for field, component, name in named:

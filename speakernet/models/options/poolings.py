@@ -1,4 +1,4 @@
-"""The options of poolings, and their table. No torch is imported here."""
+"""The options of poolings, and their table. No torch here."""
 
 from typing import Annotated, ClassVar
 
@@ -8,10 +8,10 @@ from speakernet.options import Component, Options
 
 
 class PoolingOptions(Options):
-    """The base of the options of poolings; most have none."""
+    """Base class of the options of poolings; most have none."""
 
     takes_layers: ClassVar[bool] = False
-    """Whether it takes the states of all layers of a pretrained model."""
+    """Whether the pooling takes the states of all layers of a pretrained model."""
 
 
 class StatisticsPoolingOptions(PoolingOptions):
@@ -25,9 +25,9 @@ class MultiQueryPoolingOptions(PoolingOptions):
     """Attentive statistics of several queries over several groups of channels."""
 
     queries: Annotated[int, Ge(1), Le(64)] = 2
-    """Attentions over all channels; each gives statistics of its own."""
+    """Attentions over all channels, each with separate statistics."""
     heads: Annotated[int, Ge(1), Le(1024)] = 8
-    """Groups of channels with an attention of their own; they share the trunk's channels evenly."""
+    """Equal groups of the trunk's channels, each with a separate attention."""
     bottleneck: Annotated[int, Ge(1), Le(65_536)] = 64
     """Hidden channels of each attention."""
 
@@ -42,7 +42,7 @@ class LayerSumOptions(PoolingOptions):
 
 
 class MHFAOptions(PoolingOptions):
-    """Multi-head factorized attentive pooling: keys and values from layer sums of their own, one attention a head."""
+    """Multi-head factorized attentive pooling: keys and values from separate layer sums, one attention per head."""
 
     takes_layers: ClassVar[bool] = True
 
@@ -55,7 +55,7 @@ class MHFAOptions(PoolingOptions):
 
 
 class AdapterMFAOptions(PoolingOptions):
-    """An adapter for each layer, all of them joined, attentive statistics over frames (wespeaker's w2v-BERT recipe)."""
+    """An adapter for each layer, concatenated, then attentive statistics over frames (wespeaker's w2v-BERT recipe)."""
 
     takes_layers: ClassVar[bool] = True
 
@@ -81,31 +81,31 @@ POOLINGS: dict[str, Component] = {
         ),
         (
             *("ChannelSAP", "attentive_pooling:ChannelSelfAttentivePooling"),
-            "Mean over frames, weighted by attention of each channel's own.",
+            "Mean over frames, weighted by a separate attention for each channel.",
         ),
         (
             *("ChannelASP", "attentive_pooling:ChannelAttentivePooling"),
-            "Mean and standard deviation over frames, weighted by attention of each channel's own.",
+            "Mean and standard deviation over frames, weighted by a separate attention for each channel.",
         ),
         (
             *("ECA", "attentive_pooling:ContextAttentivePooling"),
-            "Attentive statistics of each channel, the attention seeing the utterance's mean and deviation (ECAPA).",
+            "Attentive statistics per channel; the attention sees the utterance's mean and deviation (ECAPA).",
         ),
         (
             *("ContextASP", "attentive_pooling:ContextFramePooling"),
-            "Attentive statistics, one weight a frame, the attention seeing the utterance's mean and deviation.",
+            "Attentive statistics, one weight per frame; the attention sees the utterance's mean and deviation.",
         ),
         (
             *("ASTP", "attentive_pooling:TanhAttentivePooling"),
-            "Attentive statistics of each channel, through a tanh (ASTP in wespeaker).",
+            "Attentive statistics per channel, with a tanh (ASTP in wespeaker).",
         ),
         (
             *("GlobalASTP", "attentive_pooling:GlobalAttentivePooling"),
-            "As ASTP, the attention seeing the utterance's mean and deviation (wespeaker's `global_context_att`).",
+            "ASTP whose attention also sees the utterance's mean and deviation (wespeaker's `global_context_att`).",
         ),
         (
             *("NormASTP", "attentive_pooling:NormedAttentivePooling"),
-            "As GlobalASTP, with ReLU and batch norm before the tanh (SpeechBrain).",
+            "GlobalASTP with ReLU and batch norm before the tanh (SpeechBrain).",
         ),
     )
 }

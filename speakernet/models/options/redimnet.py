@@ -1,4 +1,4 @@
-"""The options of ReDimNet and ReDimNet2, and their published sizes. No torch is imported here."""
+"""The options of ReDimNet and ReDimNet2, and their published sizes. No torch here."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,24 +14,24 @@ MOST_STAGES = 64
 
 
 class FoldedOptions(NormedEmbeddingOptions):
-    """The base of the options of both."""
+    """Options of both ReDimNet and ReDimNet2."""
 
     block: Literal["basic_resnet", "basic_resnet_fwse", "convnext_like", "convnext_like_relu"] = "basic_resnet"
-    """What the blocks over mels and frames are, by the name that the published configurations give it."""
+    """Kind of the blocks over mels and frames, by its name in the published configurations."""
     context: Literal["att", "conv", "conv+att"] = "conv+att"
-    """What the context, which looks along time, is made of."""
+    """Layers of the time context: attention, convolutions or both."""
     group_channels: Channels = 1
-    """Channels of a group in the blocks' convolutions."""
+    """Channels per group in the blocks' convolutions."""
 
     front_end_defaults: ClassVar = {
         **{"name": "log_mel", "num_mels": 72, "normalize": "mean"},
         **{"preemphasis": 0.97, "low_hz": 20.0, "high_hz": 7600.0, "normalize_waveform": True},
     }
     numbers: ClassVar[str]
-    """What the numbers of a stage mean; all but the width are whole, and all but the divisor above 0."""
+    """Meaning of a stage's numbers; all but the width are integers, and all but the divisor are above 0."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Stages that are none."""
+        """Malformed stages."""
         stages: Stages = self.stages  # type: ignore[attr-defined]
         names = self.numbers.split(", ")
         fits = (
@@ -50,12 +50,12 @@ class ReDimNetOptions(TwoLayerOptions, FoldedOptions):
     channels: Channels = 10
     """Channels of the first stage."""
     stages: Stages = Field(default=[[1, 2, 1, 30], [2, 3, 2, 30], [1, 3, 3, 30], [2, 4, 2, 10], [1, 3, 1, 10]])
-    """For each stage its stride along mels, blocks, how much wider they are inside, and by what its context divides the
-    channels (0: no context)."""
+    """For each stage: stride along mels, number of blocks, width factor inside the blocks, and the divisor of the
+    channels in the time context (0: no context)."""
     aggregate_channels: Annotated[int, Ge(0), Le(65_536)] = 0
     """Channels of a last convolution over frames; 0 for none."""
     pooled_norm: bool = True
-    """Batch norm behind the pooling, as the authors have it and wespeaker has not."""
+    """Batch norm after the pooling, which the authors have but wespeaker does not."""
 
     published = Published("Yakovlev et al. 2024", 192, 72, 1_068_271, 722_695_680)
     poolings = ("ASTP", "GlobalASTP")
@@ -63,18 +63,18 @@ class ReDimNetOptions(TwoLayerOptions, FoldedOptions):
 
     @property
     def has_norm_after_pooling(self) -> bool:  # type: ignore[override]
-        """Where it is asked for."""
+        """As set by `pooled_norm`."""
         return self.pooled_norm
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Those of the stages, and a norm that two embedding layers leave no place for."""
+        """Malformed stages, or a second norm with two embedding layers."""
         yield from super().problems()
         if self.two_layers and self.embedding_norm:
-            yield "embedding_norm", "true; expected false beside two_layers, which have a norm of their own"
+            yield "embedding_norm", "true; expected false with two_layers, which already include a norm"
 
 
 B4_STAGES = [[1, 4, 2, 48], [2, 4, 2, 48], [1, 6, 2, 48], [2, 6, 1, 32], [1, 8, 1, 24], [2, 4, 1, 16]]
-# The names stand for wespeaker's tables; the authors' files say in their `model_config` what they are.
+# The sizes behind the names are wespeaker's; the authors' files give theirs in `model_config`.
 REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
     name: sized(ReDimNetOptions, name, parameters, macs, defaults)
     for name, parameters, macs, defaults in (
@@ -119,7 +119,7 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
 
 
 def _halving(divisors: Sequence[int], widths: Sequence[float]) -> list[list[float]]:
-    """Six stages that halve mels and frames in turn."""
+    """Six stages that alternately halve mels and frames."""
     strides = ((1, 1), (2, 1), (1, 2), (2, 1), (1, 2), (2, 1))
     rows = zip(strides, (2, 3, 4, 5, 4, 3), widths, divisors, strict=True)
     return [[*stride, num_blocks, width, 3, 3, divisor] for stride, num_blocks, width, divisor in rows]
@@ -135,16 +135,16 @@ class ReDimNet2Options(FoldedOptions):
     channels: Channels = 12
     """Channels of the first stage."""
     stages: Stages = _halving((36, 36, 36, 36, 18, 18), NARROW)
-    """For each stage its strides along mels and frames, blocks, how much wider they are inside, the kernel along mels
-    and frames of blocks that have a choice, and by what its context divides the channels (0: no context)."""
+    """For each stage: strides along mels and frames, number of blocks, width factor inside the blocks, kernels along
+    mels and frames (if the blocks use them), and the divisor of the channels in the time context (0: no context)."""
     grouped_strides: bool = True
-    """Group the striding convolutions as far as their channels allow."""
+    """Group the strided convolutions as far as their channels allow."""
     aggregate_channels: Annotated[int, Ge(0), Le(65_536)] = 64
     """Channels of the last 1 x 1 convolution; 0 for none."""
     keeps_mels: bool = False
-    """Lay out the frames as channels and mels before that convolution (or the pooling), else as they were folded."""
+    """Unfold the frames into channels and mels before that convolution (or the pooling), else leave them folded."""
     joins_both: bool = False
-    """What each stage holds before and behind its context joins the maps (`dual_agg`)."""
+    """Add each stage's values from both before and after its context to the maps (`dual_agg`)."""
     map_norm: bool = False
     """Group norm of every map before it joins the others (`agg_gnorm`)."""
 

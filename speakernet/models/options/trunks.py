@@ -1,4 +1,4 @@
-"""The options of trunks, one class a family, and what each says of itself. No torch is imported here."""
+"""The options of trunks, one class per family, with facts about each. No torch here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -12,66 +12,66 @@ Channels = Annotated[int, Ge(8), Le(16_384)]
 PlaneChannels = Annotated[int, Ge(8), Le(4096)]
 Blocks = list[Annotated[int, Ge(1), Le(1000)]]
 Strides = list[Annotated[int, Ge(1), Le(16)]]
-# Blocks of each stage (He et al. 2016, table 1); ResNet-50 has as many, of three convolutions each.
+# Blocks of each stage (He et al. 2016, table 1); ResNet-50 has the same number, of three convolutions each.
 RESNET34 = (3, 4, 6, 3)
 ECAPA_GROUPS = 8
 """Groups of channels in ECAPA-TDNN's split."""
 
 
 class Published(NamedTuple):
-    """The published model of a family or size; a slow test counts its parameters and operations again."""
+    """The published model of a family or size; a slow test recounts its parameters and operations."""
 
     paper: str = ""
     dim: int = 256
-    """Numbers in an embedding."""
+    """Size of an embedding."""
     mels: int = 80
-    """Mel bands; 0 if it takes samples."""
+    """Mel bands; 0 if the input is samples."""
     parameters: int = 0
     macs: int = 0
     """Multiply-accumulate operations from the features of 2 seconds to the embedding."""
 
 
 class TrunkOptions(Options):
-    """Facts about a network between features and pooling, and the base of its options."""
+    """Base class of the options of trunks, with facts about the network."""
 
     published: ClassVar[Published] = Published()
     front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank"}
-    """The front end of its published definition: name, and the values that `auto` stands for."""
+    """Front end of the published definition: its name, and the values that `auto` stands for."""
     poolings: ClassVar[Sequence[str]] = ("TSTP",)
-    """The pooling of its published definition, and others that the tests run over; any other works as well."""
+    """Pooling of the published definition, then others that the tests cover; any other works as well."""
     pooling_names: ClassVar[Mapping[str, str]] = {}
-    """Common names of poolings that mean another pooling in this network."""
+    """Common pooling names that mean another pooling in this network."""
     gives_layers: ClassVar[bool] = False
-    """Whether it gives the states of all its layers, for which there are poolings of their own."""
+    """Whether the trunk outputs the states of all its layers, which need special poolings."""
     training_only: ClassVar[frozenset[str]] = frozenset()
     """Options of training that do not describe the network."""
     has_norm_after_pooling: ClassVar[bool] = False
-    """Whether there is a batch norm between pooling and embedding layer."""
+    """Whether a batch norm follows the pooling."""
     embedding_layer: ClassVar[str] = "linear"
     """The layer from pooled vector to embedding, see `speakernet.models.layers.make_embedding`."""
 
 
 class TwoLayerOptions(TrunkOptions):
-    """The base of trunks that may be followed by two embedding layers."""
+    """Base class for trunks that may be followed by two embedding layers."""
 
     two_layers: bool = False
     """Two embedding layers (`two_emb_layer` in wespeaker)."""
 
     @property
     def embedding_layer(self) -> str:  # type: ignore[override]
-        """Two linear layers if they are chosen."""
+        """As set by `two_layers`."""
         return "two_linear" if self.two_layers else super().embedding_layer
 
 
 class NormedEmbeddingOptions(TrunkOptions):
-    """The base of trunks whose embedding layer may have a batch norm behind it."""
+    """Base class for trunks whose embedding layer may be followed by a batch norm."""
 
     embedding_norm: bool = False
-    """Batch norm behind the embedding layer (`emb_bn` in wespeaker and ReDimNet)."""
+    """Batch norm after the embedding layer (`emb_bn` in wespeaker and ReDimNet)."""
 
     @property
     def embedding_layer(self) -> str:  # type: ignore[override]
-        """A linear layer, and a batch norm if it is chosen."""
+        """As set by `embedding_norm`."""
         return "normed_linear" if self.embedding_norm else super().embedding_layer
 
 
@@ -87,7 +87,7 @@ def sized(
     fields = {option: owner.model_fields[option] for option in defaults or {}}
     namespace: dict[str, Any] = {
         **{"__module__": owner.__module__, "__qualname__": name, "__doc__": owner.__doc__},
-        # Classes made at run time have no source to read docstrings from.
+        # A class created at run time has no source from which to read docstrings.
         "model_config": ConfigDict(use_attribute_docstrings=False),
         "__annotations__": {option: field.rebuild_annotation() for option, field in fields.items()},
         "published": owner.published._replace(parameters=parameters, macs=macs),
@@ -116,10 +116,10 @@ class ResNetSE34V2Options(TrunkOptions):
 
 
 class ResNetOptions(TrunkOptions):
-    """Residual network whose size is set by options; the defaults make a small one that trains fast on CPUs."""
+    """Residual network of any size; the defaults give a small network that trains fast on CPUs."""
 
     channels: PlaneChannels = 16
-    """Channels of the first stage; each following stage has twice as many."""
+    """Channels of the first stage; each later stage has twice as many."""
     blocks: Blocks = Field(default=[2, 2, 2, 2])
     """Residual blocks of each stage; [3, 4, 6, 3] is ResNet-34."""
     stem_stride: Annotated[int, Ge(1), Le(16)] = 1
@@ -127,22 +127,22 @@ class ResNetOptions(TrunkOptions):
     gated: bool = False
     """Squeeze-and-excitation in every block."""
     mel_strides: Strides = Field(default=[])
-    """Stride along mels of each stage; empty: 1, then 2 in all others. [2, 2, 2, 2] is golden gemini's."""
+    """Stride along mels of each stage; empty: 1, then 2 in all others. Golden Gemini has [2, 2, 2, 2]."""
     frame_strides: Strides = Field(default=[])
-    """Stride along frames of each stage; empty: 1, then 2 in all others. [1, 2, 1, 1] is golden gemini's."""
+    """Stride along frames of each stage; empty: 1, then 2 in all others. Golden Gemini has [1, 2, 1, 1]."""
 
     published = Published("He et al. 2016", 256, 80, 1_355_504, 543_631_360)
     front_end_defaults: ClassVar = {"name": "log_mel"}
     poolings = ("TSTP", "ASP", "ChannelASP")
 
     def problems(self):  # type: ignore[no-untyped-def]
-        """No stage, or more than fit any input."""
+        """No stages, too many for any input, or strides that do not match them."""
         if not 1 <= len(self.blocks) <= 8:
             yield "blocks", f"{self.blocks}; expected the block counts of 1 to 8 stages"
         for name in ("mel_strides", "frame_strides"):
             strides = getattr(self, name)
             if strides and len(strides) != len(self.blocks):
-                yield name, f"{strides} for blocks {self.blocks}; expected a stride of each stage, or none at all"
+                yield name, f"{strides} for blocks {self.blocks}; expected one stride per stage, or none"
 
 
 class VGGVoxOptions(TrunkOptions):
@@ -157,11 +157,11 @@ class RawNet3Options(TrunkOptions):
     """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions."""
 
     sinc_stride: Annotated[int, Ge(1), Le(10_000)] = 10
-    """Hop of the filterbank in samples; 10 in the published model, larger is faster and coarser."""
+    """Hop of the filterbank in samples; 10 in the published model, larger is faster but coarser."""
     channels: Channels = 1024
     """Channels of the blocks."""
     scale: Annotated[int, Ge(1), Le(64)] = 8
-    """Groups of a block's multi-scale convolution."""
+    """Groups in a block's multi-scale convolution."""
 
     published = Published("Jung et al. 2022", 256, 0, 16_280_322, 9_521_052_160)
     front_end_defaults: ClassVar = {"name": "raw"}
@@ -184,15 +184,15 @@ class XVectorOptions(TrunkOptions):
 
 
 class ECAPAOptions(NormedEmbeddingOptions):
-    """ECAPA-TDNN as wespeaker has it (the default) or as SpeechBrain and 3D-Speaker have it."""
+    """ECAPA-TDNN in the variant of wespeaker (the default), or of SpeechBrain and 3D-Speaker."""
 
     channels: Channels = 512
     """Channels of the blocks, a multiple of 8."""
     aggregate_channels: Channels = 1536
-    """Channels of the layer that sees all blocks."""
+    """Channels of the layer that combines all blocks."""
     speechbrain: bool = False
-    """Edges mirrored instead of padded with zeros, the first group of each split passed on instead of the last, batch
-    norm behind the aggregation."""
+    """SpeechBrain's variant: edges mirrored instead of zero-padded, the first instead of the last group of each split
+    passed through, batch norm after the aggregation."""
 
     published = Published("Desplanques et al. 2020", 192, 80, 6_190_720, 1_037_271_040)
     poolings = ("GlobalASTP", "ASTP", "NormASTP")
@@ -200,7 +200,7 @@ class ECAPAOptions(NormedEmbeddingOptions):
     has_norm_after_pooling = True
 
     def problems(self):  # type: ignore[no-untyped-def]
-        """Channels that the groups do not share evenly."""
+        """Channels that cannot be split evenly into groups."""
         if self.channels % ECAPA_GROUPS:
             yield "channels", f"{self.channels}; expected a multiple of {ECAPA_GROUPS}"
 
@@ -215,13 +215,13 @@ class DeepResNetOptions(TwoLayerOptions):
     """Residual network of a published depth, as wespeaker trains it on VoxCeleb."""
 
     channels: PlaneChannels = 32
-    """Channels of the first stage; each following stage has twice as many."""
+    """Channels of the first stage; each later stage has twice as many."""
 
     published = Published("He et al. 2016", 256, 80, 4_105_440, 2_168_606_720)
     blocks: ClassVar[Sequence[int]] = (2, 2, 2, 2)
-    """Of each stage."""
+    """Blocks of each stage."""
     has_bottlenecks: ClassVar[bool] = False
-    """Whether its blocks are of three convolutions instead of two."""
+    """Whether a block has three convolutions instead of two."""
 
 
 RESNETS: dict[str, type[Any]] = {"ResNet18": DeepResNetOptions} | {
@@ -241,7 +241,7 @@ class SimAMResNetOptions(TrunkOptions):
     """Residual network whose blocks scale every value by SimAM, an attention without weights."""
 
     channels: PlaneChannels = 64
-    """Channels of the first stage; each following stage has twice as many."""
+    """Channels of the first stage; each later stage has twice as many."""
 
     published = Published("Qin et al. 2022", 256, 80, 25_213_760, 18_132_541_440)
     poolings = ("ASP",)
@@ -269,10 +269,10 @@ GEMINIS: dict[str, type[Any]] = {
 
 
 class Res2NetOptions(TwoLayerOptions):
-    """Res2Net-34 of wespeaker and 3D-Speaker: two groups a block, one of which is convolved."""
+    """Res2Net-34 of wespeaker and 3D-Speaker: two groups per block, one of which is convolved."""
 
     channels: PlaneChannels = 32
-    """Channels of the first stage; 32 is wespeaker's base, 64 its large one."""
+    """Channels of the first stage; wespeaker's base model has 32, its large one 64."""
 
     published = Published("Gao et al. 2019", 256, 80, 4_689_024, 1_711_165_440)
 
@@ -288,17 +288,17 @@ class ERes2NetOptions(TwoLayerOptions):
     """Enhanced Res2Net: groups fused by attention within later blocks, and stages fused from the bottom up."""
 
     channels: PlaneChannels = 32
-    """Channels of the first stage; each following stage has twice as many."""
+    """Channels of the first stage; each later stage has twice as many."""
     base_width: Annotated[int, Ge(1), Le(4096)] = 32
-    """Channels of a group, in 64ths of the stage's."""
+    """Channels per group, in 64ths of the stage's channels."""
     scale: Annotated[int, Ge(1), Le(64)] = 2
-    """Groups of a block."""
+    """Groups per block."""
     expansion: Annotated[int, Ge(1), Le(64)] = 2
-    """Channels of a block's output, in the stage's."""
+    """Output channels of a block, as a multiple of the stage's channels."""
 
     published = Published("Chen et al. 2023", 192, 80, 6_610_688, 3_360_174_080)
     first_joined_stage: ClassVar[int] = 0
-    """The first stage that is fused with those after it."""
+    """The first stage that is fused with later stages."""
 
 
 ERES2NETS: dict[str, type[Any]] = {

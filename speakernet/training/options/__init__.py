@@ -1,6 +1,6 @@
-"""The options of optimizers, the trainer and its machine, and the table of the first. No torch here.
+"""The options of optimizers, trainer and machine, and the table of optimizers. No torch here.
 
-What depends on the machine (no GPU, no C++ compiler) is not checked here: a configuration reads the same on any.
+Nothing here checks what depends on the machine (a GPU, a C++ compiler): a configuration is valid on any machine.
 """
 
 from collections.abc import Iterator
@@ -38,15 +38,15 @@ class OptimizerOptions(Options):
     name: str = "adam"
     """sgd, adam, adamw, radam or nadam."""
     learning_rate: LearningRate = 1e-3
-    """Learning rate at the top of the schedule."""
+    """Peak learning rate of the schedule."""
     network_learning_rate_factor: Annotated[float, Gt(0.0), Le(1000.0)] = 1.0
-    """Factor of the network's learning rate; the head of the loss has the learning rate itself."""
+    """Factor on the network's learning rate; the head of the loss uses the learning rate itself."""
     weight_decay: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
     """Weight decay: decoupled for adamw, an L2 term in the gradient for the others."""
     decay_norms_and_biases: bool = False
     """Apply weight decay to normalisation weights and biases too, as voxceleb_trainer does."""
     fused: Switch = "auto"
-    """Update all weights in one kernel; auto: if torch has it for the device."""
+    """Update all weights in one kernel; auto: if torch supports it on the device."""
 
 
 class SgdOptions(OptimizerOptions):
@@ -56,10 +56,10 @@ class SgdOptions(OptimizerOptions):
     momentum: Decay = 0.9
     """Momentum."""
     nesterov: bool = True
-    """Whether the momentum looks ahead (Nesterov)."""
+    """Use Nesterov momentum."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Nesterov's look ahead needs a momentum."""
+        """Nesterov needs a momentum."""
         if self.nesterov and self.momentum == 0:
             yield "nesterov", "Nesterov needs momentum above 0; set optimizer.momentum or optimizer.nesterov: false"
 
@@ -81,33 +81,33 @@ OPTIMIZERS: dict[str, Component] = {
     "adam": Component(AdamOptions, "speakernet.training.optimizers:adam"),
     "adamw": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with decoupled weight decay."),
     "radam": Component(
-        AdamOptions, "speakernet.training.optimizers:adam", "Rectified Adam: its own warm-up of the variance estimate."
+        AdamOptions, "speakernet.training.optimizers:adam", "Rectified Adam: warms up its variance estimate."
     ),
-    "nadam": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with Nesterov's look-ahead."),
+    "nadam": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with Nesterov momentum."),
 }
 
 
 class StageOptions(Options):
-    """One of several stages: in sections as a configuration has them, the options in which it differs from the last."""
+    """One of several stages: the options that differ from the previous stage, in the sections of a configuration."""
 
     name: Annotated[str, StringConstraints(pattern=r"^\w{1,40}$")]
-    """In log, report and `--stage`, and of its folder."""
+    """Name in log, report and `--stage`, and of the stage's folder."""
     epochs: Count
-    """Of this stage."""
+    """Epochs of this stage."""
     data: Changes = Field(default={})
     """Crops, batches and sampler."""
     augment: Changes = Field(default={})
-    """Any of its options."""
+    """Any option of the section."""
     model: Changes = Field(default={})
-    """Under options, what of a pretrained backbone is trained, and how."""
+    """Under options: what of a pretrained backbone is trained, and how."""
     loss: Changes = Field(default={})
     """Margin, scale and inter_top_k."""
     optimizer: Changes = Field(default={})
-    """Any of its options."""
+    """Any option of the section."""
     schedule: Changes = Field(default={})
-    """Any of its options."""
+    """Any option of the section."""
     training: Changes = Field(default={})
-    """What holds for each stage alone, such as accumulation_steps and ema_decay."""
+    """Options that each stage can set, such as accumulation_steps and ema_decay."""
 
 
 class TrainingOptions(Options):
@@ -116,53 +116,53 @@ class TrainingOptions(Options):
     initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     initial_weight: Share = 0.0
-    """Share of initial_model's weights in every model that is evaluated and kept (0.3 loses less elsewhere)."""
+    """Share of initial_model's weights in every evaluated and saved model (0.3 loses less on other data)."""
     freeze_epochs: CountOrZero = 0
-    """First epochs, in which only the head of the loss learns; needs initial_model."""
+    """Number of first epochs in which only the head of the loss is trained; needs initial_model."""
     freeze_norm_statistics: bool = False
-    """Keep the running statistics of batch norm as they are in initial_model."""
+    """Keep the batch-norm running statistics of initial_model."""
     max_epochs: Count = 40
-    """Epochs in all; raising it continues a finished run."""
+    """Total epochs; raising it continues a finished run."""
     test_interval: Count = 5
     """Epochs between two evaluations on the validation trials (the last epoch is always evaluated)."""
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
     reference_batch: CountOrZero = 0
-    """Utterances per optimizer step that the learning rates were chosen for; 0: as many as this run has."""
+    """Utterances per optimizer step for which the learning rates were chosen; 0: those of this run."""
     batch_scaling: Literal["off", "linear", "sqrt"] = "off"
-    """Multiply all learning rates by the batch divided by reference_batch, or by the square root of that."""
+    """Multiply all learning rates by the ratio of the batch to reference_batch, or by its square root."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and the trackers."""
     trackers: list[Literal["tensorboard", "wandb", "mlflow", "csv"]] = Field(default=["tensorboard"])
-    """Where curves, configuration, figures and the model file go too; wandb and mlflow: pip install '.[trackers]'."""
+    """Where to send curves, configuration, figures and model file; wandb and mlflow: pip install '.[trackers]'."""
     patience: CountOrZero = 0
     """Stop after this many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0
-    """Optimizer steps between two writes of last.pt, besides the end of each epoch; 0: only there."""
+    """Optimizer steps between writes of last.pt, in addition to the end of each epoch; 0: only at the end."""
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = 10.0
-    """Write last.pt at least this often; 0 turns it off."""
+    """Minutes between writes of last.pt, at most; 0 turns it off."""
     max_bad_steps: Count = 10
-    """Steps in a row with a non-finite loss or gradient after which the run stops."""
+    """Stop the run after this many steps in a row with a non-finite loss or gradient."""
     average_checkpoints: Annotated[int, Ge(0), Le(100_000)] = 0
     """Average the weights of the last N epochs at the end (batch-norm statistics recomputed); 0 turns it off."""
     final_model: Literal["best", "last"] = "best"
-    """Which model best.pt is: that of the lowest validation EER, or the last one."""
+    """The model in best.pt: that with the lowest validation EER, or the last one."""
     ema_statistics: Literal["averaged", "measured"] = "averaged"
-    """Batch-norm statistics of the moving average: averaged with the weights, or measured for each evaluation."""
+    """Batch-norm statistics of the moving average: averaged like the weights, or measured for each evaluation."""
     keep_checkpoints: CountOrZero = 3
-    """Older models kept in checkpoints/, newest first."""
+    """Number of most recent models kept in checkpoints/."""
     compress_checkpoints: bool = False
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
     max_grad_norm: NotNegative = 5.0
-    """Gradients are scaled down to this norm; 0 turns clipping off (the norm is logged all the same)."""
+    """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
     gradient_cache: Switch = "auto"
     """Two passes for metric losses with accumulation, which keeps all negatives; off: refuse the combination."""
     stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
-    """Stages one after the other, each with its epochs and the options that change with it; empty: a single one."""
+    """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
-    """Name of the stage to begin with: those before it are taken as they are in the run folder."""
+    """Name of the stage to start with; earlier stages are used as they are in the run folder."""
     large_margin_epochs: CountOrZero = 0
-    """Epochs of a last stage with a larger margin and longer crops, short for an entry of stages; 0: no such stage."""
+    """Epochs of a final stage with a larger margin and longer crops (shorthand for an entry in stages); 0: none."""
     large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
     """Margin of that stage."""
     large_margin_crop_frames: Frames = 600
@@ -172,19 +172,19 @@ class TrainingOptions(Options):
     large_margin_learning_rate: LearningRate = 1e-4
     """Learning rate at the start of that stage."""
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
-    """Where that stage's learning rate ends; auto: a quarter of its start."""
+    """Learning rate at the end of that stage; auto: a quarter of its start."""
     large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
-    """How the learning rate falls: in equal factors, warm-up included (wespeaker), or half a cosine after it."""
+    """Fall of the learning rate: exponential, warm-up included (wespeaker), or half a cosine after the warm-up."""
     large_margin_warmup_epochs: Epochs = 0.0
     """Epochs of linear warm-up of that stage."""
     large_margin_augment: bool = True
-    """Augment that stage's audio like the one before (never its speed)."""
+    """Augment that stage's audio as in the previous stage (but never its speed)."""
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
     """Folder or address (s3://…) for copies of checkpoints and results; a run in an empty folder resumes from them."""
     ema_decay: Decay = 0.0
-    """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
+    """Keep an exponential moving average of the weights (e.g. 0.999) and evaluate it; 0 turns it off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect."""
@@ -193,13 +193,13 @@ class TrainingOptions(Options):
         if self.batch_scaling != "off" and not self.reference_batch:
             yield (
                 "batch_scaling",
-                f"{self.batch_scaling} needs reference_batch, the batch that the rates were chosen for",
+                f"{self.batch_scaling} needs reference_batch, the batch for which the rates were chosen",
             )
         names = [one.name for one in self.stages] + ([LARGE_MARGIN] if self.large_margin_epochs else [])
         if len(set(names)) < len(names):
-            yield "stages", f"{', '.join(names)}; expected names of their own"
+            yield "stages", f"{', '.join(names)}; expected unique names"
         if self.stages and self.max_epochs != self.stages[0].epochs:
-            yield "max_epochs", f"{self.max_epochs} beside stages, each of which has its own epochs; leave it out"
+            yield "max_epochs", f"{self.max_epochs} together with stages, each of which sets its epochs; remove it"
         if self.stage and self.stage not in names:
             yield (
                 "stage",
@@ -214,7 +214,7 @@ class TrainingOptions(Options):
         if self.ema_statistics == "measured" and self.freeze_norm_statistics:
             yield (
                 "ema_statistics",
-                "measured contradicts freeze_norm_statistics: true; leave one out",
+                "measured contradicts freeze_norm_statistics: true; remove one of them",
             )
 
 
@@ -222,31 +222,31 @@ class RuntimeOptions(MachineOptions):
     """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """auto: bf16 if the device computes it natively, else fp16 on a GPU, else float32 (no)."""
+    """auto: bf16 if the device supports it natively, else fp16 on a GPU, else float32 (no)."""
     loss_scale: Annotated[float, Gt(0.0), Le(2.0**40)] = 65536.0
-    """fp16 only: initial factor of the loss, so that small gradients do not vanish."""
+    """fp16 only: initial factor on the loss, which keeps small gradients from vanishing."""
     loss_scale_growth_interval: Count = 2000
     """fp16 only: good steps after which the scale doubles."""
     compile: Literal["auto", "off", "on"] = "auto"
-    """Compile the network; auto: if the remaining steps repay the cost."""
+    """Compile the network; auto: if it pays over the remaining steps."""
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
     """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
-    """torch.compile's mode; reduce-overhead (CUDA graphs) and max-autotune act on GPUs."""
+    """Mode of torch.compile; reduce-overhead (CUDA graphs) and max-autotune only matter on GPUs."""
     profiling: bool = False
     """Profile some steps: traces for TensorBoard and Perfetto in the run folder, a table in the log."""
     profile_steps: Annotated[int, Ge(1), Le(100_000)] = 5
-    """Optimizer steps recorded by the profiler, after as many of warm-up."""
+    """Optimizer steps to profile, after as many warm-up steps."""
     seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = DEFAULT_SEED
-    """Every random choice follows from this number."""
+    """Seed of every random choice."""
     channels_last: Switch = "auto"
     """Memory layout of 2-D convolution weights; auto: on, except for float32 on a GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time; turns keep_memory off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Kernels that are chosen by timing are not the same every time."""
+        """Kernels chosen by timing may differ between runs."""
         if self.deterministic and self.cudnn_benchmark is True:
-            yield "cudnn_benchmark", "on together with deterministic: true; benchmark mode picks kernels by timing"
+            yield "cudnn_benchmark", "on contradicts deterministic: true, since it picks kernels by timing"
         if self.deterministic and self.compile == "on" and self.compile_mode == "max-autotune":
-            yield "compile_mode", "max-autotune picks kernels by timing, which deterministic: true forbids"
+            yield "compile_mode", "max-autotune contradicts deterministic: true, since it picks kernels by timing"

@@ -1,4 +1,4 @@
-"""The options of schedules of learning rate and margin, and their table. No torch is imported here."""
+"""The options of the schedules of learning rate and margin, and the table of schedules. No torch here."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ DECAY_INTERVAL = 10.0  # epochs; voxceleb_trainer's, with its default test_inter
 
 
 class ScheduleOptions(Options):
-    """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
+    """How learning rate and margin change over the run, as pure functions of the optimizer step."""
 
     name: str = "cosine"
     """constant, constant_with_warmup, step, linear, cosine, cosine_restarts, polynomial, one_cycle, plateau, …"""
@@ -30,10 +30,10 @@ class ScheduleOptions(Options):
     warmup_epochs: Epochs = 0.0
     """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
     warmup_overlaps: bool = False
-    """The schedule begins with the run and the warm-up is a factor on it (wespeaker), not a stretch before it."""
+    """Start the schedule with the run, multiplied by the warm-up (wespeaker), instead of after the warm-up."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """A ramp has to end after it began."""
+        """A ramp must end after it begins."""
         if self.margin != "constant" and self.margin_end_epoch <= self.margin_begin_epoch:
             yield (
                 "margin_end_epoch",
@@ -50,52 +50,52 @@ class ConstantWithWarmupOptions(ScheduleOptions):
 
 
 class FloorOptions(ScheduleOptions):
-    """Options of cosine and linear, and the base of other schedules that end at a floor."""
+    """Options of cosine and linear, and the base class of other schedules that end at a floor."""
 
     final_learning_rate: Annotated[float, Ge(0.0), Le(1000.0)] = 1e-6
-    """The learning rate at the end; the minimum of plateau."""
+    """Learning rate at the end of the run; for plateau, the minimum."""
 
 
 class StepOptions(ScheduleOptions):
-    """Times `decay` after each `decay_interval` epochs."""
+    """The learning rate is multiplied by `decay` every `decay_interval` epochs."""
 
     name: str = "step"
     decay: Factor = DECAY
-    """The factor."""
+    """Factor on the learning rate."""
     decay_interval: Interval = DECAY_INTERVAL
-    """Epochs between two factors."""
+    """Epochs between two reductions."""
 
 
 class ExponentialOptions(ScheduleOptions):
-    """Down in equal factors: to `final_learning_rate` at the end, or by `decay` every `decay_interval` epochs."""
+    """Exponential decay: to `final_learning_rate` at the end, or by `decay` every `decay_interval` epochs."""
 
     name: str = "exponential"
     final_learning_rate: LearningRate | Literal["auto"] = "auto"
-    """Where the learning rate ends; auto: it falls by `decay`."""
+    """Learning rate at the end of the run; auto: determined by `decay`."""
     decay: Factor | Literal["auto"] = "auto"
-    """The factor; auto: that of step, if there is no final_learning_rate."""
+    """Factor per decay_interval; auto: the default of step, unless there is a final_learning_rate."""
     decay_interval: Interval = DECAY_INTERVAL
-    """Epochs per factor."""
+    """Epochs per `decay`."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """An end and a factor contradict each other."""
+        """A final learning rate and a factor contradict each other."""
         yield from super().problems()
         if self.decay != "auto" and self.final_learning_rate != "auto":
             yield (
                 "final_learning_rate",
-                f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential falls to the one or by "
-                "the other: give one of them",
+                f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential uses only one of them, "
+                "remove the other",
             )
 
 
 class CosineRestartsOptions(FloorOptions):
-    """Half cosines one after the other, each `restart_factor` times as long as the one before (SGDR)."""
+    """Successive half cosines, each `restart_factor` times as long as the previous (SGDR)."""
 
     name: str = "cosine_restarts"
     restart_epochs: Annotated[float, Gt(0.0), Le(1e6)] = 10.0
     """Length of the first cycle, in epochs."""
     restart_factor: Annotated[float, Ge(1.0), Le(1000.0)] = 2.0
-    """Each cycle is this many times as long as the one before."""
+    """Length of each cycle relative to the previous one."""
 
 
 class PolynomialOptions(FloorOptions):
@@ -115,13 +115,13 @@ class OneCycleOptions(FloorOptions):
 
 
 class PlateauOptions(FloorOptions):
-    """The top, times `decay` whenever `plateau_patience` evaluations brought no better EER."""
+    """The top, multiplied by `decay` whenever `plateau_patience` evaluations did not improve the EER."""
 
     name: str = "plateau"
     decay: Factor = DECAY
-    """The factor."""
+    """Factor on the learning rate."""
     plateau_patience: Count = 3
-    """Evaluations without a better EER before the next factor."""
+    """Evaluations without a better EER before the next reduction."""
 
 
 SCHEDULES: dict[str, Component] = {
@@ -140,6 +140,6 @@ SCHEDULES: dict[str, Component] = {
     "polynomial": Component(PolynomialOptions, "speakernet.training.schedules:polynomial"),
     "exponential": Component(ExponentialOptions, "speakernet.training.schedules:exponential"),
     "one_cycle": Component(OneCycleOptions, "speakernet.training.schedules:one_cycle"),
-    # The shape of plateau is constant; its drops come from the observed EERs (LearningRateSchedule).
+    # The shape of plateau is constant; LearningRateSchedule applies its drops, from the observed EERs.
     "plateau": Component(PlateauOptions, "speakernet.training.schedules:constant"),
 }

@@ -1,19 +1,19 @@
-// Runs the model in the browser: clips are decoded, embedded and compared here, and none is sent.
+// Runs the model in the browser: clips are decoded, embedded and compared here, and never sent.
 
 export const MOST_SECONDS = 60;
 
-// `health` is what the server says of itself; `headers` let the graph be read.
+// `health` is the answer of /health; `headers` authorise the request for the graph.
 export async function open(health, headers) {
   const ort = await import("./ort.wasm.min.mjs");
-  // More threads need shared memory, which a page has only in isolation from others.
+  // More threads need shared memory, which only cross-origin isolated pages have.
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmPaths = new URL("./", location.href).href;
   const answer = await fetch("model.onnx", { headers });
-  if (!answer.ok) throw new Error(`The model was not sent: the server answered ${answer.status}.`);
+  if (!answer.ok) throw new Error(`The model could not be loaded: the server answered ${answer.status}.`);
   const graph = new Uint8Array(await answer.arrayBuffer());
   const session = await ort.InferenceSession.create(graph, { executionProviders: ["wasm"] });
 
-  // What the graph gives for a clip ({blob, name}): `embedding`, and `direction`, whose dot products are scores.
+  // The graph's outputs for a clip ({blob, name}): `embedding`, and `direction`, whose dot products are scores.
   async function embed(clip) {
     const samples = await decode(clip, health.sample_rate, health.min_samples);
     const input = new ort.Tensor("float32", samples, [1, samples.length]);
@@ -21,11 +21,11 @@ export async function open(health, headers) {
     return { embedding: [...embedding.data], direction: [...direction.data] };
   }
 
-  // As the server's /verify answers.
+  // The same answer as the server's /verify.
   async function verify(first, second) {
     const one = (await embed(first)).direction, other = (await embed(second)).direction;
     const score = one.reduce((sum, value, at) => sum + value * other[at], 0);
-    // The server's answers at the scores 0 and 1 hold the threshold, and the line of the calibration.
+    // The server's answers at scores 0 and 1 give the threshold and the calibration, which is linear.
     const [zero, unit] = health.in_browser;
     const slope = unit.log_likelihood_ratio - zero.log_likelihood_ratio;
     const ratio = zero.log_likelihood_ratio === null ? null : zero.log_likelihood_ratio + slope * score;
@@ -35,11 +35,11 @@ export async function open(health, headers) {
   return { embed, verify };
 }
 
-// The samples of a clip at the model's rate, channels mixed down.
+// The samples of a clip at the model's rate, mixed down to mono.
 async function decode(clip, rate, fewest) {
   let audio;
   try {
-    // A context of this rate resamples what it decodes.
+    // A context at this rate resamples what it decodes.
     audio = await new OfflineAudioContext(1, 1, rate).decodeAudioData(await clip.blob.arrayBuffer());
   } catch {
     throw new Error(`${clip.name}: this browser cannot decode it; choose a WAV, FLAC or MP3 file.`);

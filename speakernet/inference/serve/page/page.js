@@ -1,12 +1,12 @@
-// The page of `speakernet serve`: records or takes clips, asks the API, shows the answers.
+// The page of `speakernet serve`: records or accepts clips, calls the API and shows the answers.
 
 const MOST_SECONDS = 60;
 const AUDIO = /\.(wav|flac|ogg|oga|opus|mp3|m4a|aac|webm|wma|amr|caf|aiff?)$/i;
-// Servers on other machines need a token; it follows # in the address, which browsers never send.
+// Servers on other machines need a token. It follows # in the address, a part that browsers never send.
 const token = decodeURIComponent(location.hash.replace(/^#token=/, ""));
 const authorization = token ? { Authorization: `Bearer ${token}` } : {};
 const find = id => document.getElementById(id);
-let inBrowser = null; // the model, if it runs here
+let inBrowser = null; // the model, if it runs in the browser
 
 async function ask(method, path, body, headers = {}) {
   headers = { ...headers, ...authorization };
@@ -14,7 +14,7 @@ async function ask(method, path, body, headers = {}) {
   try {
     response = await fetch(path, { method, body, headers });
   } catch {
-    throw new Error("The server does not answer. Is it still running?");
+    throw new Error("The server is not responding. Is it still running?");
   }
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(answer.error?.message ?? `The server answered ${response.status}.`);
@@ -28,7 +28,7 @@ function element(tag, text = "", className = "") {
   return made;
 }
 
-// 16-bit mono WAV of a list of Float32Arrays.
+// A 16-bit mono WAV file from a list of Float32Arrays.
 function wav(blocks, rate) {
   const count = blocks.reduce((sum, block) => sum + block.length, 0);
   const view = new DataView(new ArrayBuffer(44 + 2 * count));
@@ -52,16 +52,16 @@ function int16(blocks, count = blocks.reduce((sum, block) => sum + block.length,
 }
 
 class Microphone {
-  // Samples go to `hear(block, rate)`; `ended` is called when the browser takes the microphone away.
+  // Samples go to `hear(block, rate)`; `ended` is called if the microphone is disconnected.
   async open(hear, ended) {
-    if (!navigator.mediaDevices) throw new Error("This browser records only from 127.0.0.1 or over https.");
-    // The voice as it is: processing for telephony makes voices alike.
+    if (!navigator.mediaDevices) throw new Error("Browsers record only from 127.0.0.1 or over HTTPS.");
+    // Unprocessed: processing for calls makes voices more alike.
     const wanted = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     try {
       this.stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
     } catch (error) {
       throw new Error(error.name === "NotAllowedError"
-        ? "The browser does not allow the microphone; allow it next to the address." : `No microphone: ${error.message}`);
+        ? "The browser blocks the microphone; allow it next to the address." : `No microphone: ${error.message}`);
     }
     this.context = new AudioContext();
     await this.context.audioWorklet.addModule("recorder.js");
@@ -83,7 +83,7 @@ class Clip {
     this.box = find(id);
     this.changed = changed;
     this.blob = null;
-    this.live = null; // gets blocks while they are recorded
+    this.live = null; // receives blocks during recording
     this.box.append(find("clip-template").content.cloneNode(true));
     const part = name => this.box.querySelector(name);
     [this.length, this.level, this.record, this.clearButton, this.player, this.hint, this.problem, this.input] =
@@ -142,7 +142,7 @@ class Clip {
     this.level.style.transform = "scaleX(0)";
     await microphone.close();
     if (this.count) this.take(wav(this.blocks, this.rate), "recording.wav");
-    else { this.show(); this.say("The microphone gave no samples."); }
+    else { this.show(); this.say("The microphone recorded nothing."); }
   }
 
   take(blob, name = blob.name) {
@@ -183,7 +183,7 @@ class Clip {
   }
 }
 
-// How sure: the share of one person if both answers were equally likely before.
+// The probability of the same person if both answers were equally likely before.
 function certainty(ratio) {
   return 1 / (1 + Math.exp(-ratio));
 }
@@ -199,14 +199,14 @@ function times(ratio) {
 }
 
 function odds(ratio) {
-  return ratio === null ? "" : ` (${ratio >= 0 ? "the same person" : "somebody else"} is ${times(ratio)} as likely)`;
+  return ratio === null ? "" : ` (${times(ratio)} as likely from ${ratio >= 0 ? "this person as from another" : "another person as from this one"})`;
 }
 
 function scale(ratio) {
   const box = element("div", "", "scale");
   const bar = element("div", "", "bar");
   const mark = element("div", "", "mark");
-  // Ten to the fourth and beyond are at the ends.
+  // Odds of ten thousand or more are at the ends.
   mark.style.left = `${50 + 50 * Math.max(-1, Math.min(1, ratio / Math.log(1e4)))}%`;
   const ends = element("div", "", "ends");
   ends.append(element("span", "different"), element("span", "same"));
@@ -221,10 +221,10 @@ function show(box, kind, verdict, ...rest) {
   box.hidden = false;
 }
 
-function showDecision(box, found, heard = "") {
+function showDecision(box, found, prefix = "") {
   const numbers = `score ${found.score.toFixed(3)}`;
   if (found.same_speaker === null) {
-    show(box, "unsure", "No answer: not calibrated", `${heard}${numbers}; higher is more alike.`, found.advice);
+    show(box, "unsure", "No decision: not calibrated", `${prefix}${numbers}; a higher score means more alike.`, found.advice);
     return;
   }
   const words = found.same_speaker ? "The same person" : "Different people";
@@ -233,17 +233,17 @@ function showDecision(box, found, heard = "") {
   const limit = `${numbers}, threshold ${found.threshold.toFixed(3)}` +
     (found.false_accept_rate === null ? "" : ` (accepts ${(100 * found.false_accept_rate).toPrecision(2)} % of strangers)`);
   if (ratio === null) {
-    show(box, kind, words, heard + limit);
+    show(box, kind, words, prefix + limit);
     return;
   }
-  const who = ratio >= 0 ? "one person is" : "two people are";
+  const sides = ratio >= 0 ? "one person as from two" : "two people as from one";
   // The threshold and the odds may disagree.
   const agrees = ratio >= 0 === found.same_speaker;
-  const sure = agrees ? `${words}, ${percent(certainty(ratio))} sure` : `${words}, but not sure`;
-  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${heard}${who} ${times(ratio)} as likely; ${limit}`);
+  const sure = agrees ? `${words}, ${percent(certainty(ratio))} sure` : `${words}, but not certain`;
+  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${prefix}the score is ${times(ratio)} as likely from ${sides}; ${limit}`);
 }
 
-// Sends what is being recorded, and shows the server's answer so far.
+// Sends the recording while it is made, and shows the server's answer so far.
 class Live {
   constructor(reference, box) {
     this.reference = reference;
@@ -285,14 +285,14 @@ class Live {
   }
 }
 
-// One button that asks the server about clips.
+// A button that does some work on clips and shows its errors in `box`.
 function action(button, box, clips, work, isReady = () => true) {
   const update = () => { button.disabled = button.dataset.busy === "true" || !clips.every(clip => clip.blob) || !isReady(); };
   const run = async () => {
     button.dataset.busy = "true";
     update();
     const word = button.textContent;
-    button.textContent = "Listening …";
+    button.textContent = "Working …";
     try {
       await work();
     } catch (error) {
@@ -314,7 +314,7 @@ function form(fields) {
 
 let live = null;
 const compareBox = find("compare-answer"), identifyBox = find("identify-answer"), enrolBox = find("enrol-answer");
-// An answer is about the clips it was given: another clip clears it.
+// An answer belongs to its clips: another clip clears it.
 const clearing = (box, update) => () => { box.hidden = true; update(); };
 const first = new Clip("first", clearing(compareBox, () => compareAction?.update()));
 const second = new Clip("second", clearing(compareBox, () => compareAction?.update()));
@@ -349,17 +349,17 @@ var identifyAction = action(find("identify"), identifyBox, [unknown], async () =
   const found = await ask("POST", "identify", form([["audio", unknown]]));
   const others = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}${odds(one.log_likelihood_ratio)}`).join(", ");
   const limit = found.threshold === null ? "" : `; threshold ${found.threshold.toFixed(3)}`;
-  const beside = others ? `scores: ${others}${limit}` : "Nobody is enrolled.";
+  const beside = others ? `Scores: ${others}${limit}` : "Nobody is enrolled yet.";
   if (found.name !== null) show(identifyBox, "same", found.name, beside);
   else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Not an enrolled person", beside);
-  else show(identifyBox, "unsure", "No answer: not calibrated", beside, found.advice);
+  else show(identifyBox, "unsure", "No decision: not calibrated", beside, found.advice);
   unknown.warn(found.clips[0]);
 });
 find("identify").onclick = identifyAction.run;
 
 var enrolAction = action(find("enrol"), enrolBox, [sample], async () => {
   const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
-  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; a recording from another day makes it more reliable.`);
+  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}. Another one from a different day makes recognition more reliable.`);
   sample.clear();
   sample.warn(found);
   await listPeople();
@@ -380,7 +380,7 @@ async function listPeople() {
     const remove = element("button", "Remove");
     remove.type = "button";
     remove.onclick = async () => {
-      // Twice, since it cannot be undone.
+      // Needs a second click, since it cannot be undone.
       if (remove.dataset.sure !== "true") {
         remove.dataset.sure = "true";
         remove.textContent = "Really remove?";
@@ -409,8 +409,8 @@ async function begin() {
     find("identify-card").hidden = find("people-card").hidden = !health.keeps_people;
     if (health.keeps_people) await listPeople();
     if (health.in_browser) {
-      find("how").textContent = "Record or drop two clips of a few seconds.";
-      find("kept").textContent = "The model runs in this browser: no clip and nothing about a voice leaves it.";
+      find("how").textContent = "Record or drop two clips of a few seconds each.";
+      find("kept").textContent = "The model runs in this browser. No audio and no voice data leave it.";
       inBrowser = await (await import("./in_browser.js")).open(health, authorization);
     }
   } catch (error) {

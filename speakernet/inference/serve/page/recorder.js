@@ -1,8 +1,8 @@
-// Runs on the browser's audio thread: hands every block of the microphone's samples to the page.
+// Runs on the browser's audio thread and passes every block of microphone samples to the page.
 class Recorder extends AudioWorkletProcessor {
   process(inputs) {
     const channel = inputs[0][0];
-    // A copy: the browser uses the block again.
+    // Copied, since the browser reuses the block.
     if (channel) this.port.postMessage(channel.slice());
     return true;
   }
