@@ -1,5 +1,5 @@
-# Two images, as `docker build --target cpu .` or `--target cuda .`: training and `serve`, as a user that is not root.
-# docs/serve.md says how to run them. Models, people and recordings come in by volumes; nothing of them is in the image.
+# Two images for training and `serve`, built by `docker build --target cpu .` or `--target cuda .`; they do not run as root.
+# docs/serve.md says how to run them. Models, people and recordings are mounted as volumes and never part of the image.
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS base
@@ -15,25 +15,25 @@ WORKDIR /opt/speakernet
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY configs configs
 COPY speakernet speakernet
-# The model and its cache, the store of people, corpora, run folders.
+# Models and their cache, the store of people, corpora, run folders.
 VOLUME ["/models", "/store", "/data", "/exps"]
 EXPOSE 8000
-# Only of `serve`: give `--no-healthcheck` to a training.
+# For `serve`; run training with `--no-healthcheck`.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["speakernet"]
 CMD ["serve", "--model", "/models/model.pt", "--store", "/store/people.db", "--host", "0.0.0.0", "--port", "8000"]
 
-# Wheels of torch without CUDA lie at an address of their own; there both have to be of one version.
+# Wheels of torch without CUDA have their own index; torch and torchaudio from it must have the same version.
 FROM base AS cpu
-# setup.py bounds the versions of the others.
+# setup.py bounds the versions of the other packages.
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.11.* torchaudio==2.11.* \
     && pip install --no-cache-dir '.[serve,encryption,export,hub]'
 WORKDIR /exps
 USER 1000:1000
 
-# PyPI's wheels bring CUDA with them; the driver is the host's (`docker run --gpus all`).
+# PyPI's wheels include CUDA; the driver is the host's (`docker run --gpus all`).
 FROM base AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

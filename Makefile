@@ -1,4 +1,4 @@
-# Developer shortcuts; `make check` is what a change must pass before it is proposed.
+# Developer shortcuts; a change must pass `make check` before it is proposed.
 PYTHON ?= python
 
 .PHONY: check lint types test slow compiled hostile demo coverage dist docs schema
@@ -22,15 +22,15 @@ slow:
 compiled:
 	$(PYTHON) -m pytest -n 0 -m compiled
 
-# Damaged files, kills and failing disks in numbers: takes hours.
+# Many damaged files, kills and failing disks: takes hours.
 hostile:
 	HOSTILE_CASES=100000 HOSTILE_KILLS=200 HOSTILE_FAULTS=1000 $(PYTHON) -m pytest -n 0 -m slow tests/hostile
 
-# After an option has changed: what editors know of the configuration.
+# The schema by which editors check configurations; run it after changing an option.
 schema:
 	$(PYTHON) -m speakernet show-config --schema > configs/schema.json
 
-# The site, in site/, with the page of all options; needs the extra `docs`.
+# The site, in site/, including the page of all options; needs the extra `docs`.
 docs:
 	$(PYTHON) -m speakernet show-config --reference > docs/configuration.md
 	$(PYTHON) -m mkdocs build --strict
@@ -38,7 +38,7 @@ docs:
 demo:
 	$(PYTHON) trainSpeakerNet.py --config exp01.yaml
 
-# Lines of the package that the default tests run; what is missing is listed.
+# Line coverage of the package by the default tests; uncovered lines are listed.
 coverage:
 	$(PYTHON) -m pytest --cov=speakernet --cov-report=term-missing:skip-covered --cov-fail-under=92
 

@@ -1,15 +1,15 @@
-"""Error rates of people outside the given calls: a model as it is, adapted, fine-tuned, and both.
+"""Measure error rates on speakers unseen in adaptation: a model as it is, adapted, fine-tuned, and both.
 
     python -m benchmarks.across_sessions S --model model.pt --calls $DATA/telephone_calls --divisions 10
     python -m benchmarks.across_sessions S --model model.pt --calls … --fine_tune options.yaml --divisions 1
 
-The calls are a folder with `utterances.csv` (path, speaker, call, phone) and `trials.txt` (pairs of different calls).
-The people of the trials are divided into five parts by a seed, 0 for the first division. What is learned, back end or
-weights, is learned on the calls of all people but one part; trials within that part are scored, and those of the five
-parts are one list. With `--fine_tune` one network is trained for each part by `finetune.yaml` and the given options,
-and its embeddings go through the same back ends. `--also NAME=FILE` adds the row of another model as it is.
+The folder of calls has `utterances.csv` (path, speaker, phone) and `trials.txt` (pairs of different calls). Each
+division splits the speakers of the trials into five parts at random, with its number, from 0, as the seed. Back end and
+weights are fitted on the calls of all speakers outside one part and scored on the trials within it; the trials of the
+five parts form one list. `--fine_tune` trains one network per part with `finetune.yaml` and the given options, and its
+embeddings go through the same back ends. `--also NAME=FILE` adds a row for another model as it is.
 
-Models and embeddings are kept in S: the same command goes on where it stopped.
+Models and embeddings are kept in S, so the same command continues where it stopped.
 """
 
 import argparse
@@ -51,18 +51,18 @@ BACK_ENDS: dict[str, Callable[..., adaptation.Transform]] = {
     "WCCN": functools.partial(adaptation.wccn, shrinkage=SHRINKAGE, total=TOTAL_SHARE),
     "PLDA": functools.partial(adaptation.plda, shrinkage=SHRINKAGE),
 }
-"""Name in the table -> fit by embeddings and speakers; the first three need no speakers. Cf. `speakernet adapt`."""
+"""Name in the table -> function that fits it to embeddings and speakers, which the first three ignore."""
 
 
 class Calls(NamedTuple):
-    """The recordings, and the trials as rows of them."""
+    """The recordings, and the trials as pairs of their rows."""
 
     folder: Path
     names: list[str]
     speakers: np.ndarray
-    """(recordings,) numbers."""
+    """(recordings,) speaker numbers."""
     phones: np.ndarray
-    """(recordings,) kinds of telephone."""
+    """(recordings,) type of telephone."""
     enrol: np.ndarray
     test: np.ndarray
     labels: np.ndarray
@@ -75,23 +75,23 @@ class Calls(NamedTuple):
         return part[self.speakers]
 
     def trials_within(self, parts: np.ndarray, part: int) -> np.ndarray:
-        """Rows of the trials between people of a part."""
+        """Rows of the trials between two speakers of a part."""
         return np.flatnonzero((parts[self.enrol] == part) & (parts[self.test] == part))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the calls, and how much to do."""
+    """Add the arguments of the command."""
     parser.add_argument("save_path", type=Path, help="folder for models, embeddings and table.md")
-    parser.add_argument("--model", type=Path, required=True, help="the model file that is adapted and fine-tuned")
+    parser.add_argument("--model", type=Path, required=True, help="the model file to adapt and fine-tune")
     parser.add_argument("--calls", type=Path, required=True, help="folder with utterances.csv, trials.txt and audio")
-    parser.add_argument("--divisions", type=int, default=1, help="into five parts (default %(default)s)")
-    parser.add_argument("--fine_tune", type=Path, metavar="YAML", help="fine-tune too: options beside finetune.yaml")
-    parser.add_argument("--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these of the five")
-    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=FILE", help="other models, as they are")
+    parser.add_argument("--divisions", type=int, default=1, help="number of divisions into five parts (%(default)s)")
+    parser.add_argument("--fine_tune", type=Path, metavar="YAML", help="fine-tune too, with these options as well")
+    parser.add_argument("--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these parts (all)")
+    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=FILE", help="other models to score as they are")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train and embed what is missing, then show the table."""
+    """Train and embed what is missing, then print the table."""
     folder, calls = arguments.save_path, read_calls(arguments.calls)
     folder.mkdir(parents=True, exist_ok=True)
     floored = with_floor(arguments.model, folder / "floor.pt")
@@ -127,19 +127,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_calls(folder: Path) -> Calls:
-    """The table and the trials of a folder."""
+    """Read the recordings and the trials of a folder."""
     _, rows = read_csv(folder / "utterances.csv", ("path", "speaker", "phone"))
     trials = read_trials(folder / "trials.txt")
     number = {row["path"]: at for at, row in enumerate(rows)}
     places = np.array([number[name] for name in trials.names])
     _, speakers = np.unique([row["speaker"] for row in rows], return_inverse=True)
-    assert trials.labels is not None, "the trials of the calls are labelled"
+    assert trials.labels is not None, "the trials have labels"
     names, phones = [row["path"] for row in rows], np.array([row["phone"] for row in rows])
     return Calls(folder, names, speakers, phones, places[trials.enrol], places[trials.test], trials.labels == 1)
 
 
 def with_floor(model: Path, out: Path) -> Path:
-    """The model with the energy floor that `speakernet adapt` adds for narrow-band recordings."""
+    """Copy the model and add the energy floor that `speakernet adapt` sets for narrow-band recordings."""
     contents = read_checkpoint(model)
     contents["front_end"]["options"]["energy_floor_db"] = ENERGY_FLOOR_DB
     write_checkpoint(out, contents)
@@ -147,7 +147,7 @@ def with_floor(model: Path, out: Path) -> Path:
 
 
 def embedded(model: Path, calls: Calls, kept: Path) -> np.ndarray:
-    """Embeddings of all calls, (recordings, dim) float64; read from `kept` if this model wrote them."""
+    """Embeddings of all calls, (recordings, dim) float64; read from `kept` if they are from this model."""
     verifier = speakernet.load(model)
     if kept.is_file():
         with np.load(kept) as found:
@@ -161,7 +161,7 @@ def embedded(model: Path, calls: Calls, kept: Path) -> np.ndarray:
 
 
 def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, division: int, part: int) -> Path:
-    """The network that learned from the calls of all people but one part: a run of `speakernet train`."""
+    """Fine-tune on the calls of all speakers outside a part, with `speakernet train`; returns the model file."""
     folder = arguments.save_path / f"division_{division}" / f"part_{part}"
     if (folder / "calls.npz").is_file():
         return folder / BEST
@@ -171,14 +171,14 @@ def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, divisio
     with atomic_write(train_list) as file:
         file.writelines(f"p{calls.speakers[row]} {calls.names[row]}\n" for row in learned)
     with atomic_write(trial_list) as file:
-        # Training needs some trials; all are scored here.
+        # Training needs a trial list; a sample is enough, since all trials are scored here.
         for row in calls.trials_within(parts, part)[::20]:
             first, second = (calls.names[side[row]] for side in (calls.enrol, calls.test))
             file.write(f"{calls.labels[row]:d} {first} {second}\n")
     given: Mapping[str, Any] = {
         "training.initial_model": model,
         "training.save_path": folder,
-        # The trials judge, so they choose no epoch.
+        # The trials are the test, so they must not choose the epoch.
         "training.final_model": "last",
         "training.patience": 0,
         "data.train_list": train_list,
@@ -197,7 +197,7 @@ def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, divisio
 def scores(
     calls: Calls, embeddings: np.ndarray, parts: np.ndarray, part: int, back_end: str, own: Plda | None = None
 ) -> np.ndarray:
-    """Scores of the trials within a part, by a back end that was fitted on all others; `own` is the model's PLDA."""
+    """Scores of the trials within a part, with a back end fitted on the other parts; `own` is the model's PLDA."""
     others, trials = parts != part, calls.trials_within(parts, part)
     transform = BACK_ENDS[back_end](embeddings[others], calls.speakers[others])
     transform = transform if own is None else dataclasses.replace(transform, plda=own)
@@ -205,19 +205,19 @@ def scores(
 
 
 def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> str:
-    """A line for each system, by its scores; `rows` are their trials and divisions, (2, scores).
+    """Format a row for each system from its scores; `rows`, (2, scores), are their trials and divisions.
 
-    The EER is the mean of the divisions (lowest to highest), that of each kind of pair too; interval and difference
-    from the system before, under the same draws of speakers, are those of all divisions as one list.
+    EERs, overall and for pairs with the same or another phone, are means over the divisions (lowest to highest). The
+    interval, and the gain over the row above with the same draws of speakers, treat all divisions as one list.
     """
     trials, divisions = rows
     enrol, test, labels = calls.enrol[trials], calls.test[trials], calls.labels[trials]
     same_phone = calls.phones[enrol] == calls.phones[test]
     people = calls.speakers
     lines = [
-        f"{len(np.unique(divisions))} divisions, {len(trials)} trials, {labels.sum()} of one person",
+        f"{len(np.unique(divisions))} divisions, {len(trials)} trials, {labels.sum()} of the same speaker",
         "",
-        "| system | EER % (lowest to highest) | interval over people | same, other phone | better than row before |",
+        "| system | EER % (lowest to highest) | interval over speakers | same, other phone | gain over row above |",
         "|---|---|---|---|---|",
     ]
     before = None
@@ -237,7 +237,7 @@ def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> s
 
 
 def _eers(values: np.ndarray, labels: np.ndarray, divisions: np.ndarray, is_in: np.ndarray) -> list[float]:
-    """The EER in percent of each division, among some of the trials."""
+    """The EER in percent of each division, over the trials with `is_in`."""
     chosen = [is_in & (divisions == one) for one in np.unique(divisions)]
     return [eer(values[one], labels[one]) for one in chosen]
 

@@ -1,14 +1,14 @@
-"""Conversations of known people with their truth, and how well `speakernet who` finds who speaks in them.
+"""Generate conversations of known people and measure how well `speakernet who` finds who speaks in them.
 
     python -m benchmarks.conversations SPEECH OUT --model cam.pt [--noise FOLDER] [--rirs FOLDER] [--speakers 2 6]
 
-SPEECH has a folder for each person, with five recordings or more; half of the people (`--half 0` or `1`) are used, so
-that what is tuned on one half can be reported on the other. Writes OUT/NNN.flac, OUT/reference/NNN.rttm and
-OUT/unknown/NNN.rttm and OUT/known/NNN.rttm, by whether the number of speakers is given. In every conversation the first
-half of the people, rounded up (or `--enrolled`), are enrolled with two recordings that are not in it. The truth marks
-speech between pauses of half a second; half of the conversations are in a room. `--channel telephone` lets every other
-person speak by telephone, `--channel microphones` everybody by two microphones in turn, neither of which is that of the
-enrolment.
+SPEECH has a folder for each person, with at least five recordings. Only half of the people (`--half 0` or `1`) are
+used, so that parameters tuned on one half can be reported on the other. Writes OUT/NNN.flac, OUT/reference/NNN.rttm,
+and the turns found without and with the number of speakers as OUT/unknown/NNN.rttm and OUT/known/NNN.rttm. In each
+conversation the first half of the people, rounded up (or `--enrolled`), are enrolled with two recordings that are not
+part of it. Pauses of more than half a second separate the turns of the reference. With `--rirs`, every other
+conversation is in a room. `--channel telephone` puts every other person on the telephone; `--channel microphones` makes
+everybody alternate between two microphones, neither of them that of the enrolment.
 """
 
 import argparse
@@ -35,7 +35,7 @@ KINDS = ("unknown", "known")
 
 
 def spoken(waveform: np.ndarray) -> list[tuple[int, int]]:
-    """First and last + 1 sample of stretches that are at most 30 dB below the loudest frame."""
+    """(first, last + 1) samples of the stretches at most 30 dB below the loudest frame."""
     levels = 10 * np.log10(frame_powers(waveform) + 1e-12)
     loud = np.flatnonzero(levels > levels.max() - QUIET_DB)
     frame = round(FRAME_SECONDS * SAMPLE_RATE)
@@ -44,7 +44,7 @@ def spoken(waveform: np.ndarray) -> list[tuple[int, int]]:
 
 
 def by_telephone(waveform: np.ndarray) -> np.ndarray:
-    """300 to 3,400 Hz at 8 kHz in mu-law of eight bits."""
+    """Simulate a telephone: 300 to 3,400 Hz at 8 kHz, 8-bit mu-law."""
     band = fftconvolve(
         resample_poly(waveform, 1, 2),
         firwin2(129, [0, 250, 350, 3350, 3500, 4000], [0, 0, 1, 1, 0, 0], fs=8000),
@@ -58,7 +58,7 @@ def by_telephone(waveform: np.ndarray) -> np.ndarray:
 
 
 def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
-    """Through a filter of up to 10 dB more or less in four bands, drawn by the microphone's number."""
+    """Filter with gains of up to 10 dB either way at five frequencies, drawn by the microphone's number."""
     gains = 10 ** (np.random.default_rng(number).uniform(-10, 10, 5) / 20)
     return fftconvolve(waveform, firwin2(255, [0, 300, 1000, 3500, 8000], gains, fs=SAMPLE_RATE), "same").astype(
         np.float32
@@ -68,12 +68,12 @@ def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
 def conversation(
     people: dict[str, list[Path]], seconds: float, overlap: float, channel: str | None, random: np.random.Generator
 ) -> tuple[np.ndarray, list[Turn]]:
-    """Samples and truth; in a share of the changes that gives this overlap one begins before the other ends."""
+    """Samples and reference turns; some turns start early, for this share of overlap in all."""
     names, at, last, owed = list(people), MARGIN_SECONDS, "", 0.0
     turns: list[Turn] = []
     mixed = np.zeros(round((seconds + 60) * SAMPLE_RATE), np.float32)
     while at < seconds:
-        # Everybody first speaks once.
+        # Everybody speaks once before anybody speaks again.
         missing = [name for name in names if name not in {turn.speaker for turn in turns}]
         name = missing[0] if missing else str(random.choice([one for one in names if one != last]))
         waveform = read_audio(people[name][random.integers(len(people[name]))])
@@ -101,7 +101,7 @@ def conversation(
 def disturbed(
     mixed: np.ndarray, noises: list[Path], rir: Path | None, snr_db: float, random: np.random.Generator
 ) -> np.ndarray:
-    """In a room, with noise one after the other, at most 0.9."""
+    """Add reverberation and concatenated noise, and scale the peak to 0.9."""
     if rir is not None:
         response = read_audio(rir)
         peak = int(np.abs(response).argmax())
@@ -116,9 +116,9 @@ def disturbed(
 
 
 def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str]) -> np.ndarray:
-    """Of enrolled people the seconds with their name, and all; where only strangers speak, those with a name, and all.
+    """Seconds of enrolled people: correctly named, in all; seconds of strangers alone: given a name, in all.
 
-    Only what was found as speech counts.
+    Only detected speech counts.
     """
     at = np.arange(0.0, max(turn.stop for turn in truth), FRAME_SECONDS)
 
@@ -137,7 +137,7 @@ def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str]
 
 
 def remember(verifier: speakernet.SpeakerVerifier) -> None:
-    """Embed no window of a recording twice."""
+    """Make the verifier embed each window of a recording only once."""
     kept: dict[tuple[str, int, int], np.ndarray] = {}
     embed = verifier.embed_windows
 
@@ -152,7 +152,7 @@ def remember(verifier: speakernet.SpeakerVerifier) -> None:
 
 
 def main() -> None:
-    """Make the conversations, find who speaks, print the figures."""
+    """Generate the conversations, find who speaks, print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("speech", type=Path)
     parser.add_argument("out", type=Path)

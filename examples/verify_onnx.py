@@ -22,13 +22,22 @@ def read_wav(path: str, sample_rate: int) -> np.ndarray:
     sys.exit(f"{path}: expected 16-bit WAV at {sample_rate} Hz")
 
 
+def plda_score(between: np.ndarray, weights: np.ndarray, one: np.ndarray, other: np.ndarray) -> float:
+    """Log-likelihood ratio of two directions (dim,) under the model's PLDA."""
+    x, y = (row * math.sqrt(len(row) / (weights @ row**2)) for row in (one, other))
+    own = between**2 / (2 * (1 + between) * (1 + 2 * between))
+    terms = between / (1 + 2 * between) * x * y - own * (x**2 + y**2) + np.log1p(between) - np.log1p(2 * between) / 2
+    return float(terms.sum())
+
+
 def main(model: str, first: str, second: str, threshold: str = "") -> None:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["speakernet"])
-    # `direction` is ready to be compared: mean subtracted, length 1, so that a dot product is a cosine.
+    # `direction` is ready to be compared: mean subtracted, length 1, so that a dot product is the cosine.
     clips = [read_wav(path, facts["sample_rate"]) for path in (first, second)]
     one, other = (session.run(["direction"], {"waveforms": clip})[0][0] for clip in clips)
-    score = float(one @ other)
+    plda = {name: np.array(values) for name, values in facts.get("plda", {}).items()}
+    score = plda_score(**plda, one=one, other=other) if plda else float(one @ other)
     print(f"score {score:.4f}")
     if facts["calibration"]:
         ratio = facts["calibration"]["weight"] * score + facts["calibration"]["offset"]

@@ -1,4 +1,4 @@
-"""What all tests share: tiny synthetic speakers, the optional real speech, single-threaded torch."""
+"""Shared by all tests: tiny synthetic speakers, optional real speech, single-threaded torch."""
 
 import gc
 import os
@@ -13,22 +13,21 @@ from hypothesis import settings
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
-# No test is about time: the first example of a run pays for an import.
+# The first example of a run pays for imports.
 settings.register_profile("speakernet", deadline=None)
 settings.load_profile("speakernet")
 
-# Two cores, many small tensors: more threads only make the tests slower. Set before torch is imported, which the
-# process that only hands out the tests never does; it also holds for processes that tests start, which must give the
-# same bits as this one.
+# More threads only slow the tests down: two cores, many small tensors. Set before torch is imported; processes started
+# by tests inherit it and must give the same bits as this one.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Otherwise every process that a test starts would compile the package by itself.
+# Otherwise every process started by a test compiles the package again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Leave what importing and collecting made to no garbage collection, of which the trainer makes many."""
+    """Exclude the objects of imports and collection from garbage collection, which the trainer runs often."""
     gc.disable()
     try:
         return (yield)
@@ -40,27 +39,27 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Lookup tables of these tests alone: names of temporary folders come again, and earlier ones' would be found."""
+    """A separate cache: names of temporary folders repeat, and lookup tables of an earlier run would be found."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKERNET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept_objects_are_not_collected() -> None:
-    """The same for what earlier files imported and made: the trainer's collections look at one file's objects."""
+def freeze_objects() -> None:
+    """The same for objects of earlier test files."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Give back what a slow test held, large networks among it, before the next one makes its own."""
+    """Release the memory of a slow test, which may hold large networks, before the next test."""
     try:
         return (yield)
     finally:
         if item.get_closest_marker("slow"):
-            # Late: this imports no torch, but the process that hands out the tests needs nothing of the package.
+            # Late: the process that distributes the tests does not need the package.
             from speakernet.machine.memory import release_freed_memory
 
             gc.collect()
@@ -69,7 +68,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def blank_figures() -> Iterator[None]:
-    """Figures are made but not drawn: drawing is most of a tiny run, and `tests/evaluation/test_report.py` draws."""
+    """Save figures without drawing them, which takes most of a tiny run; `tests/evaluation/test_report.py` draws."""
     from matplotlib.figure import Figure
     from PIL import Image
 

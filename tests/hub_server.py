@@ -1,7 +1,7 @@
-"""A local server that speaks the part of the hub's protocol by which `huggingface_hub` fetches and uploads a model.
+"""A local server with the part of the hub's protocol that `huggingface_hub` uses to fetch and upload models.
 
-Large files are named by their SHA-256, parts are sent, a private repository wants a token, a connection can be cut, and
-what is uploaded can be fetched.
+Large files are named by their SHA-256, range requests are answered, a private repository requires a token, connections
+can be cut, and uploaded files can be fetched.
 """
 
 import base64
@@ -44,10 +44,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def log_message(self, *_: object) -> None:
-        """Silence."""
+        """Log nothing."""
 
     def repository(self, words: list[str]) -> Path | None:
-        """The folder of owner and name, if it is there and may be seen."""
+        """The folder of owner and name, if it exists and access is allowed."""
         name = "/".join(words[:2]).removesuffix(".git")
         if name in self.server.private and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return None
@@ -81,7 +81,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     @staticmethod
     def facts(file: Path) -> dict[str, object]:
-        """Size and name of a file's content, as the hub has them."""
+        """Size and name of a file's content, as reported by the hub."""
         data, is_large = file.read_bytes(), file.name.endswith(LARGE)
         found = {"size": len(data), "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()}
         return found | ({"lfs": {**found, "pointerSize": 134}} if is_large else {})
@@ -152,11 +152,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Server]:
-    """A server in place of the hub, with a cache of its own and no token."""
+    """A server in place of the hub, with an empty cache and no token."""
     server = Server()
     threading.Thread(target=functools.partial(server.serve_forever, 0.05), daemon=True).start()
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
-    # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH, which are read at import.
+    # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH are read at import.
     for name, value in (
         *(("ENDPOINT", server.address), ("HUGGINGFACE_CO_URL_TEMPLATE", template)),
         *(("HF_HUB_CACHE", str(cache)), ("HF_TOKEN_PATH", str(cache / "token")), ("HF_HUB_DISABLE_XET", True)),

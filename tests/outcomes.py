@@ -1,4 +1,4 @@
-"""What a run came to: everything in which a disturbed one must agree with one that nothing disturbed."""
+"""The outcome of a run: everything in which a disturbed run must equal an undisturbed one."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ VOLATILE = {"performance", "seconds", "timings_seconds", "date", "command", "che
 SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent", "learning_rate")
 
 
-def came_to(run: Path) -> dict[str, Any]:
-    """Everything that a finished run must agree in with one that nothing disturbed."""
+def outcome_of(run: Path) -> dict[str, Any]:
+    """Everything in which a finished run must equal an undisturbed one."""
     results = json.loads((run / "results.json").read_text())
     report = (run / "report.html").read_text()
     sections = {name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL) for name in SAME_SECTIONS}
@@ -35,19 +35,19 @@ def came_to(run: Path) -> dict[str, Any]:
 
 
 def digests(path: Path) -> dict[str, str]:
-    """Of the weights, and of all that training holds where the file has it."""
+    """Digests of the weights and, if the file has it, of the training state."""
     contents = read_own_checkpoint(path)
     training = contents.get("training", {})
     names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
     held = {"weights": contents["weights"], **{name: training[name] for name in names if name in training}}
     if "optimizer" in held:
-        # Its moments: the learning rate beside them is that of the last step of this process, and none may be left.
+        # Only the moments: the stored learning rate is of this process's last step, and there may be none left.
         held["optimizer"] = held["optimizer"]["state"]
     return {name: digest(tree) for name, tree in held.items()}
 
 
 def digest(tree: Any) -> str:
-    """Of everything in nested containers."""
+    """Digest of all values in nested containers."""
     found = hashlib.sha256()
     for value in leaves(tree):
         found.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
@@ -64,13 +64,13 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file without what the clock decides."""
+    """The records of a metrics file without timings."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Names of what is not the same, and of the parts of it that are not."""
+    """Names of the entries that differ, with their differing parts."""
     names = []
     for name, value in expected.items():
         if found[name] != value:

@@ -1,8 +1,8 @@
-"""What the sources of the VoxCeleb recipes say: values by option, and schedules as formulas of their own.
+"""The sources of the VoxCeleb recipes: values by option, and schedules as independent formulas.
 
 wespeaker dfa7419 (examples/voxceleb/v2), 3D-Speaker 09e7806 (egs/voxceleb/sv-eres2netv2) and voxceleb_trainer f51bab8
-(configs/, defaults, the command lines of its README). Epochs count what is finished. Where a source warms up from 0
-the very first rate is a thousandth of the top.
+(configs/, defaults, the command lines of its README). Epochs are finished epochs. If a source warms up from 0, the
+first rate here is a thousandth of the top.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 Moment = tuple[float, float, float | None]
-"""Epochs finished, learning rate, margin (None where the loss has none)."""
+"""Finished epochs, learning rate, margin (None if the loss has none)."""
 
 
 def wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size):
@@ -37,12 +37,10 @@ def three_d_speaker_rate(epoch, first, last, num_epochs, warmup):
 
 
 def half_cosine(first, last, share):
-    """From the first to the last value."""
     return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
 
 
 def ramp(epoch, begin, end, full=0.2):
-    """A margin that grows along a straight line."""
     return full * min(1.0, max(0.0, (epoch - begin) / (end - begin)))
 
 
@@ -109,7 +107,7 @@ SCHEDULES: dict[str, list[Moment]] = {
     "preset_telephone.yaml": _EXP01,
     "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }
-"""Recipe -> moments: the first, around the ramp, the last."""
+"""Recipe -> moments: first, around the ramp, last."""
 
 LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
     "voxceleb/w2v_bert.yaml": {
@@ -166,7 +164,7 @@ SECOND_STAGE_VALUES: dict[str, dict[str, Any]] = {
     },
 }
 
-# Options of each recipe, beside the schedules; null takes one away.
+# Options of each recipe other than schedules; null removes one.
 _VALUES = yaml.safe_load("""
 sgd: &sgd
   {optimizer.name: sgd, optimizer.momentum: 0.9, optimizer.nesterov: true, optimizer.weight_decay: 0.0001,
@@ -255,4 +253,4 @@ _MILLIONS = yaml.safe_load("""
   redimnet2_b0: 0.70, eres2netv2_aam: 17.8, rawnet3_aam: 16.28, resnet_se34l_ap: 1.44, resnet_se34v2_ap: 8.03}
 """)
 PARAMETERS = {f"voxceleb/{name}.yaml": millions for name, millions in _MILLIONS.items()}
-"""Millions, as the sources count them (redimnet2_b0: as its wespeaker definition has them)."""
+"""Millions, as counted by the sources (redimnet2_b0: by its wespeaker definition)."""

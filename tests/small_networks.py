@@ -1,4 +1,4 @@
-"""The smallest size of every family, made smaller where an option allows it: networks that a test has time for."""
+"""The smallest size of every family, reduced further if an option allows it: networks fast enough for tests."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ SMALL = {
     "Pretrained": {
         "config": {
             "model_type": "wavlm",
-            # Heads of 64 numbers, as published backbones have: bf16 kernels of some processors fail with 8.
+            # Heads have 64 dimensions, as in published backbones: bf16 kernels of some processors fail with 8.
             **{"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
             **{
                 "conv_dim": [16, 16, 16],
@@ -44,7 +44,7 @@ def small_network(
     front_end: str | None = None,
     **front_end_options: Any,
 ) -> SpeakerNet:
-    """A network with embeddings of 32 numbers, whose weights are drawn the same each time."""
+    """A network with 32-dimensional embeddings and the same random weights each time."""
     torch.manual_seed(0)
     is_raw = MODELS[name].options.front_end_defaults["name"] == "raw"
     mels = {} if is_raw else {"num_mels": MELS.get(name, 40)}

@@ -1,4 +1,4 @@
-"""Commands of several real processes: started, looked at, signalled, and ended so that nothing of them is left."""
+"""Commands with several real processes: started, watched, signalled and ended, leaving nothing behind."""
 
 import contextlib
 import json
@@ -17,35 +17,35 @@ from speakernet.checkpoint import read_own_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 240
-"""Of a test, with whatever a busy machine does meanwhile."""
+"""Time limit for each wait, even on a busy machine."""
 SHARED_MEMORY = "/dev/shm/"
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A port on which nothing listens."""
     with socket.socket() as trial:
         trial.bind(("localhost", 0))
         return int(trial.getsockname()[1])
 
 
 def own_environment() -> dict[str, str]:
-    """This one's without what a torchrun around the tests may have set, with the checkout to be imported."""
+    """This environment without variables of an outer torchrun, with the checkout importable."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
 def torchrun(*options: str, count: int = 2) -> list[str]:
-    """The command up to the script; on a port of its own unless the options say where processes meet."""
+    """The command up to the script; on a free port unless the options give a rendezvous."""
     meet = [] if options and any(one.startswith("--rdzv") for one in options) else [f"--master_port={free_port()}"]
     return [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}", *meet, *options]
 
 
 class Started:
-    """A command that runs inside the block, in a process group of its own, and says all in one file."""
+    """A command that runs inside the block, in its own process group, with its output in one file."""
 
-    def __init__(self, command: Sequence[str], said: Path) -> None:
-        self._path = said
-        with said.open("ab") as file:
+    def __init__(self, command: Sequence[str], output: Path) -> None:
+        self._path = output
+        with output.open("ab") as file:
             self._begin = file.tell()
             self.process = subprocess.Popen(
                 command,
@@ -55,7 +55,7 @@ class Started:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # Of tests that themselves run in the background, where Ctrl-C is turned off.
+                # Tests that run in the background have Ctrl-C turned off.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
         self._seen: dict[int, psutil.Process] = {}
@@ -71,43 +71,42 @@ class Started:
         self.process.wait()
 
     @property
-    def said(self) -> str:
-        """What it has said until now."""
+    def output(self) -> str:
+        """The output so far."""
         with self._path.open("rb") as file:
             file.seek(self._begin)
             return file.read().decode(errors="replace")
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The processes that share the work, which live now."""
+        """The living rank processes, by rank."""
         found = {}
         for one in self._look():
             with contextlib.suppress(psutil.Error, KeyError):
-                # Its own children, the loader's workers, have the variables too.
+                # The loader's workers inherit the variables too.
                 if one.ppid() == self.process.pid and one.status() != psutil.STATUS_ZOMBIE:
                     found[int(one.environ()["RANK"])] = one
         return found
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Wait for something that the run is to come to."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
-            assert self.process.poll() is None, f"it ended before {what}: {self.said[-3000:]}"
-            assert time.monotonic() < deadline, f"never came to {what}: {self.said[-3000:]}"
+            assert self.process.poll() is None, f"it ended before {what}: {self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"timed out waiting for {what}: {self.output[-3000:]}"
             self._look()
             time.sleep(0.1)
 
     def end(self, seconds: float = PATIENCE_SECONDS, lingering: float = 0.0) -> int:
-        """Its status, within so many seconds (`lingering` more for the others); none of them and no memory is left."""
+        """The status, within `seconds`; no process (after `lingering` more) and no shared memory may be left."""
         self._look()
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"it did not end in {seconds:g} s: {self.said[-3000:]}") from error
+            raise AssertionError(f"it did not end in {seconds:g} s: {self.output[-3000:]}") from error
         deadline = time.monotonic() + lingering
         while (left := self._living()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"left behind: {left}"
-        # What was removed while it was in use says so behind its name.
+        # A file removed while in use has a suffix that says so.
         kept = [name for name in self._shared if Path(name).exists()]
         assert not kept, f"left in shared memory: {kept}"
         return status
@@ -116,7 +115,7 @@ class Started:
         return [one for one in self._seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
     def _look(self) -> list[psutil.Process]:
-        """All its processes below the first, noted with what they share."""
+        """All descendants of the first process; records them and their shared memory."""
         with contextlib.suppress(psutil.Error):
             for one in psutil.Process(self.process.pid).children(recursive=True):
                 self._seen.setdefault(one.pid, one)
@@ -128,12 +127,10 @@ class Started:
 
 
 def steps_of(run: Path) -> int:
-    """Steps in the metrics of a run."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
 def saved_step(run: Path) -> int:
-    """The step of last.pt."""
     return int(read_own_checkpoint(run / "last.pt")["training"]["state"]["step"])

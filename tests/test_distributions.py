@@ -1,4 +1,4 @@
-"""The two distributions: their files, and the wheel alone, away from any checkout, training and verifying."""
+"""The two distributions: their files; the wheel alone, without a checkout, trains and verifies."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(*words, folder, statuses=(0,), python_path=""):
-    """What a command prints; it must end with one of the statuses, and finds nothing of this checkout."""
+    """The output of a command, which must end with one of the statuses and cannot import from this checkout."""
     command = [str(word) for word in words]
     environment = {**os.environ, "PYTHONPATH": str(python_path)}
     options = {"capture_output": True, "text": True, "check": False, "timeout": 600}
@@ -36,7 +36,7 @@ def run(*words, folder, statuses=(0,), python_path=""):
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
-    """A folder with wheel and source distribution, made from a copy of the files that git knows or would take."""
+    """A folder with wheel and source distribution, made from a copy of the files that git tracks or would add."""
     pytest.importorskip("build.__main__", reason="pip install build, which the extra `test` brings")
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -55,7 +55,7 @@ def distributions(tmp_path_factory):
     return folder / "dist"
 
 
-def test_the_source_distribution_is_complete(distributions):
+def test_source_distribution(distributions):
     (archive,) = distributions.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         held = {name.partition("/")[2] for name in file.getnames()}
@@ -66,7 +66,7 @@ def test_the_source_distribution_is_complete(distributions):
     assert len(wanted) > 300 and wanted - held == set()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(distributions):
+def test_wheel_content(distributions):
     (archive,) = distributions.glob("*.whl")
     with zipfile.ZipFile(archive) as file:
         held = file.namelist()
@@ -78,15 +78,15 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions):
     assert len(recipes) > 10 and (wanted | recipes) - set(held) == set()
 
 
-def test_the_wheel_alone_trains_and_verifies(distributions, tmp_path):
-    """In an environment that has the libraries of this one, but neither the checkout nor its editable install."""
+def test_wheel_alone(distributions, tmp_path):
+    """In an environment with the libraries of this one, but without the checkout or its editable install."""
     environment = tmp_path / "environment"
     builder = venv.EnvBuilder(with_pip=False)
     places = builder.ensure_directories(environment)
     builder.create(environment)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(run(places.env_exe, "-c", ask, folder=tmp_path).strip())
-    # Only folders: what their own .pth files lead to, such as this checkout, is not followed.
+    # Only folders: their .pth files, which may lead to this checkout, are not followed.
     libraries = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (packages / "libraries.pth").write_text("\n".join(libraries) + "\n", encoding="utf-8")
     (wheel,) = distributions.glob("*.whl")

@@ -1,4 +1,4 @@
-"""Files and foundations: errors that name a file, growing files, shards, the run folder, tables, seeds."""
+"""Files and foundations: errors that name a file, appended files, shards, the run folder, tables, seeds."""
 
 import ast
 import logging
@@ -92,13 +92,13 @@ def test_arrays(tmp_path):
         ("'<i8', 'shape': (-1,)", "claims -8 bytes"),
     ],
 )
-def test_false_claims_of_arrays(claim, message, tmp_path):
+def test_arrays_with_false_sizes(claim, message, tmp_path):
     header = f"{{'fortran_order': False, 'descr': {claim}, }}"
     with pytest.raises(OwnError, match=rf"my\.npz: .*{message}.*; expected arrays"):
         files.read_arrays(npz(tmp_path / "my.npz", header, b"\0" * 24), "arrays", OwnError)
 
 
-def test_a_member_claims_more_than_its_file(tmp_path):
+def test_member_larger_than_its_file(tmp_path):
     path = npz(tmp_path / "my.npz", "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }", b"\0" * 24)
     content = bytearray(path.read_bytes())
     # The two sizes in the directory at the end.
@@ -109,7 +109,7 @@ def test_a_member_claims_more_than_its_file(tmp_path):
         files.read_arrays(path, "arrays")
 
 
-def test_half_a_line_is_taken_back(tmp_path, caplog):
+def test_incomplete_line_is_removed(tmp_path, caplog):
     file = files.GrowingFile(tmp_path / "log.txt")
     assert file.append(b"one\n")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -161,11 +161,11 @@ def test_names_of_parts(tmp_path):
     assert files.list_parts([files.WorkPart(one, 30) for one in range(1, 31)]).endswith("20/30 and more")
 
 
-class PartOptions(Options):
-    """A part for tests."""
+class ScaledOptions(Options):
+    """Options for tests."""
 
     scale: Annotated[float, Ge(0.0), Le(2.0)] = 1.0
-    """How much."""
+    """A factor."""
 
 
 class Thing:
@@ -173,8 +173,8 @@ class Thing:
         self.made = (size, options.scale)
 
 
-def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context():
-    table = {"part": Component(PartOptions, f"{__name__}:Thing")}
+def test_component_arguments():
+    table = {"part": Component(ScaledOptions, f"{__name__}:Thing")}
     sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
     assert create(table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red").made == (3, 2.0)
     with pytest.raises(ValueError, match=r"unknown model .CAM\+\+.; did you mean .CAMPPlus.\?"):
@@ -187,7 +187,7 @@ def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context():
         options_of(table, "part", {"scale": 3})
 
 
-def test_keyed_generators_repeat_and_differ():
+def test_keyed_generators():
     first = seeding.numpy_generator(1, 2, 3).random(4)
     assert np.array_equal(first, seeding.numpy_generator(1, 2, 3).random(4))
     for others in ((1, 2, 4), (1, 3, 2), (2, 2, 3), (1, 2)):
@@ -196,7 +196,7 @@ def test_keyed_generators_repeat_and_differ():
     assert len(seeds) == 9 and all(0 <= seed < 1 << 63 for seed in seeds)
 
 
-def test_random_state_survives_a_file_that_holds_no_code(tmp_path):
+def test_random_state_in_a_file(tmp_path):
     seeding.seed_everything(5)
     torch.save(capture_random_state(), tmp_path / "state.pt")
     expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
@@ -238,7 +238,7 @@ def test_lock_of_another_process(tmp_path):
     )
     assert process.stdout is not None
     process.stdout.readline()
-    # Being refused leaves the holder's name alone.
+    # A refusal does not change the holder's name in the file.
     for _ in range(2):
         with pytest.raises(ValueError, match=f"process {process.pid} on "), held(tmp_path):
             raise AssertionError("it was held twice")
@@ -259,7 +259,7 @@ def test_one_reader_and_writer(repository):
 
 
 def test_unusable_folders(tmp_path, monkeypatch, capsys):
-    """Refused before anything is read or made."""
+    """Refused before anything is read or created."""
     file = tmp_path / "file"
     file.write_text("")
     for folder in (file, file / "a" / "b"):

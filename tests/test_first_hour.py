@@ -1,4 +1,4 @@
-"""The notebook of the first hour: its cells run in order, on fewer voices, and draw what the text promises."""
+"""The notebook of the first hour: its cells run in order on fewer voices and draw the figures of the text."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ def sources(notebook, kind):
 
 
 def shown_by(source, names):
-    """Run a cell and return what a notebook would show below it: the value of the last line."""
+    """Run a cell and return the value of its last line, which a notebook would show."""
     tree = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith("%")))
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "first_hour.ipynb", "exec"), names)

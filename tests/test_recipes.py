@@ -1,4 +1,4 @@
-"""Recipes are their sources', are built at full size and train on a tiny corpus; the README's demo."""
+"""Recipes equal their sources, are built at full size and train on a tiny corpus; the README's demo."""
 
 import functools
 import itertools
@@ -61,13 +61,13 @@ def at(rows, stage):
 
 
 def assert_follows(found, source):
-    """What the table shows are the source's values; its first moment and the source's last are among them."""
+    """The table shows the source's values, including those of its first and last moments."""
     expected = [one for one in source if one[0] in found]
     assert {min(found), max(epoch for epoch, _, _ in source)} <= {epoch for epoch, _, _ in expected}
     assert len(expected) >= min(3, len(source))
     for epoch, rate, margin in expected:
         assert found[int(epoch)][0] == pytest.approx(rate, rel=1e-6), epoch
-        # Ours is divided by 0.999, so that it ends at the full margin
+        # Ours is divided by 0.999 to end at the full margin.
         assert found[int(epoch)][1] == (None if margin is None else pytest.approx(margin, rel=1.1e-3)), epoch
 
 
@@ -78,9 +78,9 @@ def assert_has(config, values):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_schedules_of_the_sources(recipe):
+def test_schedules(recipe):
     text = (ROOT / "configs" / recipe).read_text(encoding="utf-8")
-    assert text.startswith("# "), "the first line says what the recipe is for"
+    assert text.startswith("# "), "the first line describes the recipe"
     config = recipe_config(recipe)
     first, *later = stages_of(config)
     assert_follows(at(scheduled_epochs(config), first), SCHEDULES[recipe])
@@ -91,7 +91,7 @@ def test_schedules_of_the_sources(recipe):
 
 
 @pytest.mark.parametrize("recipe", VOXCELEB)
-def test_values_of_the_sources(recipe):
+def test_values(recipe):
     config = recipe_config(recipe)
     assert_has(config, VALUES[recipe])
     assert bool(config.training.large_margin_epochs) == (recipe in SECOND_STAGES)
@@ -135,7 +135,7 @@ def test_schedule_as_a_table(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [one for one in RECIPES if one not in LATER_STAGES])
 def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
-    """Two steps of 4 (speakers if they come in pairs) with the network of the recipe, short crops, an evaluation."""
+    """Two steps of 4 utterances (or speakers, if in pairs) with the recipe's network, short crops, an evaluation."""
     run = tmp_path / "run"
     config = recipe_config(recipe)
     options = ["--config", "exp01.yaml"] if "preset" in recipe else []
@@ -146,7 +146,7 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
     unset = ("augment.noise_path", "augment.rir_path", "validation_list", "validation_path", "initial_model")
     unset += ("evaluation.calibration_list", "evaluation.calibration_path")
     options += [word for name in unset for word in (f"--{name}", "")]
-    # No model is given here; what starts from one is tried in tests/assembly/test_initial_model.py.
+    # Recipes that start from a model file are tested in tests/assembly/test_initial_model.py.
     options += SHORT.split()
     assert main(["train", *options]) == 0
     assert (run / "best.pt").is_file()
@@ -183,7 +183,7 @@ def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
 
 
 def small_lists(corpus, folder, utterances_per_speaker):
-    """Four speakers with as many utterances as two batches of four take, and the trials of one utterance."""
+    """Four speakers with enough utterances for two batches of four, and the trials of one utterance."""
     rows = [line for line in (corpus / "train_list.txt").read_text().splitlines() if line < "spk04"]
     by_speaker = itertools.groupby(rows, lambda line: line.split()[0])
     kept = [line for _, lines in by_speaker for line in itertools.islice(lines, 2 * utterances_per_speaker)]
@@ -196,7 +196,7 @@ def small_lists(corpus, folder, utterances_per_speaker):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_demo_of_the_readme(tmp_path):
-    """The README's command as written, in an empty folder, in float32 as on any machine."""
+    """The README's command as written, in an empty folder, in float32 so that any machine gives the same."""
     script = str(ROOT / "trainSpeakerNet.py")
     environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
     command = [sys.executable, script, "--config", "exp01.yaml", "--mixed-precision", "no"]

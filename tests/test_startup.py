@@ -1,4 +1,4 @@
-"""The command line at its edges: what needs no torch does not wait for it, closed streams, refusals of the system."""
+"""The command line at its edges: commands that do not import torch, closed streams, errors of the system."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from speakernet.cli.train import _training_lines
 from speakernet.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
-# What takes a second or more to import. A small corpus is not made, a file is not read: these answers are about words.
+# These take a second or more to import.
 SLOW_MODULES = ("torch", "torchaudio", "matplotlib", "tensorboard")
 MISTYPED = [
     ["trian"],
@@ -52,7 +52,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def answers():
-    """Call -> exit status and the slow modules that it was the first to import; all in one fresh interpreter."""
+    """Call -> exit status and the slow modules it was the first to import; all in one fresh interpreter."""
     command = [sys.executable, "-c", SCRIPT, json.dumps(SLOW_MODULES), json.dumps(CALLS)]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     found = json.loads(finished.stdout.splitlines()[-1])
@@ -60,14 +60,14 @@ def answers():
 
 
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
-def test_nothing_slow_is_imported(call, answers):
+def test_no_slow_imports(call, answers):
     status, imported = answers[" ".join(call)]
     assert imported == []
     is_fine = call in ANSWERED[1:] or "--help" in call
     assert (status == 0) == is_fine
 
 
-def test_the_script_of_the_checkout_answers_without_torch():
+def test_script_without_torch():
     for script in ("trainSpeakerNet.py", "benchmark_performance.py"):
         command = [sys.executable, "-X", "importtime", script, "--help"]
         finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -93,7 +93,7 @@ def shell(command, **environment):
         ("list <&- >&- 2>&-", 0, False),
         ("--help >/dev/full", 1, True),
         ("list | true; exit ${PIPESTATUS[0]}", BROKEN_PIPE, False),
-        # argparse ignores errors when it prints a page of help.
+        # argparse ignores errors when it prints help.
         ("train --help all | true; exit ${PIPESTATUS[0]}", 0, False),
     ],
 )
@@ -129,7 +129,7 @@ def test_system_error_is_one_line(error, found, monkeypatch, capsys):
     assert found in message and "\n" not in message
 
 
-def test_presets_start_alone_or_name_what_they_need(tmp_path, monkeypatch, capsys):
+def test_presets(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--config", "production"]) == 1
     message = capsys.readouterr().err
@@ -138,20 +138,20 @@ def test_presets_start_alone_or_name_what_they_need(tmp_path, monkeypatch, capsy
     config = load_config(["--config", "test"]).config
     assert config.data.synthetic_corpus and config.training.accumulation_steps == 2
     assert load_config(["--config", "production"]).config.training.accumulation_steps == 2
-    # Lists of one's own need no synthetic corpus.
+    # Own lists need no synthetic corpus.
     config = load_config(["--train_list", "a.txt", "--test_list", "b.txt", "--config", "test"]).config
     assert make_synthetic_corpus(config) == config and not list(tmp_path.iterdir())
 
 
-def test_printed_commands_can_be_pasted(tmp_path):
-    """In a folder whose name has a space, the shell sees one word; the results are stand-ins."""
+def test_printed_commands(tmp_path):
+    """They can be pasted into a shell even if the folder's name has a space; results are fakes."""
     folder = tmp_path / "my run"
     summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": "", "seconds": 90.0}
     folder.mkdir()
     (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
     evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
     lines = _training_lines(
-        SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation), [], has_stages=False
+        SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation), [], max_epochs=2, has_stages=False
     )
     commands = [shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]]
     assert [words[0] for words in commands] == ["python", "python"] and "time: 0:01:30 for 2 epochs" in lines
@@ -175,8 +175,8 @@ sys.exit(main(["verify", "a.wav", "b.wav", "--model", "none.pt"]))
 """
 
 
-def test_verify_does_not_load_the_compiler_and_fails_by_2():
-    """Also without a standard output; 1 would mean different speakers."""
+def test_verify_fails_with_2():
+    """Even without a standard output, and without importing the compiler; 1 would mean different speakers."""
     found = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "False" and found.returncode == 2
     assert "none.pt" in found.stderr and "Traceback" not in found.stderr

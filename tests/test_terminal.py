@@ -1,4 +1,4 @@
-"""What long work shows: a line that fits the terminal and its neighbours, lines of the log elsewhere, never silence."""
+"""Progress of long work: a bar that fits the terminal, log lines without a terminal, no long silence."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ from speakernet.terminal import LINE_SECONDS, Bar, TerminalHandler
 
 
 class Screen(io.StringIO):
-    """A terminal of so many columns, as far as its rows can be told from what is written."""
+    """A terminal of `columns` columns, reconstructed from what is written."""
 
     def __init__(self, columns):
         super().__init__()
@@ -23,11 +23,11 @@ class Screen(io.StringIO):
         return True
 
     def drawn(self):
-        """Everything that was written, cut at every return to the beginning of a line."""
+        """Everything written, split at carriage returns and newlines."""
         return [part for part in self.getvalue().replace("\n", "\r").split("\r") if part.strip()]
 
     def rows(self):
-        """What is left on the screen: what follows a return takes the place of what stood there."""
+        """The final content of the screen: text after a carriage return overwrites the line."""
         rows = []
         for row in self.getvalue().split("\n"):
             shown = ""
@@ -57,7 +57,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 120, 200])
-def test_a_line_fits_and_uses_the_width(screen, columns):
+def test_line_width(screen, columns):
     shown = screen(columns)
     with Bar("training", 16, done=2, note=lambda: "epoch 3/16, loss 3.412, 312 utt/s, 0:12:31 left"):
         pass
@@ -68,7 +68,7 @@ def test_a_line_fits_and_uses_the_width(screen, columns):
         assert lines[0].count("█") == pytest.approx(2 / 16 * (columns - 1 - 67), abs=2)
 
 
-def test_log_lines_stand_alone_and_the_bar_comes_back(screen):
+def test_log_lines_beside_the_bar(screen):
     shown = screen(80)
     handler = TerminalHandler(sys.stderr)
     logger = logging.Logger("alone")
@@ -78,7 +78,7 @@ def test_log_lines_stand_alone_and_the_bar_comes_back(screen):
             logger.info("epoch %d: loss 1.0", number)
         assert [row for row in shown.rows() if "epoch" in row] == [f"epoch {number}: loss 1.0" for number in range(3)]
         assert shown.rows()[-1].startswith("training")
-        # A bar of a part of the work, as an evaluation is of training.
+        # A nested bar, like that of an evaluation during training.
         with Bar("embedding trials", 4):
             assert shown.rows()[-1].startswith("embedding")
             bar.update()
@@ -88,17 +88,17 @@ def test_log_lines_stand_alone_and_the_bar_comes_back(screen):
     assert shown.rows()[-1] == ""
 
 
-def test_without_a_terminal_no_minute_is_silent(caplog):
+def test_without_a_terminal(caplog):
     caplog.set_level(logging.INFO)
     clock = Clock()
-    said = []
+    seconds = []
     with Bar("embedding trials", 1000, "utterance", clock=clock) as bar:
         for second in range(1, 301):
             clock.now = float(second)
             bar.update()
-            if len(caplog.records) > len(said):
-                said.append(second)
-    assert LINE_SECONDS <= 60 and said == list(range(30, 301, 30))
+            if len(caplog.records) > len(seconds):
+                seconds.append(second)
+    assert LINE_SECONDS <= 60 and seconds == list(range(30, 301, 30))
     assert caplog.messages[0] == "embedding trials: 3 %, 30 of 1,000 utterances, 1/s, 0:16:10 left"
     with Bar("extract", clock=clock) as unknown:
         clock.now += 31
@@ -106,11 +106,11 @@ def test_without_a_terminal_no_minute_is_silent(caplog):
     assert caplog.messages[-1] == "extract: 5 files, 0.2/s"
 
 
-def test_a_notebook_has_a_bar_of_its_own(monkeypatch, capsys):
+def test_notebook_bar(monkeypatch, capsys):
     for name in ("ipykernel", "ipywidgets"):
         monkeypatch.setitem(sys.modules, name, sys)
     with Bar("reading", 4, note=lambda: "epoch 1") as bar:
         bar.update(3)
-    said = capsys.readouterr().err
-    # tqdm's own, as text where there are no widgets.
-    assert "reading" in said and " 75%" in said and "epoch 1" in said
+    printed = capsys.readouterr().err
+    # tqdm's bar, as text because there are no widgets.
+    assert "reading" in printed and " 75%" in printed and "epoch 1" in printed

@@ -1,4 +1,4 @@
-"""The main job through the command line on a tiny corpus: train, resume, score, and the mistakes users make."""
+"""Training, resuming and scoring through the command line on a tiny corpus, and common mistakes."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def finished(tiny_corpus, tmp_path_factory):
 
 @pytest.fixture()
 def copy(finished, tmp_path):
-    """A copy of the finished run, which a test may change."""
+    """A copy of the finished run that a test may change."""
     return Path(shutil.copytree(finished[0], tmp_path / "copy"))
 
 
@@ -74,7 +74,7 @@ def test_the_run_folder(finished, tiny_corpus):
     assert all(score == score for score in scores_of(run))
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {one["kind"] for one in records} >= {"step", "epoch", "evaluation"}
-    # Six speakers: enough for a rough interval at every validation.
+    # Six speakers are enough for a rough interval at every validation.
     assert all(len(one["eer_interval_percent"]) == 2 for one in records if one["kind"] == "evaluation")
     assert any("chosen on" in warning for warning in results["warnings"])
     messages = [line.split(" ", 4)[-1] for line in (run / "log.txt").read_text().splitlines() if " INFO " in line]
@@ -84,7 +84,7 @@ def test_the_run_folder(finished, tiny_corpus):
 def test_few_lines_before_the_first_step(recipe, run_folder, caplog):
     caplog.set_level(logging.INFO)
     assert train(recipe, "--max_epoch", "1", "--runtime.memory_fraction", "0.5") == 0
-    # The terminal's handler leaves the details out.
+    # The terminal's handler omits the details.
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
     first = next(number for number, line in enumerate(lines) if line.startswith("epoch 1: loss"))
     assert first <= 12, lines[:first]
@@ -96,7 +96,7 @@ def test_few_lines_before_the_first_step(recipe, run_folder, caplog):
     assert all(line in log for line in lines if "\n" not in line)
 
 
-def test_a_finished_run_continues_with_more_epochs(finished, copy, caplog, capsys):
+def test_more_epochs(finished, copy, caplog, capsys):
     caplog.set_level(logging.INFO)
     before = (copy / "last.pt").read_bytes()
     assert train(finished[1], "--save_path", copy, "--initial_model", "other.pt") == 0
@@ -104,13 +104,13 @@ def test_a_finished_run_continues_with_more_epochs(finished, copy, caplog, capsy
     assert train(finished[1], "--save_path", copy, "--max_epoch", "3") == 0
     epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
-    # What the command line gave is in the run's copy only, so the next commands have to name that.
+    # Options from the command line are only in the run's copy, so the next commands must name that.
     assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["report.html", "best.pt", ""])
-def test_a_finished_run_makes_its_report_again(finished, copy, name):
-    """If a file is missing, or older than the last checkpoint, as after a kill during the report."""
+def test_report_is_remade(finished, copy, name):
+    """If a file is missing or older than the last checkpoint, as after a kill during the report."""
     if name:
         (copy / name).unlink()
     last, made = weights_of(copy), (copy / "report.html").stat().st_mtime_ns if not name else 0
@@ -125,7 +125,7 @@ def test_a_finished_run_makes_its_report_again(finished, copy, name):
     assert (copy / "report.html").stat().st_mtime_ns > made and not leftover.exists()
 
 
-def test_a_damaged_run_is_not_replaced(finished, tmp_path, capsys):
+def test_damaged_run_is_kept(finished, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "last.pt").write_bytes(b"cut off")
     options = ["--save_path", tmp_path / "run", "--initial_model", finished[0] / "best.pt"]
@@ -133,7 +133,7 @@ def test_a_damaged_run_is_not_replaced(finished, tmp_path, capsys):
     assert "last.pt" in capsys.readouterr().err and (tmp_path / "run" / "last.pt").read_bytes() == b"cut off"
 
 
-def test_scoring_needs_no_training_data_and_leaves_the_run_alone(finished, copy):
+def test_scoring_a_finished_run(finished, copy):
     before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
     missing = [
         one for name in ("train_list", "train_path", "musan_path", "rir_path") for one in (f"--{name}", "nowhere")
@@ -143,7 +143,7 @@ def test_scoring_needs_no_training_data_and_leaves_the_run_alone(finished, copy)
     assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
     assert scores_of(folder) == pytest.approx(scores_of(copy), abs=1e-4)
-    # The model file knows the list that chose it.
+    # The model file records the list it was chosen on.
     assert any("chosen on" in warning for warning in results_of(folder)["warnings"])
 
 
@@ -178,7 +178,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes(mistake, recipe, run_folder, finished, tmp_path, monkeypatch, capsys):
-    """Refused before the first step, without a traceback, and no run folder is left."""
+    """Refused before the first step, without a traceback or a run folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.txt").write_text("a a/1.wav\njustonecolumn\n")
     (tmp_path / "trials.txt").write_text("".join(f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14)))

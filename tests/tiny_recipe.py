@@ -1,4 +1,4 @@
-"""The recipe of a run as small as it can be, for tests that need a real one: each says what is different in its own."""
+"""The recipe of a minimal run, for tests that need a real one and override what they need."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 MANY_STEPS: dict[str, Any] = {"training": {"max_epochs": 5000, "test_interval": 5000}}
-"""Longer than any test waits, for runs that are stopped."""
+"""More than any test waits for; for runs that are stopped."""
 EVERY_STAGE: dict[str, Any] = {
     "frontend": {"spec_augment": True},
     "loss": {"name": "aamsoftmax"},
@@ -22,10 +22,7 @@ EVERY_STAGE: dict[str, Any] = {
 
 
 def recipe_of(corpus: Path, run: Path | str, *changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The recipe of a run in the folder `run` over a corpus with its lists: section -> option -> value.
-
-    Later `changes` are on top.
-    """
+    """Section -> option -> value of a run in `run` over a corpus with its lists; later `changes` take precedence."""
     sections: dict[str, dict[str, Any]] = {
         "data": {
             **{"train_list": str(corpus / "train_list.txt"), "train_path": str(corpus)},

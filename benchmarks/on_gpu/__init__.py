@@ -1,1 +1,1 @@
-"""The parts of `benchmarks/gpu.py`: what is compared and measured where a GPU is at hand, and runs on a CPU too."""
+"""The parts of `benchmarks/gpu.py`: comparisons and measurements for a GPU, which also run on a CPU."""

@@ -1,4 +1,4 @@
-"""Part `correctness`: the device against the CPU in float32, and runs against themselves."""
+"""Part `correctness`: the device against the CPU in float32, and repeated and resumed runs against a first one."""
 
 import copy
 import dataclasses
@@ -29,19 +29,18 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep
 
-# Relative errors that are allowed: float32 sums in another order; TF32 keeps 10 bits, bf16 7, fp16 10 of a mantissa.
+# Allowed relative errors. float32 adds in another order; the mantissa has 10 bits in TF32 and fp16, 7 in bf16.
 TOLERANCES = {"no": 1e-3, "tf32": 2e-2, "bf16": 1e-1, "fp16": 3e-2}
 STEP_TOLERANCE = 1e-2
 CROP_TOLERANCE = 1e-4
 QUICK_SAMPLES, SAMPLES = 11440, 32240
 NUM_CLASSES, LEARNING_RATE = 20, 0.01
-# The sixth is recorded.
 PRESET = Path(__file__).resolve().parents[2] / "configs" / "preset_reproducible.yaml"
 STOP_AFTER_LINES = 2
 
 
 def correctness(setup: Setup) -> Iterator[Row]:
-    """One comparison a row: its error, what is allowed, and whether it passed."""
+    """One row per comparison: its error, the tolerance, and whether it passed."""
     yield from _embeddings(setup)
     yield from _steps(setup)
     yield from _undone_step(setup)
@@ -50,7 +49,7 @@ def correctness(setup: Setup) -> Iterator[Row]:
 
 
 def compared(name: str, error: float, tolerance: float) -> Row:
-    """A comparison; an error that is no number has not passed."""
+    """The row of a comparison; an error of NaN does not pass."""
     return row(name, error=error, tolerance=tolerance, passed=bool(error <= tolerance))
 
 
@@ -65,29 +64,29 @@ def _embeddings(setup: Setup) -> Iterator[Row]:
         net = build_model(config).eval()
         with torch.inference_mode():
             expected = net(waveforms)
-            there = net.to(setup.device)
-            yield compared(f"{name}, float32", _error(there(waveforms.to(setup.device)), expected), TOLERANCES["no"])
-            for way in ("tf32", "bf16", "fp16") if name == names[0] or not setup.is_quick else ():
-                yield _embedding_in(setup, config, there, waveforms, expected, f"{name}, {way}", way)
+            moved = net.to(setup.device)
+            yield compared(f"{name}, float32", _error(moved(waveforms.to(setup.device)), expected), TOLERANCES["no"])
+            for kind in ("tf32", "bf16", "fp16") if name == names[0] or not setup.is_quick else ():
+                yield _embedding_in(setup, config, moved, waveforms, expected, f"{name}, {kind}", kind)
 
 
 def _embedding_in(
-    setup: Setup, config: Config, net: nn.Module, waveforms: torch.Tensor, expected: torch.Tensor, name: str, way: str
+    setup: Setup, config: Config, net: nn.Module, waveforms: torch.Tensor, expected: torch.Tensor, name: str, kind: str
 ) -> Row:
-    if way in ("tf32", "fp16") and not setup.is_cuda:
+    if kind in ("tf32", "fp16") and not setup.is_cuda:
         return left_out(name, NEEDS_CUDA)
-    options = {"tf32": True} if way == "tf32" else {"precision": way}
+    options = {"tf32": True} if kind == "tf32" else {"precision": kind}
     changed = replaced(config, runtime=options)
     prepare_machine(changed)
-    precision = build_precision(changed, setup.device) if way != "tf32" else None
+    precision = build_precision(changed, setup.device) if kind != "tf32" else None
     with torch.autocast(setup.device.type, precision.dtype if precision else torch.float32, enabled=bool(precision)):
         found = net(waveforms.to(setup.device))
     prepare_machine(config)
-    return compared(name, _error(found, expected), TOLERANCES[way])
+    return compared(name, _error(found, expected), TOLERANCES[kind])
 
 
 def _steps(setup: Setup) -> Iterator[Row]:
-    """One step of SGD from the same weights on the same batch: the loss, and where the weights went."""
+    """One SGD step from the same weights on the same batch: the loss and the update of the weights."""
     names = ("ResNet",) if setup.is_quick else SMALLEST
     for name in names:
         config = published_config(setup.config(runtime={"tf32": False, "precision": "no"}), name)
@@ -95,27 +94,27 @@ def _steps(setup: Setup) -> Iterator[Row]:
         prepare_machine(config)
         torch.manual_seed(0)
         net, loss = build_model(config), build_loss(config, NUM_CLASSES)
-        start = [one.detach().clone() for one in net.parameters()]
-        moved, losses = [], []
+        start = [weight.detach().clone() for weight in net.parameters()]
+        updates, losses = [], []
         for device in (torch.device("cpu"), setup.device):
             step = _step(config, copy.deepcopy(net).to(device), copy.deepcopy(loss).to(device), device)
             step.add(_batch(setup, device))
             losses.append(float(step.finish(LEARNING_RATE).loss))
             pairs = zip(step.net.parameters(), start, strict=True)
-            moved.append(torch.cat([(one.detach().cpu() - before).flatten() for one, before in pairs]))
+            updates.append(torch.cat([(after.detach().cpu() - before).flatten() for after, before in pairs]))
         yield compared(f"{name}, loss of a step", abs(losses[1] - losses[0]) / abs(losses[0]), STEP_TOLERANCE)
-        yield compared(f"{name}, update of the weights", _error(moved[1], moved[0]), STEP_TOLERANCE)
+        yield compared(f"{name}, update of the weights", _error(updates[1], updates[0]), STEP_TOLERANCE)
 
 
 def _undone_step(setup: Setup) -> Iterator[Row]:
-    """A first step that overflows leaves weights and statistics as they were, and the second one moves them."""
+    """A first step that overflows leaves weights and statistics unchanged."""
     for precision in ("no", "fp16"):
         name = f"fused SGD, a first step that overflows, {precision}"
         if precision == "fp16" and not setup.is_cuda:
             yield left_out(name, NEEDS_CUDA)
             continue
         optimizer = {"name": "sgd", "learning_rate": LEARNING_RATE, "fused": "auto"}
-        # Twice as large as half precision goes: the first scaled gradient is infinite.
+        # Above the largest fp16 number (65,504), so the first scaled gradient is infinite.
         scale = {"loss_scale": 2.0**17} if precision == "fp16" else {}
         config = setup.config(model={"name": "ResNet", "embedding_dim": 8}, optimizer=optimizer,
                               runtime={"precision": precision, **scale})  # fmt: skip
@@ -137,7 +136,7 @@ def _step(config: Config, net: nn.Module, loss: nn.Module, device: torch.device)
     precision = build_precision(config, device)
     for module in net.modules():
         if isinstance(module, nn.Dropout):
-            # Each device draws from a generator of its own.
+            # Each device has its own generator, so dropout would differ.
             module.p = 0.0
     return TrainingStep(
         net.train(),
@@ -157,7 +156,7 @@ def _batch(setup: Setup, device: torch.device) -> RandomBatch:
 
 
 def _resident_batches(setup: Setup) -> Row:
-    """Corpus, noise and rooms on the device against the host's own way, with speeds, sample by sample."""
+    """Crops from corpus, noise and RIRs on the device against those made on the host, speeds included, by sample."""
     paths = setup.corpus()
     worst = 0.0
     batches: list[list[Any]] = []
@@ -173,13 +172,13 @@ def _resident_batches(setup: Setup) -> Row:
         assert len(loader.maker.speeds) == len(speed_fractions([0.9, 1.0, 1.1]))
         batches.append(list(loader))
         loader.close()
-    for host, there in zip(*batches, strict=True):
-        worst = max(worst, float((host.waveforms - there.waveforms.cpu()).abs().max()))
+    for on_host, on_device in zip(*batches, strict=True):
+        worst = max(worst, float((on_host.waveforms - on_device.waveforms.cpu()).abs().max()))
     return compared("resident corpus and banks, samples", worst, CROP_TOLERANCE)
 
 
 def _same_bits(setup: Setup) -> Iterator[Row]:
-    """Two runs of the reproducible preset, and one that was asked to stop and went on."""
+    """Two runs of the reproducible preset, and one that was stopped and resumed."""
     first, again, stopped = (_weights(setup, name) for name in ("first", "again", "stopped"))
     for name, found in (("twice", again), ("resumed after SIGTERM", stopped)):
         different = sum(not torch.equal(value, found[key]) for key, value in first.items())
@@ -188,7 +187,7 @@ def _same_bits(setup: Setup) -> Iterator[Row]:
 
 def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
     paths, folder = setup.corpus(), setup.folder / "runs" / name
-    given = {
+    options = {
         "data.train_list": paths.train_list, "data.train_path": paths.train_path, "data.test_list": paths.test_list,
         "data.test_path": paths.test_path, "data.crop_frames": 60, "data.batch_size": 4, "data.num_workers": 0,
         "model.name": "ResNet", "model.embedding_dim": 8, "evaluation.eval_frames": 60, "evaluation.num_crops": 1,
@@ -196,7 +195,7 @@ def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
         "training.save_path": folder, "runtime.device": setup.device.type,
         "runtime.keep_memory": not setup.is_quick,
     }  # fmt: skip
-    words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     loaded = load_config(["--config", str(PRESET), *words])
     if name == "stopped":
         _stop_while(lambda: train_experiment(loaded), folder / METRICS)
@@ -205,10 +204,10 @@ def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
 
 
 def _stop_while(train: Callable[[], Any], metrics: Path) -> None:
-    """Ask this very process to stop once some steps were counted.
+    """Send this process SIGTERM after some steps of `train`.
 
     Raises:
-        ValueError: the run ended before it was stopped.
+        ValueError: the run ended before the signal.
     """
     is_over = threading.Event()
 
@@ -227,7 +226,7 @@ def _stop_while(train: Callable[[], Any], metrics: Path) -> None:
     finally:
         is_over.set()
         watcher.join()
-    raise ValueError("the run was over before SIGTERM came; take more data")
+    raise ValueError("the run ended before SIGTERM was sent; use more data")
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Parts `pipeline` and `evaluation`: whole training with loading, augmentation and speeds, and a whole evaluation."""
+"""Parts `pipeline` and `evaluation`: training from disk with augmentation and speeds, and a complete evaluation."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from benchmarks.cold_corpus import Noise, drop_pages
 from benchmarks.data import BenchmarkData, prepare_data
 from benchmarks.families import published_config
 from benchmarks.on_gpu.record import Row, Setup, row
-from benchmarks.on_gpu.step_costs import WAYS, batch_of
+from benchmarks.on_gpu.step_costs import VARIANTS, batch_size_of
 from benchmarks.timing import finish_device
 from speakernet.assembly.benchmark import QUIET_STEPS, WARM_STEPS, ReadyCrops, time_steps
 from speakernet.assembly.data import build_training_loader
@@ -34,7 +34,7 @@ UTTERANCES, QUICK_UTTERANCES = 4000, 24
 STEPS, QUICK_STEPS, COLD_STEPS = 100, 4, 30
 SPEEDS = [0.9, 1.0, 1.1]
 LOW_GIGABYTES = 0.001
-# Where the corpus lies -> its form, and what the section data says.
+# Where the corpus is -> its form and the options of the section data.
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
     "packed, on the device": ("packed", {"device_resident": "on"}),
     "packed, larger than the device's share": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
@@ -45,13 +45,13 @@ CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
 COLD, MANY_RIRS = "packed, cold page cache", "packed, 60,000 RIRs"
 COLD_SPEAKERS = 1000
 NUM_RIRS, QUICK_NUM_RIRS, RIR_SAMPLES = 60_000, 60, 8000
-# VoxCeleb1-E: utterances, trials, and the speakers of VoxCeleb2 as cohort.
+# Utterances and trials of VoxCeleb1-E, and the speakers of VoxCeleb2 as cohort.
 LIST, QUICK_LIST = (145_160, 579_818, 5994), (2000, 5000, 200)
 DIM, TOP = 256, 300
 
 
 def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
-    """Recordings of 4 to 12 s as VoxCeleb's are, in every form, with noise and rooms, made once."""
+    """Recordings of 4 to 12 s, as in VoxCeleb, in every form, with noise and RIRs; made once."""
     paths = setup.corpus()
     os.environ["SPEAKERNET_CACHE"] = str(setup.folder / "kept")
     config = setup.config(
@@ -63,11 +63,11 @@ def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
 
 
 def pipeline(setup: Setup) -> Iterator[Row]:
-    """Utterances a second from disk to weights, and the share of a step that waits for data."""
+    """Utterances per second from disk to weights, and the share of a step spent waiting for data."""
     data, config = benchmark_data(setup)
-    batch_size = batch_of(setup)
-    way = WAYS["bf16, channels_last"] if setup.is_cuda else WAYS["channels_last"]
-    config = replaced(published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=way)
+    batch_size = batch_size_of(setup)
+    runtime = VARIANTS["bf16, channels_last" if setup.is_cuda else "channels_last"]
+    config = replaced(published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=runtime)
     config = replaced(config, loss={"name": "aamsoftmax"}, optimizer={"name": "sgd", "learning_rate": 0.1},
                       training={"log_interval": 1000}, augment={"speed_factors": SPEEDS})  # fmt: skip
     prepare_machine(config)
@@ -78,17 +78,17 @@ def pipeline(setup: Setup) -> Iterator[Row]:
             rows, corpus = _cold(setup, num_rows)
         else:
             rows, corpus = data.write_list("flac" if form == "flac" else "wav", num_rows), data.folder(form)
-        placed = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
-                  "crop_frames": 200, **options}  # fmt: skip
-        chosen = replaced(config, data=placed)
+        section = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
+                   "crop_frames": 200, **options}  # fmt: skip
+        with_corpus = replaced(config, data=section)
         if name == MANY_RIRS:
-            chosen = replaced(chosen, augment={"rir_path": str(_many_rirs(setup))})
+            with_corpus = replaced(with_corpus, augment={"rir_path": str(_many_rirs(setup))})
         with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-            yield _end_to_end(setup, name, chosen, Path(folder), steps)
+            yield _end_to_end(setup, name, with_corpus, Path(folder), steps)
 
 
 def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
-    """A list and a packed corpus with an utterance for every crop: none comes again, so that no page does."""
+    """A list and a packed corpus with one utterance per crop, so no page is read twice."""
     noise, corpus, rows = Noise(num_rows), setup.folder / f"cold-{num_rows}", setup.folder / f"cold-{num_rows}.txt"
     pack(noise, corpus)
     names = enumerate(noise.names)
@@ -98,13 +98,13 @@ def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
 
 
 def _many_rirs(setup: Setup) -> Path:
-    """Noise that dies away in half a second, as many files as RIRS_NOISES has."""
+    """Noise that decays within half a second, in as many files as RIRS_NOISES has."""
     folder, random = setup.folder / "many_rirs", np.random.default_rng(0)
-    fall = np.exp(-np.arange(RIR_SAMPLES) / 1000)
+    decay = np.exp(-np.arange(RIR_SAMPLES) / 1000)
     for number in range(QUICK_NUM_RIRS if setup.is_quick else NUM_RIRS):
         path = folder / f"{number // 1000}" / f"{number}.wav"
         if not path.exists():
-            write_audio(path, 0.2 * fall * random.standard_normal(RIR_SAMPLES))
+            write_audio(path, 0.2 * decay * random.standard_normal(RIR_SAMPLES))
     return folder
 
 
@@ -135,8 +135,8 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     return row(
         name,
         utterances_per_second=config.data.batch_size / timed["step_seconds"],
-        # A GPU works behind the host's back: what a step takes longer than one on crops that are there, with the same
-        # copy, speeds and augmentation.
+        # A GPU works asynchronously, so this is how much longer a step takes than one on crops already prepared, with
+        # the same copy, speeds and augmentation.
         data_wait_share=max(0.0, 1 - ready / timed["step_seconds"]),
         step_seconds_ready=ready,
         **timed,
@@ -145,14 +145,14 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
 
 
 def _phases(summary: dict[str, Any]) -> dict[str, float]:
-    """The host's time by phase."""
+    """Shares of the host's time by phase."""
     parts = {"host_data": "data_wait_share", "host_forward_backward": "forward_backward_share",
              "host_optimizer": "optimizer_share"}  # fmt: skip
     return {name: float(summary[key]) for name, key in parts.items() if key in summary}
 
 
 def evaluation(setup: Setup) -> Iterator[Row]:
-    """Embedding recordings whole, and scoring a list of VoxCeleb1-E's size with adaptive s-norm."""
+    """Embedding recordings, whole and in crops; scoring a list of VoxCeleb1-E's size with adaptive s-norm."""
     data, config = benchmark_data(setup)
     model = QUICK_MODEL if setup.is_quick else MODEL
     config = published_config(config, model)
@@ -163,22 +163,22 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     modes: tuple[Mode, ...] = ("whole", "crops")
     for mode in modes:
         options = EvaluationOptions(embedding=mode, num_crops=2 if setup.is_quick else 10)
-        # The first time chooses kernels and finds memory: the second counts.
+        # The first run chooses kernels and allocates memory; only the second counts.
         for _ in range(2):
             begin = time.perf_counter()
             embedded = embed_utterances(net, source, names, options, device=setup.device, description="")
             finish_device()
             seconds = time.perf_counter() - begin
         yield row(f"{model}, {mode}", utterances_per_second=len(embedded) / seconds, seconds=seconds)
-    utterances, trials, members = QUICK_LIST if setup.is_quick else LIST
+    utterances, trials, cohort_size = QUICK_LIST if setup.is_quick else LIST
     generator = np.random.default_rng(0)
     units = mean_embeddings(generator.standard_normal((utterances, DIM), dtype=np.float32))
-    cohort = mean_embeddings(generator.standard_normal((members, DIM), dtype=np.float32))
+    cohort = mean_embeddings(generator.standard_normal((cohort_size, DIM), dtype=np.float32))
     enrol, test = generator.integers(0, utterances, (2, trials), dtype=np.int32)
     begin = time.perf_counter()
     scores = cosine_scores(units, enrol, test, setup.device)
     middle = time.perf_counter()
-    normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, members), setup.device), "as")
+    normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, cohort_size), setup.device), "as")
     end = time.perf_counter()
     yield row(f"cosine, {trials:,} trials", seconds=middle - begin)
-    yield row(f"adaptive s-norm, {utterances:,} utterances, {members:,} members", seconds=end - middle)
+    yield row(f"adaptive s-norm, {utterances:,} utterances, {cohort_size:,} members", seconds=end - middle)

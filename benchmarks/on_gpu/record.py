@@ -1,4 +1,4 @@
-"""What the parts write down: rows with figures, or with the reason why there are none, kept after each part."""
+"""The results of the parts: rows with figures, or with the reason for their absence, stored after each part."""
 
 import json
 import logging
@@ -27,12 +27,12 @@ QUICK_CORPUS = CorpusParameters(
 
 @dataclass(frozen=True)
 class Setup:
-    """What the parts are run on.
+    """What the parts run on.
 
     Attributes:
-        device: where they are measured.
-        is_quick: sizes that two cores run through in minutes.
-        folder: for data made on the spot and runs.
+        device: the device measured.
+        is_quick: small sizes, which two cores finish in minutes.
+        folder: for generated data and runs.
     """
 
     device: torch.device
@@ -41,17 +41,17 @@ class Setup:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the device is a GPU of CUDA."""
+        """Whether the device is a CUDA GPU."""
         return self.device.type == "cuda"
 
     def config(self, **sections: Mapping[str, Any]) -> Config:
         """The default configuration on the device, with some sections changed."""
-        # The allocator's setting is the process's: what runs after a quick look in it finds it as it was.
+        # The allocator's setting is process-wide; a quick run must not change it for what follows (tests).
         runtime = {"device": self.device.type, "keep_memory": not self.is_quick, **sections.pop("runtime", {})}
         return replaced(Config(), runtime=runtime, **sections)
 
     def corpus(self) -> SimpleNamespace:
-        """Synthetic speech, noise and rooms, made once."""
+        """Synthetic speech, noise and RIRs, made once."""
         return make_corpus(self.folder / "corpus", QUICK_CORPUS if self.is_quick else None, show_progress=False)
 
 
@@ -61,65 +61,65 @@ def row(name: str, **figures: Any) -> Row:
 
 
 def left_out(name: str, reason: str) -> Row:
-    """A line that says why it has no figures."""
+    """A row without figures, and why."""
     return {"name": name, "reason": reason}
 
 
 class Record:
-    """The parts that are done, in a file that is rewritten after each.
+    """The finished parts, in a file that is rewritten after each.
 
     Args:
-        path: JSON; what it holds of the same device, versions and size is not measured again.
-        setup: what is measured on.
+        path: JSON; parts in it from the same machine, versions and size are not measured again.
+        setup: what the parts run on.
 
     Raises:
-        ValueError: the file holds figures of another machine, or no figures at all.
+        ValueError: the file has figures of another machine, version or size, or is not such a file.
     """
 
     def __init__(self, path: Path, setup: Setup) -> None:
         self.path = path
         self.parts: dict[str, dict[str, Any]] = {}
         system = system_info()
-        # As JSON has them, so that they can be compared with what is read.
+        # Through JSON, to be comparable with what is read.
         self._facts = json.loads(json.dumps({"device": setup.device.type, "quick": setup.is_quick, "hardware": system}))
         if path.exists():
-            expected = "the JSON that benchmarks/gpu.py wrote; name another file, or remove it"
+            expected = "JSON written by benchmarks/gpu.py; use another file, or remove it"
             with reading(path, expected, FileError), open_text(path) as file:
                 found = json.load(file)
                 facts, parts = {name: found[name] for name in self._facts}, dict(found["parts"])
             if facts != self._facts:
-                raise ValueError(f"{path}: holds figures of another machine, version or size; name another file")
+                raise ValueError(f"{path} has figures of another machine, version or size; use another file")
             self.parts = parts
 
     def put(self, part: str, rows: Sequence[Row], seconds: float) -> None:
-        """Keep a part's rows, and write everything."""
+        """Add a part's rows and write the file."""
         self.parts[part] = {"seconds": round(seconds, 1), "rows": list(rows)}
         with atomic_write(self.path) as file:
             json.dump(self.figures(), file, indent=1)
 
     def figures(self) -> dict[str, Any]:
-        """Everything, with the figures that others ask for by name."""
+        """The content of the file; the main figures are repeated by name."""
         versions = self._facts["hardware"]["versions"]
         return {**self._facts, "versions": versions, **self._named(), "parts": self.parts}
 
     def _named(self) -> dict[str, Any]:
         rows = {part: found["rows"] for part, found in self.parts.items()}
-        measured = rows.get("roofline", [])
-        ends = [one for one in rows.get("pipeline", []) if "reason" not in one]
+        roofline = rows.get("roofline", [])
+        pipeline = [one for one in rows.get("pipeline", []) if "reason" not in one]
         return {
             "correctness": rows.get("correctness", []),
-            "peak_flops": {one["dtype"]: one["peak_flops"] for one in measured if "peak_flops" in one},
+            "peak_flops": {one["dtype"]: one["peak_flops"] for one in roofline if "peak_flops" in one},
             "bandwidth_bytes_per_second": next(
-                (one["bytes_per_second"] for one in measured if "bytes_per_second" in one), None
+                (one["bytes_per_second"] for one in roofline if "bytes_per_second" in one), None
             ),
-            "roofline_share": {one["name"]: one["roofline_share"] for one in measured if "roofline_share" in one},
-            "mfu": {one["name"]: one["mfu"] for one in measured if "mfu" in one},
-            "utterances_per_second": {one["name"]: one["utterances_per_second"] for one in ends},
-            "data_wait_share": {one["name"]: one["data_wait_share"] for one in ends},
+            "roofline_share": {one["name"]: one["roofline_share"] for one in roofline if "roofline_share" in one},
+            "mfu": {one["name"]: one["mfu"] for one in roofline if "mfu" in one},
+            "utterances_per_second": {one["name"]: one["utterances_per_second"] for one in pipeline},
+            "data_wait_share": {one["name"]: one["data_wait_share"] for one in pipeline},
         }
 
     def markdown(self) -> str:
-        """A table for each part, under the hardware and the versions."""
+        """Hardware and versions, then a table per part."""
         hardware = self._facts["hardware"]
         gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "no GPU"
         versions = ", ".join(f"{name} {version}" for name, version in hardware["versions"].items() if version)

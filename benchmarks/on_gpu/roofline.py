@@ -1,9 +1,9 @@
-"""Part `roofline`: the least time that the operations of a step could take, as a share of what it takes, and plain MFU.
+"""Part `roofline`: the shortest possible time of a step's operations as a share of the measured time, and plain MFU.
 
-Least is the sum over operations of the larger of FLOP / peak and bytes / bandwidth; peak and bandwidth are those of a
-product of matrices and of a copy, measured on the same device. Fused kernels move fewer bytes than the operations that
-they stand for, so a share may in theory pass 1. Convolutions of float32 are held against the peak of TensorFloat-32 if
-they may use it, products of matrices, which may not, against that of float32. MFU is FLOP / seconds / the peak of the
+The shortest time is the sum over operations of the larger of FLOP / peak and bytes / bandwidth. The peak is measured
+with a matrix product, the bandwidth with a copy, both on the same device. Fused kernels move fewer bytes than the
+operations they replace, so a share can exceed 1. float32 convolutions are compared with the peak of TensorFloat-32 if
+it is allowed; matrix products, which may not use it, with that of float32. MFU is FLOP / seconds / the peak of the
 convolutions' arithmetic.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.on_gpu.step_costs import (
     MODELS,
     QUICK_MODELS,
     ROUNDS,
-    WAYS,
+    VARIANTS,
     median_seconds,
     warm_step,
 )
@@ -33,13 +33,13 @@ COPY_BYTES, QUICK_COPY_BYTES = 1 << 30, 1 << 23
 PRODUCTS_AT_ONCE = 10
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 ARITHMETICS = ("float32", "tf32", "bf16", "fp16")
-# They give memory out and move nothing.
+# They only allocate memory.
 WITHOUT_BYTES = ("aten.empty", "aten.new_empty", "aten.detach", "aten.resize_")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What one operation needs at least."""
+    """The work of one operation."""
 
     name: str
     flop: float
@@ -50,40 +50,40 @@ class Operation:
 
 @dataclass
 class OperationCounter(TorchDispatchMode):
-    """Notes FLOP and bytes of every operation inside, backward included; views cost nothing."""
+    """Records FLOP and bytes of every operation inside, backward included; views cost nothing."""
 
     operations: list[Operation] = field(default_factory=list)
     float32_convolutions: str = "float32"
-    """What they are computed in: float32 or tf32."""
+    """Arithmetic of float32 convolutions: float32 or tf32."""
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note what it needs."""
-        made = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-        self._note(func, args, kwargs or {}, given, results, made)
-        return made
+        """Run an operation and record its work."""
+        output = func(*args, **(kwargs or {}))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        self._record(func, args, kwargs or {}, inputs, results, output)
+        return output
 
-    def _note(
-        self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[torch.Tensor], made: Any
+    def _record(
+        self, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], results: list[torch.Tensor], output: Any
     ) -> None:
-        is_changing = func._schema.is_mutable
-        known = {one.untyped_storage().data_ptr() for one in given}
-        is_view = bool(results) and all(one.untyped_storage().data_ptr() in known for one in results)
+        is_in_place = func._schema.is_mutable
+        storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        is_view = bool(results) and all(tensor.untyped_storage().data_ptr() in storages for tensor in results)
         name = str(func)
-        if (is_view and not is_changing) or name.startswith(WITHOUT_BYTES):
+        if (is_view and not is_in_place) or name.startswith(WITHOUT_BYTES):
             return
         count = flop_registry.get(func._overloadpacket)
-        flop = float(count(*args, **kwargs, out_val=made)) if count else 0.0
-        # What is changed in place is read and written, also where it is not among the results.
-        written = results or (given if is_changing else [])
-        moved = sum(map(_bytes, given)) + sum(map(_bytes, written))
+        flop = float(count(*args, **kwargs, out_val=output)) if count else 0.0
+        # A tensor changed in place is read and written, even if it is not among the results.
+        written = results or (inputs if is_in_place else [])
+        moved = sum(map(_bytes, inputs)) + sum(map(_bytes, written))
         dtype = next((one.dtype for one in results if one.is_floating_point()), torch.float32)
-        of_float32 = self.float32_convolutions if "conv" in name else "float32"
-        self.operations.append(Operation(name, flop, moved, NAMES.get(dtype, of_float32)))
+        default = self.float32_convolutions if "conv" in name else "float32"
+        self.operations.append(Operation(name, flop, moved, NAMES.get(dtype, default)))
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -92,7 +92,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def least_seconds(operations: list[Operation], peaks: Mapping[str, float], bytes_per_second: float) -> float:
-    """What the operations take at least on a device of these peaks (FLOP/s) and this bandwidth."""
+    """Shortest time of the operations on a device with these peaks (FLOP/s) and this bandwidth."""
     return sum(max(one.flop / peaks[one.arithmetic], one.num_bytes / bytes_per_second) for one in operations)
 
 
@@ -108,13 +108,12 @@ def roofline(setup: Setup) -> Iterator[Row]:
         yield row(f"peak of {name}", dtype=name, peak_flops=peaks[name])
     bandwidth = _bandwidth(setup)
     yield row("bandwidth of a copy", bytes_per_second=bandwidth)
-    ways = ("bf16, channels_last",) if setup.is_quick else ("eager", "bf16, channels_last", "all")
+    variants = ("bf16, channels_last",) if setup.is_quick else ("eager", "bf16, channels_last", "all")
     for model in QUICK_MODELS if setup.is_quick else MODELS:
-        # Counted in the way that has the same operations, uncompiled: compiled ones cannot be seen.
-        for way in ways:
-            runtime = WAYS[way]
+        for variant in variants:
+            runtime = VARIANTS[variant]
             if "compile_mode" in runtime and not setup.is_cuda:
-                yield left_out(f"{model}, {way}", NEEDS_CUDA)
+                yield left_out(f"{model}, {variant}", NEEDS_CUDA)
                 continue
             arithmetic = arithmetic_of(runtime["precision"], setup.device)
             operations = _operations(setup, model, runtime)
@@ -122,7 +121,7 @@ def roofline(setup: Setup) -> Iterator[Row]:
             seconds = _step_seconds(setup, model, runtime)
             figures = {"least_seconds": least, "step_seconds": seconds, "roofline_share": least / seconds}
             more: Row = {"step_flop": flop, "arithmetic": arithmetic, "mfu": flop / seconds / peaks[arithmetic]}
-            yield row(f"{model}, {way}", **figures, **more)
+            yield row(f"{model}, {variant}", **figures, **more)
 
 
 def _bandwidth(setup: Setup) -> float:
@@ -134,15 +133,15 @@ def _bandwidth(setup: Setup) -> float:
             target.copy_(source)
 
     run()
-    # Read and written.
+    # Every byte is read and written.
     return PRODUCTS_AT_ONCE * 2 * num_bytes / median_seconds(run, 3 if setup.is_quick else ROUNDS)
 
 
 def _operations(setup: Setup, model: str, runtime: Mapping[str, Any]) -> list[Operation]:
-    # What compiled code does cannot be seen.
-    seen = {**runtime, "compile": "off", "compile_mode": "default"}
+    # Compiled code hides its operations, so the same step is counted uncompiled.
+    uncompiled = {**runtime, "compile": "off", "compile_mode": "default"}
     counter = OperationCounter(float32_convolutions=arithmetic_of("no", setup.device))
-    with warm_step(setup, model, seen) as step, counter:
+    with warm_step(setup, model, uncompiled) as step, counter:
         step()
     return counter.operations
 

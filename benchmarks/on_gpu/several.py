@@ -1,4 +1,4 @@
-"""Part `ranks`: utterances a second of one process and of several, each with its own GPU and a batch of the same size.
+"""Part `ranks`: utterances per second with one process and several, each with its own GPU and a batch of equal size.
 
 Started by torchrun, this file runs the steps of one process.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.on_gpu.record import Row, Setup, left_out, row
-from benchmarks.on_gpu.step_costs import ALL_BUT_GRAPHS, PLAIN, ROUNDS, WARMUP, WAYS, batch_of, step_config
+from benchmarks.on_gpu.step_costs import ALL_BUT_GRAPHS, PLAIN, ROUNDS, VARIANTS, WARMUP, batch_size_of, step_config
 from benchmarks.steps import trainer_step
 from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
@@ -25,27 +25,27 @@ from speakernet.parallel import distributed
 from speakernet.parallel.group import joined
 
 MODEL, QUICK_MODEL = "ResNet34", "ResNet"
-WAYS_OF_NORMS = {"own norms": "off", "shared norms": "on"}
+NORMS = {"own norms": "off", "shared norms": "on"}
 
 
 def several_ranks(setup: Setup) -> Iterator[Row]:
-    """One process, two, four … as there are GPUs; on a CPU one and two, that the code runs."""
+    """One process, two, four … up to the number of GPUs; on a CPU one and two, to run the code."""
     most = torch.cuda.device_count() if setup.is_cuda else 2
     if most < 2:
         yield left_out("several processes", "needs two or more GPUs")
         return
     alone: dict[str, float] = {}
     for count in [one for one in (1, 2, 4, 8, 16) if one <= most]:
-        for name, norms in WAYS_OF_NORMS.items():
+        for name, norms in NORMS.items():
             seconds = _seconds(setup, count, norms)
-            rate = count * batch_of(setup) / seconds
+            rate = count * batch_size_of(setup) / seconds
             alone.setdefault(name, rate)
             share = rate / (count * alone[name])
             yield row(f"{count} processes, {name}", step_seconds=seconds, utterances_per_second=rate, scaling=share)
 
 
 def _seconds(setup: Setup, count: int, norms: str) -> float:
-    """Median seconds of a step in so many processes."""
+    """Median seconds of a step in `count` processes."""
     out = setup.folder / "ranks.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
     words = [setup.device.type, "quick" if setup.is_quick else "whole", norms, str(out)]
@@ -64,22 +64,22 @@ def _seconds(setup: Setup, count: int, norms: str) -> float:
 
 
 def _run(device: str, size: str, norms: str, out: str) -> None:
-    """In one of the processes: rank 0 writes the median seconds of a step."""
+    """Run one process; rank 0 writes the median seconds of a step."""
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(torch.device(device), size == "quick", Path(folder))
-        way = {**PLAIN} if setup.is_quick else WAYS[ALL_BUT_GRAPHS]
-        config = step_config(setup, QUICK_MODEL if setup.is_quick else MODEL, {**way, "sync_batch_norm": norms})
+        runtime = PLAIN if setup.is_quick else VARIANTS[ALL_BUT_GRAPHS]
+        config = step_config(setup, QUICK_MODEL if setup.is_quick else MODEL, {**runtime, "sync_batch_norm": norms})
         with joined(config.runtime):
             prepare_machine(config)
-            own = choose_device(config.runtime)
-            step = trainer_step(config, Path(folder), batch_of(setup))
+            device_of_rank = choose_device(config.runtime)
+            step = trainer_step(config, Path(folder), batch_size_of(setup))
             warm_up(step, 1 if setup.is_quick else WARMUP)
             seconds = []
             for _ in range(1 if setup.is_quick else ROUNDS):
-                synchronize(own)
+                synchronize(device_of_rank)
                 begin = time.perf_counter()
                 step()
-                synchronize(own)
+                synchronize(device_of_rank)
                 seconds.append(time.perf_counter() - begin)
             if distributed.is_main():
                 Path(out).write_text(json.dumps(statistics.median(seconds)), encoding="utf-8")

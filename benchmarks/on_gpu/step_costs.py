@@ -1,4 +1,4 @@
-"""Parts `steps` and `launches`: what a whole training step costs in each way, and what the host asks of the device."""
+"""Parts `steps` and `launches`: time and memory of a training step in each variant, and its kernel launches."""
 
 import contextlib
 import dataclasses
@@ -23,12 +23,12 @@ from speakernet.training.profiler import peak_tensor_bytes
 MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA1024", "CAMPPlus"), ("ResNet",)
 BATCH, QUICK_BATCH = 256, 2
 ROUNDS, QUICK_ROUNDS = 10, 1
-# At least; and until nothing is compiled any more.
+# The minimum; warming up goes on while something is still being compiled.
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
 ALL_BUT_GRAPHS = "bf16, channels_last, compile"
-# Way -> what it sets in `runtime`; each alone, then together.
-WAYS: dict[str, dict[str, Any]] = {
+# Variant -> its options in `runtime`; each speed-up alone, then together.
+VARIANTS: dict[str, dict[str, Any]] = {
     "eager": PLAIN,
     "channels_last": {**PLAIN, "channels_last": "on"},
     "bf16": {**PLAIN, "precision": "bf16"},
@@ -37,13 +37,15 @@ WAYS: dict[str, dict[str, Any]] = {
     ALL_BUT_GRAPHS: {**PLAIN, "precision": "bf16", "channels_last": "on", "compile": "on"},
     "all": {"precision": "bf16", "channels_last": "on", "compile": "on", "compile_mode": "reduce-overhead"},
 }
+# The variants whose launches are counted, on a GPU and on a CPU.
+COUNTED, COUNTED_ON_CPU = ("bf16, channels_last", "all"), ("eager",)
 PROFILED_STEPS = 5
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 SYNCHRONISATIONS = ("Synchronize",)
 
 
 def step_config(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Config:
-    """A published network trained by SGD with AAM-softmax; nothing is logged while it is measured."""
+    """A published network trained by SGD with AAM-softmax; nothing is logged during the measurement."""
     config = replaced(
         published_config(setup.config(), model),
         loss={"name": "aamsoftmax"},
@@ -53,23 +55,23 @@ def step_config(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Config:
     return replaced(config, runtime=dict(runtime))
 
 
-def batch_of(setup: Setup) -> int:
-    """Crops of 2 s in a batch."""
+def batch_size_of(setup: Setup) -> int:
+    """Number of crops (of 2 s) in a batch."""
     return QUICK_BATCH if setup.is_quick else BATCH
 
 
 def step_costs(setup: Setup) -> Iterator[Row]:
-    """Seconds and peak memory of a step of each network in each way."""
+    """Seconds and peak memory of a step of each network in each variant."""
     for model in QUICK_MODELS if setup.is_quick else MODELS:
-        for way, runtime in WAYS.items():
-            name = f"{model}, {way}"
+        for variant, runtime in VARIANTS.items():
+            name = f"{model}, {variant}"
             if "compile_mode" in runtime and not setup.is_cuda:
                 yield left_out(name, NEEDS_CUDA)
                 continue
-            if setup.is_quick and way == ALL_BUT_GRAPHS:
+            if setup.is_quick and variant == ALL_BUT_GRAPHS:
                 yield left_out(name, "--quick compiles once")
                 continue
-            # By block takes a part of the time, and shows that it runs.
+            # Compiling by block is faster and enough to run the code.
             scope = {"compile_scope": "regional"} if setup.is_quick else {}
             with warm_step(setup, model, {**runtime, **scope}) as step:
                 yield _measured(setup, name, step)
@@ -77,28 +79,28 @@ def step_costs(setup: Setup) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
-    """A training step of a network, after those in which memory and kernels are found."""
+    """A training step of a network, after warming up."""
     config = step_config(setup, model, runtime)
     prepare_machine(config)
     with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-        step = trainer_step(config, Path(folder), batch_of(setup))
+        step = trainer_step(config, Path(folder), batch_size_of(setup))
         warm_up(step, 1 if setup.is_quick else WARMUP)
         yield step
 
 
 def _measured(setup: Setup, name: str, step: Callable[[], None]) -> Row:
-    batch_size = batch_of(setup)
+    batch_size = batch_size_of(setup)
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
     seconds = median_seconds(step, QUICK_ROUNDS if setup.is_quick else ROUNDS)
     peak = torch.cuda.max_memory_allocated(setup.device) if setup.is_cuda else peak_tensor_bytes(step)
-    # Compiled code is of no use to the next network, and holds on to memory.
+    # Compiled code is useless to the next network and keeps memory.
     torch.compiler.reset()
     return row(name, step_seconds=seconds, utterances_per_second=batch_size / seconds, peak_bytes=peak)
 
 
 def median_seconds(run: Callable[[], Any], rounds: int) -> float:
-    """Of a run, with the device's work in it."""
+    """Median seconds of a run, including the device's work."""
 
     def once(_: Any) -> int:
         run()
@@ -110,7 +112,7 @@ def median_seconds(run: Callable[[], Any], rounds: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """What the host asked for in some steps."""
+    """Calls per step."""
 
     launches: float
     synchronisations: float
@@ -118,16 +120,16 @@ class Calls:
 
 
 def launches(setup: Setup) -> Iterator[Row]:
-    """Kernel launches and synchronisations of a step between two log intervals; there must be none of the latter."""
-    ways = ("bf16, channels_last", "bf16, channels_last, CUDA graphs") if setup.is_cuda else ("eager",)
-    for model, way in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, ways):
-        with warm_step(setup, model, WAYS[way]) as step:
+    """Operations, kernel launches and synchronisations of a step that logs nothing; no step may synchronise."""
+    variants = COUNTED if setup.is_cuda else COUNTED_ON_CPU
+    for model, variant in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, variants):
+        with warm_step(setup, model, VARIANTS[variant]) as step:
             calls = count_calls(step, 1 if setup.is_quick else PROFILED_STEPS, is_cuda=setup.is_cuda)
-        yield row(f"{model}, {way}, operations of a step", per_step=calls.operations)
+        yield row(f"{model}, {variant}, operations of a step", per_step=calls.operations)
         if setup.is_cuda:
-            yield row(f"{model}, {way}, launches of a step", per_step=calls.launches)
+            yield row(f"{model}, {variant}, launches of a step", per_step=calls.launches)
             yield row(
-                f"{model}, {way}, synchronisations of a step",
+                f"{model}, {variant}, synchronisations of a step",
                 per_step=calls.synchronisations,
                 passed=calls.synchronisations == 0,
             )
@@ -136,7 +138,7 @@ def launches(setup: Setup) -> Iterator[Row]:
 
 
 def count_calls(run: Callable[[], None], num_steps: int, *, is_cuda: bool) -> Calls:
-    """What torch's profiler saw of some steps, a step."""
+    """Calls per step that torch's profiler counts in `num_steps` runs."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if is_cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -147,7 +149,7 @@ def count_calls(run: Callable[[], None], num_steps: int, *, is_cuda: bool) -> Ca
     counted: Counter[str] = Counter()
     for event in profiler.key_averages():
         counted[event.key] += event.count
-    # One is the profiler's own, where it stops.
+    # The profiler itself synchronises once when it stops.
     synchronisations = _sum(counted, SYNCHRONISATIONS) - (1 if is_cuda else 0)
     operations = sum(count for key, count in counted.items() if key.startswith("aten::"))
     return Calls(_sum(counted, LAUNCHES) / num_steps, max(0, synchronisations) / num_steps, operations / num_steps)

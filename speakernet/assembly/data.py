@@ -391,7 +391,7 @@ def build_augmenter(
             ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
         )
     channels = section.telephone_probability, section.codec_probability, section.microphone_probability
-    does_more = any(section.volume_db) or any(channels)
+    does_more = any(section.volume_db) or any(channels) or bool(section.components)
     if not augmenter.available and not does_more:
         logger.warning(
             "augmentation is skipped, because augment.noise_path and augment.rir_path have nothing to mix in; "

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import speakernet
-from speakernet.assembly.inputs import Inputs, chosen_by_validation
+from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
@@ -102,6 +102,12 @@ def build_validation(
         backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
         speakers = speakers_of(trials, section.speaker_table)
         given[name] = backend, trials, one.source, speakers, options, config.runtime.seed
+    if final := [one for one in ("subtract_mean", "plda") if getattr(section, one)] + ["score_norm"] * (
+        section.score_norm != "none"
+    ):
+        logger.info(
+            "validation uses plain scores; only the final figures use evaluation.%s", ", evaluation.".join(final)
+        )
     checksum, unions = given[""][1].checksum, Unions()
 
     def validate(epoch: int) -> dict[str, Any]:
@@ -330,19 +336,26 @@ class _Scoring:
         described = backend.describe(embedder.options)
         # Trials that are reported must not select thresholds, just as they must not select the model.
         validates = chosen_by_validation(self.config) or data.validation_list != data.test_list
+        # Newest first: an older fit may use the score alone, the newer one quality measures too.
+        fits_in_file = list(reversed((self.contents.get("calibration") or {}).get("fits", [])))
+        kept = next((one for one in fits_in_file if one["backend"] == described), None)
+        given: TrialInput | None = None
         if section.calibration_list:
             given = self.inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
         elif self.after_training and validates:
             given = self.inputs.validation
-        else:
-            if self.after_training:
-                logger.info("no calibration: all trials are reported ones (see evaluation.calibration_list)")
-            # Newest first: an older fit may use the score alone, the newer one quality measures too.
-            for kept in reversed((self.contents.get("calibration") or {}).get("fits", [])):
-                if kept["backend"] == described:
-                    self.fitted_on = kept.get("list_sha256") or ""
-                    return AffineCalibration.from_dict(kept)
-            return None
+        if given and self.after_training:
+            # A finished run that is started again must not replace what `speakernet calibrate` has fitted since.
+            if others := {
+                str(one.get("list")) for one in fits_in_file if one.get("list_sha256") != given.trials.sha256
+            }:
+                logger.info("%s keeps the calibration fitted on %s", self.path, ", ".join(sorted(others)))
+                given = None
+        elif self.after_training:
+            logger.info("no calibration: all trials are reported ones (see evaluation.calibration_list)")
+        if given is None:
+            self.fitted_on = (kept or {}).get("list_sha256") or ""
+            return AffineCalibration.from_dict(kept) if kept else None
         trials, source = given.trials, given.source
         if reason := why_no_error_rate(trials):
             # Checked before hours of embedding.

@@ -21,7 +21,7 @@ from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.scoring import verifying_backend
+from speakernet.evaluation.scoring import plda_of, verifying_backend
 from speakernet.files import human_bytes
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
@@ -133,6 +133,8 @@ def export(arguments: argparse.Namespace) -> list[str]:
     parity, *rounded = export_model(arguments.model, path, speech=speech, **how)
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
+    if plda_of(model.contents):
+        lines.append("this model scores by PLDA (entry `plda` of the metadata): dot products are not its scores")
     if trials is not None:
         small = ExportedEmbedder(open_onnx(path.read_bytes()), rate, model.net.min_samples)
         before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))

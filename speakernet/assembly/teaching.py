@@ -56,7 +56,9 @@ class Teacher(nn.Module):
     def wanted(self, batch: "BatchLike") -> Tensor:
         """The teacher's embeddings for a batch, (batch, dim), either of whole recordings or of the crops."""
         if self.kept is not None:
-            return self.kept[batch.indices].to(batch.waveforms.device)
+            kept, device = self.kept[batch.indices], batch.waveforms.device
+            # Only page-locked memory can be copied while the GPU computes.
+            return (kept.pin_memory() if device.type == "cuda" else kept).to(device, non_blocking=True)
         lengths = torch.full((len(batch.waveforms),), batch.waveforms.shape[1])
         (net,) = self._nets
         with torch.autocast(batch.waveforms.device.type, enabled=False):

@@ -52,15 +52,16 @@ def worst(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
 
 
-def closing_line(findings: Iterable[Finding]) -> str:
-    """The conclusion, in one line.
+def closing_line(findings: Iterable[Finding], *, has_data: bool = True) -> str:
+    """The conclusion, in one line; without data it is about the machine only.
 
     >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
     '1 warning: you can train'
     """
     levels = Counter(finding.level for finding in findings)
     counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
-    conclusion = "fix the errors before you train" if levels["error"] else "you can train"
+    usable = "you can train" if has_data else "you can train on this machine; --config or --list also checks data"
+    conclusion = "fix the errors before you train" if levels["error"] else usable
     return f"{', '.join(counts) or 'no problems'}: {conclusion}"
 
 

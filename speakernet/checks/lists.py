@@ -76,10 +76,9 @@ def quick_check(
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
     """Check size and balance of a training list, and look for repeated paths."""
     counts = np.bincount(training.labels, minlength=len(training.speakers))
-    size = (
-        f"{len(training):,} utterances of {counted(len(counts), 'speaker')}, {counts.min()} to {counts.max()} each "
-        f"(median {np.median(counts):.0f}) in {training.source}"
-    )
+    low, high = counts.min(), counts.max()
+    each = f"{low} each" if low == high else f"{low} to {high} each (median {np.median(counts):.0f})"
+    size = f"{len(training):,} utterances of {counted(len(counts), 'speaker')}, {each} in {training.source}"
     if len(counts) < 2:
         advice = "training needs at least two speakers; check that the first word of each line is the speaker"
         return [Finding("error", "speakers", size, advice)]

@@ -13,6 +13,7 @@ import errno
 import importlib
 import importlib.metadata
 import io
+import itertools
 import logging
 import os
 import select
@@ -239,6 +240,8 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         topic = "".join(one for one in rest[asked + 1 : asked + 2] if not one.startswith("-"))
         statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
         parser.epilog = "\n".join([help_text(topic), "", "exit status:", *statuses])
+    if not takes_config and not hasattr(module, "add_arguments"):
+        _refuse_unknown_options(module, parser, rest)
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         first = config_arguments[0]
@@ -246,6 +249,19 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parser.error(f"{what} {first!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
+
+
+def _refuse_unknown_options(module: ModuleType, parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Name a mistyped option, rather than the required one that argparse would call missing."""
+    # The options of `build_parser` itself, and argparse's own.
+    known = {"--", "--debug", "--quiet", "--plugin", "--help", *" ".join(getattr(module, "ARGUMENTS", {})).split()}
+    given = itertools.takewhile(lambda one: one != "--", (one.partition("=")[0] for one in rest))
+    if unknown := next((one for one in given if one.startswith("--") and one not in known), None):
+        # Late: only a mistake needs it.
+        from speakernet.options import nearest
+
+        meant = "".join(f"did you mean {one}? " for one in nearest(unknown, known, 1))
+        parser.error(f"unknown option {unknown!r}; {meant}see `{parser.prog} --help`")
 
 
 def _add_components(rest: Sequence[str]) -> None:
@@ -381,7 +397,7 @@ DECISION = {
     "--threshold": {
         "type": _threshold,
         "metavar": "SCORE",
-        "help": "a score (0.4), or the name of a threshold in the model file (eer, far_1%%); `default` means 0.4",
+        "help": "a score, or the name of a threshold in the model file (eer, far_1%%); `default` is a cosine of 0.4",
     },
 }
 

@@ -3,8 +3,8 @@
     speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any speakers
     speakernet calibrate --model best.pt --store people.db --cohort others/   your own people against strangers
 
-Both apply to cosine scores of whole utterances, which `verify` and `identify` use. The first time, the old model file
-is kept next to the new one.
+Both apply to cosine scores of whole utterances, or to PLDA scores if the file scores by PLDA, as `verify` and
+`identify` do. The first time, the old model file is kept next to the new one.
 """
 
 import argparse
@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
-    from speakernet.evaluation.scoring import WHOLE_COSINE
     from speakernet.inference import bulk, decision, recordings
 
     verifier = load_verifier(arguments)
@@ -76,7 +75,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
             f"{num_targets} same-speaker pairs are too few to rely on; expected {FEW_TARGETS} or more, from more people"
         )
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in fit.thresholds]
-    written = f"now has a calibration and {counted(len(thresholds), 'threshold')} for {WHOLE_COSINE}"
+    written = f"now has a calibration and {counted(len(thresholds), 'threshold')}"
+    written += f" for {verifier.rule.scores} scores of whole utterances"
     written += f" (old file: {backup})" if backup else ""
     target = arguments.out or verifier.name
     return [headline_sentence(results), *notes, *thresholds, *fit.refused, f"{target} {written}"]

@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         histograms = [f"\n{title}, durations\n{duration_histogram(one)}" for title, one in durations.items()]
         picture = [f"\nhistograms: {arguments.png}"] if has_picture else []
-        lines = [table(findings), *histograms, *picture, f"\n{closing_line(findings)}"]
+        has_data = bool(config or arguments.list or arguments.trials)
+        lines = [table(findings), *histograms, *picture, f"\n{closing_line(findings, has_data=has_data)}"]
     sys.stdout.write("\n".join([*lines, ""]))
     return int(level == "error")
 

@@ -12,6 +12,7 @@ the same command again adds only what is missing.
 import argparse
 import functools
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder, store = arguments.folder, arguments.store
     if bool(folder) == bool(arguments.audio) or (folder and arguments.name):
         raise ValueError("give a person's name and recordings, or --folder with one subfolder per person")
+    # Path.is_file would raise for a name that is too long for a file.
+    if arguments.name and os.path.isfile(arguments.name):  # noqa: PTH113
+        raise ValueError(f"{arguments.name} is a file; the first argument is the person's name")
     people = [(arguments.name, arguments.audio)]
     if folder:
         people = [(one.name, [str(one)]) for one in sorted(folder.iterdir()) if one.is_dir() and one.name[0] != "."]
@@ -69,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in done.warnings:
             logger.warning("%s", warning)
         seconds = sum(one.speech_seconds for one in done.qualities)
-        added = f"{counted(done.added, 'recording')} added ({seconds:.1f} s of speech), {done.total} in all"
+        speech = f" ({seconds:.1f} s of speech)" if done.added else ""
+        added = f"{counted(done.added, 'recording')} added{speech}, {done.total} in all"
         sys.stdout.write(f"{done.name}: {added}, in {new}{store}\n")
     if folder:
         sys.stdout.write(f"{counted(len(listed) - left_out, 'person')} of {len(listed)} enrolled in {store}\n")

@@ -30,11 +30,14 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
+    read = list(map(_read, files))
     try:
-        sections, notes = converted(*map(_read, files))
+        sections, notes = converted(*read)
         config_from_dict(sections)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise FileError(f"{arguments.file}: {error} is missing or malformed; expected {EXPECTED}") from error
+    except LookupError as error:
+        raise FileError(f"{arguments.file}: {error} is missing; expected {EXPECTED}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FileError(f"{arguments.file}: {error}; expected {EXPECTED}") from error
     with atomic_write(arguments.out) as file:
         file.write(f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n")
         yaml.safe_dump(sections, file, sort_keys=False)

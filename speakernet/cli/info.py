@@ -52,11 +52,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 
 def _value(value: Any) -> Any:
-    return _options(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return _options(value)
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items())
+    return ", ".join(f"{key}={_value(value)}" for key, value in options.items())
 
 
 def _fit(fit: Mapping[str, Any]) -> str:

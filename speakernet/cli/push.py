@@ -14,7 +14,7 @@ ARGUMENTS = {
     "name": {"help": "the repository: owner/name"},
     "--model": {"required": True, "help": "a model file, such as exps/exp01/best.pt"},
     "--licence": {"default": "", "help": "licence of the weights, in the hub's spelling (default: as in the file)"},
-    "--private": {"action": "store_true", "help": "make a new repository gated: people have to ask you for access"},
+    "--private": {"action": "store_true", "help": "make a new repository private, readable only by its owner"},
 }
 
 

@@ -53,7 +53,12 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                 results = next((one for one in written if one.name == RESULTS), Path())
             else:
                 outcome = train_experiment(loaded)
-                lines = _training_lines(outcome, plugins, has_stages=bool(config.training.stages))
+                lines = _training_lines(
+                    outcome,
+                    plugins,
+                    max_epochs=config.training.max_epochs,
+                    has_stages=bool(config.training.stages or config.training.large_margin_epochs),
+                )
                 results = outcome.run_folder / RESULTS
             # The results go to standard output and to log.txt.
             logger.debug("%s", "\n".join(lines))
@@ -78,7 +83,9 @@ def written_line(files: Sequence[Path]) -> str:
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
 
 
-def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_stages: bool) -> list[str]:
+def _training_lines(
+    outcome: "TrainingOutcome", plugins: Sequence[str], *, max_epochs: int, has_stages: bool
+) -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's copy of the configuration also has the options of the command line.
@@ -108,5 +115,5 @@ def _training_lines(outcome: "TrainingOutcome", plugins: Sequence[str], *, has_s
         f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
         f"  tensorboard --logdir {quoted}    show the curves"
         if has_stages
-        else f"  {command} --max_epoch {2 * summary['epochs']}    continue training",
+        else f"  {command} --max_epoch {2 * max_epochs}    continue training",
     ]

@@ -167,6 +167,8 @@ def find_config(name: str) -> Path:
     for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
+    if not (RECIPES / Path(name).parent).is_dir() or Path(name).is_absolute():
+        raise ConfigError(f"{name}: no such file; expected a configuration in YAML")
     recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
     raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
 

@@ -9,8 +9,9 @@ import logging
 import sys
 import zlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -152,9 +153,12 @@ class Sampler(ABC):
         )
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
         if parts is None:
+            units = self.fitted(units, sizes)
             count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
             used = units[: sizes[:count].sum()]
         else:
+            counts = parts.counts(sizes).T
+            parts = replace(parts, units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)])
             count = parts.num_batches(sizes)
             used = parts.take(sizes[:count])
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
@@ -173,6 +177,10 @@ class Sampler(ABC):
     @abstractmethod
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
         """Rows in the order in which they are used, (units, utterances per unit)."""
+
+    def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Units, ordered for batches of `batch_size`, in an order for batches of these sizes."""
+        return units
 
 
 class ShuffledSampler(Sampler):
@@ -232,6 +240,24 @@ class BalancedSampler(Sampler):
         # Utterance j of a speaker is used if j < groups * K; those kept come in runs of K of one speaker.
         kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
         return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
+
+    def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """See `Sampler.fitted`: a speaker that a batch already contains waits for the next one."""
+        if self.longest_frames == self.shortest_frames:
+            return units
+        speakers = self.labels[units[:, 0] % len(self.labels)].tolist()
+        left, order = deque(range(len(units))), list[int]()
+        for size in sizes.tolist():
+            batch, waiting = dict[int, int](), []
+            while left and len(batch) < size:
+                place = left.popleft()
+                if batch.setdefault(speakers[place], place) != place:
+                    waiting.append(place)
+            if len(batch) < size:
+                break
+            order += batch.values()
+            left.extendleft(reversed(waiting))
+        return units[order]
 
     def _deal(self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Order the groups, given speaker by speaker, so that no batch contains a speaker twice."""

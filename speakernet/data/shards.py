@@ -104,6 +104,10 @@ class ShardCache:
         """Remove the least recently used shards until a shard fits, and reserve its space."""
         folder = self.folder / HELD
         with hold_lock(self.folder / SPACE_LOCK, "", waits=True):
+            for partial in folder.glob(f"*{PARTIAL}"):
+                # A partial file without a lock was left by a killed process.
+                with contextlib.suppress(ValueError), hold_lock(partial.with_suffix("").with_suffix(".lock"), ""):
+                    partial.unlink(missing_ok=True)
             self.path(shard).with_name(f"{shard}.npy{PARTIAL}").touch()
             found = []
             for path in folder.glob("*.npy*"):

@@ -296,7 +296,8 @@ def fit_scores(
     if calibration.weights[0] <= 0:
         logger.warning(
             "%s: the scores do not separate targets from non-targets (higher scores make the same speaker less "
-            "likely), so decisions with this calibration are meaningless; train longer, or calibrate on more people",
+            "likely), so decisions with this calibration are meaningless; check that 1 marks the same speaker, "
+            "calibrate on more people, or train longer",
             trials.source,
         )
     rates, way = error_rates(scores, trials.labels), backend

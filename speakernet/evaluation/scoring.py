@@ -24,8 +24,6 @@ from speakernet.evaluation.metrics import group_starts
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.terminal import Bar
 
-WHOLE_COSINE = "cosine scores of whole utterances"
-"""`whole_cosine` in words."""
 WHOLE = EvaluationOptions(embedding="whole")
 BLOCK_SCORES = 1 << 22
 """Scores of a block of utterances against the cohort, 16 MB."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from speakernet.evaluation.calibration import (
     EER_NAME,
+    FALSE_ACCEPT_RATES,
     FEWEST_NONTARGETS,
     SCORE_ONLY,
     AffineCalibration,
@@ -24,7 +25,7 @@ from speakernet.evaluation.calibration import (
     threshold_way,
     too_few_nontargets,
 )
-from speakernet.evaluation.scoring import WHOLE, WHOLE_COSINE, verifying_backend
+from speakernet.evaluation.scoring import WHOLE, verifying_backend
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
 """The false-accept rate whose threshold is used by default."""
@@ -33,7 +34,7 @@ UNCALIBRATED_THRESHOLD = 0.4
 DEFAULT_THRESHOLD_NAME = "default"
 ADVICE = (
     "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
-    f"0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD})"
+    "0.5`, in Python `threshold=0.5`{})"
 )
 MOST_RATIO = math.log(1_000_000)
 """Larger odds are not printed as a figure, since no calibration list supports them."""
@@ -48,7 +49,7 @@ class Decision:
     """The decision about two recordings.
 
     Attributes:
-        score: cosine of the two embeddings; higher means more alike.
+        score: cosine of the two embeddings, or their PLDA score; higher means more alike.
         log_likelihood_ratio: natural logarithm of how many times as likely the score is from one speaker as from two;
             None without a calibration.
         same_speaker: whether the score reaches the threshold.
@@ -78,7 +79,10 @@ class Decision:
             return words
         odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}" if abs(ratio) <= MOST_RATIO else "more than a million"
         sides = "one speaker as from two" if ratio >= 0 else "two speakers as from one"
-        return f"{words}; the score is {odds} times as likely from {sides}"
+        # Odds may favour one speaker below a strict threshold.
+        of = "this threshold" if rate is None else f"at most {100 * rate:.3g} % false accepts"
+        short = f", not enough for {of}" if ratio >= 0 and not self.same_speaker else ""
+        return f"{words}; the score is {odds} times as likely from {sides}{short}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class DecisionRule:
     caution: str = ""
     quality: tuple[AffineCalibration, Sequence[Mapping[str, Any]]] | None = None
     """A calibration with quality measures, and thresholds on its log-likelihood ratios."""
+    scores: str = "cosine"
+    """Kind of the scores: `cosine`, or `PLDA` after such an adaptation."""
 
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
@@ -111,9 +117,12 @@ class DecisionRule:
         fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
-        advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}; " + ADVICE.format(name)
+        scores = "PLDA" if way["score"] == "plda" else "cosine"
+        default = f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}" if scores == "cosine" else ""
+        advice = f"{name} has no calibration for {scores} scores of whole utterances{mean}; "
+        advice += ADVICE.format(name, default)
         if not fitted:
-            return cls(None, thresholds, advice)
+            return cls(None, thresholds, advice, scores=scores)
         # Older files do not record the number of pairs.
         caution, quality = too_few_nontargets(fitted[-1].get("num_nontargets", FEWEST_NONTARGETS)), None
         for one in fits:
@@ -121,7 +130,7 @@ class DecisionRule:
             limits = [limit for limit in contents.get("thresholds") or () if limit["backend"] == of_pairs]
             if one["backend"] == way and limits:
                 quality = AffineCalibration.from_dict(one), limits
-        return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality)
+        return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality, scores)
 
     def for_pair(self, values: Mapping[str, np.ndarray]) -> "DecisionRule":
         """The rule for two recordings with these quality measures, (2,) each."""
@@ -144,15 +153,15 @@ class DecisionRule:
         """Compare a score with a threshold.
 
         Args:
-            score: cosine.
+            score: cosine or PLDA score, as the model file scores.
             false_accept_rate: use the threshold for this rate, such as 0.01; if neither this nor `threshold` is given,
                 the one at 0.01, or at the equal error rate if the file has none at 0.01.
-            threshold: use this score instead, or a name: `eer`, `far_1%`, or `default`, which needs no calibration and
-                has no known error rate.
+            threshold: use this score instead, or a name: `eer`, `far_1%`, or `default`, a cosine that needs no
+                calibration and has no known error rate.
 
         Raises:
             NotCalibratedError: no such threshold in the file; the message names the command that fits it.
-            ValueError: both were given, or a number is out of range.
+            ValueError: both were given, a number is out of range, or `default` with PLDA scores.
         """
         if false_accept_rate is not None and threshold is not None:
             raise ValueError("false_accept_rate and threshold were both given; expected one of them")
@@ -162,12 +171,19 @@ class DecisionRule:
             threshold = usual if usual in known or false_accept_rate is not None else EER_NAME
         rate = None
         if threshold == DEFAULT_THRESHOLD_NAME:
+            if self.scores != "cosine":
+                raise ValueError(
+                    f"the threshold `default` is a cosine, but this model file gives {self.scores} scores; use "
+                    f"{', '.join(known) or 'speakernet calibrate'}, or a number"
+                )
             limit = UNCALIBRATED_THRESHOLD
         elif isinstance(threshold, str):
             if threshold not in known:
+                rates = ", ".join(f"{100 * one:g}" for one in FALSE_ACCEPT_RATES)
                 raise NotCalibratedError(
                     f"the model file has no threshold {threshold!r}, only {', '.join(known)}; `speakernet calibrate` "
-                    "with a longer list fits more, since each rate needs ten expected false accepts"
+                    f"fits the rates {rates} %, each if the list expects ten false accepts; for any other, give a "
+                    "score with `--threshold NUMBER`"
                     if known
                     else self.advice
                 )

@@ -15,6 +15,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import shlex
 import sqlite3
 import time
@@ -574,7 +575,7 @@ def checked_name(name: str) -> str:
     r"""A person's name as stored, after checking that it is allowed.
 
     Raises:
-        StoreError: empty, too long, `.` or `..`, with invisible characters, or similar to `unknown`.
+        StoreError: empty, too long, `.` or `..`, with invisible characters, similar to `unknown`, or `speaker N`.
 
     Examples:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
@@ -584,10 +585,11 @@ def checked_name(name: str) -> str:
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
     is_hidden = any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found)
     shown = "".join(one for one in letters if not unicodedata.combining(one))
-    if is_hidden or len(found) > LONGEST_NAME or shown in ("", ".", "..", UNKNOWN):
+    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker \d+", shown)
+    if is_hidden or len(found) > LONGEST_NAME or is_taken:
         raise StoreError(
             f"the name {found[:20]!a} of {len(found)} characters; expected 1 to {LONGEST_NAME} visible characters in "
-            f"one line, not only dots, and not {UNKNOWN!r}, which `identify` answers for a stranger"
+            f"one line, not only dots, and neither {UNKNOWN!r} nor 'speaker N', which denote strangers"
         )
     return found
 

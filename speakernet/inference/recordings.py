@@ -151,7 +151,7 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
             raise AudioError(f"{path}: no audio in this folder; expected files ending in {', '.join(AUDIO_SUFFIXES)}")
         return found
     if path.suffix.lower() in LIST_SUFFIXES:
-        with reading(path, LIST_FORM, ListError), open_text(path) as file:
+        with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
     # Problems with the file are reported when it is read.
     return [given]
@@ -257,7 +257,7 @@ def inspect_recording(
     # Clipped at full scale, or at the recording's own peak below it.
     num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
     found = {
-        f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected at least "
+        f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at least "
         f"{min_speech_seconds:g} s": speech_seconds < min_speech_seconds,
         "cut off: the file is shorter than its header says; copy or record it again": recording.is_cut_off,
         "clipped: too many samples are at full scale; record at a lower level": (

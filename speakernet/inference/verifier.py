@@ -23,7 +23,7 @@ from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances, pair_scores, plda_of
-from speakernet.inference.decision import Decision, DecisionRule
+from speakernet.inference.decision import UNCALIBRATED_THRESHOLD, Decision, DecisionRule
 from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
 from speakernet.inference.people import TOP, PeopleStore, checked_name
 from speakernet.inference.recordings import (
@@ -524,7 +524,9 @@ def enroll(
     known = {one.digest for one in there}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
     old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
-    limit = verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else "default").threshold
+    # An uncalibrated PLDA score is still a log-likelihood ratio.
+    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
+    limit = verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else uncalibrated).threshold
     everything, rows = np.concatenate([embeddings, kept]), []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
@@ -541,7 +543,7 @@ def enroll(
             )
     nearest = existing.identify(embeddings.mean(axis=0), top=2) if existing else []
     others = [(other, score) for other, score in nearest if other != name]
-    if others and others[0][1] >= limit:
+    if rows and others and others[0][1] >= limit:
         warnings.append(f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score {others[0][1]:.2f})")
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")

@@ -18,7 +18,18 @@ WAVLM_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def add_adapters(backbone: nn.Module, options: PretrainedOptions) -> None:
-    """Add adapters to the requested linear layers, in place; ValueError if a name matches none."""
+    """Add adapters to the requested linear layers, in place."""
+    config = peft.LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha,
+        target_modules=rf"encoder\..*\.({'|'.join(layers_to_adapt(backbone, options))})",
+        lora_dropout=options.lora_dropout,
+    )
+    peft.inject_adapter_in_model(config, backbone)
+
+
+def layers_to_adapt(backbone: nn.Module, options: PretrainedOptions) -> list[str]:
+    """The last parts of the names of the requested linear layers; ValueError if one matches no layer."""
     kind = str(backbone.config.model_type)  # type: ignore[union-attr]
     targets = options.lora_targets
     if targets == ["auto"]:
@@ -33,10 +44,4 @@ def add_adapters(backbone: nn.Module, options: PretrainedOptions) -> None:
             f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that supports adapters; "
             f"expected {', '.join(sorted(linear))}"
         )
-    config = peft.LoraConfig(
-        r=options.lora_rank,
-        lora_alpha=options.lora_alpha,
-        target_modules=rf"encoder\..*\.({'|'.join(targets)})",
-        lora_dropout=options.lora_dropout,
-    )
-    peft.inject_adapter_in_model(config, backbone)
+    return targets

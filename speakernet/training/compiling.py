@@ -211,7 +211,8 @@ class Checkpointed:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output of the block."""
-        if not (self._block.training and torch.is_grad_enabled()):
+        # Blocks with adapters are trained in evaluation mode.
+        if not torch.is_grad_enabled():
             return self.forward(*inputs, **named)
         # The reentrant variant has no `context_fn`, which keeps the statistics from being updated twice.
         settings: dict[str, Any] = {

@@ -16,6 +16,9 @@ class CurvesAsCsv:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["step,name,value"]
         # A resumed run repeats the steps that a killed run took after its last checkpoint.
         kept = [line for line in lines if not line[:1].isdigit() or int(line.partition(",")[0]) <= step]
+        if not configuration:
+            # After training: the final evaluation may be repeated.
+            kept = [line for line in kept if not line.startswith(f"{step},test/")]
         with atomic_write(path) as file:
             file.writelines(f"{line}\n" for line in kept)
         self._file = GrowingFile(path)

@@ -32,7 +32,9 @@ class FullySharded(SeveralProcesses):
         mesh = init_device_mesh(device.type, (torch_distributed.get_world_size(),))
         # A loss without weights has nothing to shard.
         roots = [one for one in (net, loss) if any(True for _ in one.parameters())]
-        for module in dict.fromkeys((*repeated_blocks(net), *roots)):
+        # Gathered separately, because it runs after the loss.
+        teachers = [one for name, one in loss.named_children() if name == "teacher"]
+        for module in dict.fromkeys((*repeated_blocks(net), *teachers, *roots)):
             before = list(module._forward_hooks)
             fully_shard(module, mesh=mesh)
             # Hooks that read a layer's output must run after FSDP's, which gathers weights for the backward pass.
@@ -48,9 +50,13 @@ class FullySharded(SeveralProcesses):
 
     def begin_epoch(self) -> None:
         """Reset FSDP's state after an evaluation, in which each rank runs its own number of batches."""
+        # Gathered weights may have been frozen or unfrozen; their shares have not.
+        trained = [one.requires_grad for one in self._all.parameters()]
         for module in self._sharded:
             module.reshard()
             module.set_reshard_after_forward(True, recurse=False)
+        for parameter, is_trained in zip(self._all.parameters(), trained, strict=True):
+            parameter.requires_grad_(is_trained)
         self.net.reset_iter_state()  # type: ignore[operator]
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:

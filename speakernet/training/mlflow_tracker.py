@@ -4,6 +4,7 @@ The run folder stores MLflow's run id, so a resumed run and its final evaluation
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ class MLflow:
             mlflow.log_params({f"{section}.{key}": of[key] for section, of in configuration.items() for key in of})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Log the numbers of one record."""
-        mlflow.log_metrics(dict(scalars(kind, values)), step)
+        """Log the numbers of one record; characters that MLflow refuses in names (of lists) become underscores."""
+        mlflow.log_metrics({re.sub(r"[^\w./ -]", "_", tag): value for tag, value in scalars(kind, values)}, step)
 
     def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
         """Log figures, and plots and model file as artifacts."""

@@ -70,7 +70,7 @@ class StepOutcome:
     requests: list[bool] = dataclasses.field(default_factory=list)
     """What any rank requested; on several GPUs, in the previous step."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of `data`, `forward_backward` and `optimizer`; `processor` is this thread's CPU time."""
+    """Seconds of `data`, `forward_backward` and `optimizer`; `processor` is this thread's CPU time without `data`."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,13 +153,15 @@ class TrainingStep:
         self, batches: "Iterator[BatchLike]", count: int, name: str, learning_rate: float, steps_left: float = 0
     ) -> StepOutcome:
         """A step over the next `count` micro-batches; `steps_left` in the run decides whether compiling pays."""
-        data = forward_backward = 0.0
+        data = forward_backward = loading = 0.0
         processor_begin, begin = time.thread_time(), time.perf_counter()
         mark = begin
         for number in range(count):
             distributed.work.at(f"the data of {name}")
+            loading -= time.thread_time()
             with record_function("speakernet.data"):
                 batch = next(batches)
+            loading += time.thread_time()
             before, mark = mark, time.perf_counter()
             data += mark - before
             distributed.work.at(name)
@@ -171,7 +173,7 @@ class TrainingStep:
         outcome.requests = self.ranks.agreed
         outcome.seconds = {
             **{"data": data, "forward_backward": forward_backward, "optimizer": time.perf_counter() - mark},
-            "processor": time.thread_time() - processor_begin,
+            "processor": time.thread_time() - processor_begin - loading,
         }
         if self.profiler is not None:
             self.profiler.step()

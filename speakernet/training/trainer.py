@@ -334,8 +334,9 @@ class Trainer:
         lists = metrics.get("test_lists", {}).items()
         others = "".join(f", {name} {one['eer_percent']:.2f} %" for name, one in lists)
         logger.info(
-            "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%)%s, %.1f s",
-            *(state.epoch, self._of_stage, note and f" ({note})", eer, best, others, seconds),
+            "evaluation after epoch %d%s%s: EER %.2f %%%s%s, %.1f s",
+            *(state.epoch, self._of_stage, note and f" ({note})", eer),
+            *("" if self.options.final_model == "last" else f" (best {best:.2f} %)", others, seconds),
         )
         return eer
 

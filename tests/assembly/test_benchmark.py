@@ -1,4 +1,4 @@
-"""`speakernet benchmark` and `find-batch-size`: fake memory limits and clocks; no figure is a matter of time."""
+"""`speakernet benchmark` and `find-batch-size`, with fake memory limits and clocks."""
 
 import json
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class FakeMachine:
-    """Steps that run out of memory above `limit` items, and take the seconds that `cost` says."""
+    """Steps that run out of memory above `limit` items and take `cost(size)` seconds."""
 
     def __init__(self, limit: int, cost=float) -> None:
         self.limit, self.cost, self.now = limit, cost, 0.0
@@ -42,8 +42,8 @@ def test_bisection(limit):
     assert limit * 7 / 8 - 1 <= machine.finder.largest <= limit and max(machine.tried) <= 2 * limit
 
 
-def test_the_fastest_size_wins_and_of_equals_the_smallest():
-    # Seconds a step: 1 + size/16 up to 32, then cache misses make it four times slower.
+def test_fastest_size():
+    # Seconds per step: 1 + size / 16 up to 32, then four times as long, as with cache misses. Of equals, the smallest.
     assert FakeMachine(512, lambda size: (1 + size / 16) * (1 if size <= 32 else 4)).finder.find(1, 512) == 32
     assert FakeMachine(512, lambda size: size / 10).finder.find(4, 512) == 4
 
@@ -58,10 +58,10 @@ def test_errors():
         FakeMachine(4).finder.find(8, 16)
 
 
-def test_a_cpu_keeps_to_its_limit():
-    """Each item takes a megabyte; with a limit of 50 MB a batch of 64 must never run, and one that fails runs once."""
+def test_memory_limit_of_a_cpu():
+    """Each item takes a megabyte; with a limit of 50 MB, 64 must never run, and a size that fails runs once."""
     sizes: list[int] = []
-    # Four steps are run with each size.
+    # Each size runs four steps.
     finder = BatchSizeFinder(nn.Linear(1, 1), int, sizes.append, 50 << 20, read_memory=lambda: (sum(sizes) << 20) // 4)
     finder.find(16, 256)
     assert max(sizes) < 64 and 44 <= finder.largest <= 50
@@ -72,7 +72,7 @@ def test_a_cpu_keeps_to_its_limit():
     assert sizes == [8]
 
 
-def test_the_network_is_left_as_it_was():
+def test_network_is_unchanged():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     finder = BatchSizeFinder(net, lambda size: torch.randn(size, 3) + 5, lambda batch: net(batch).mean().backward())
@@ -117,7 +117,7 @@ def measured(batch_size: int, throughput: float) -> Measurement:
     ],
 )
 def test_the_recommendation(configured, best, rows, start, tmp_path):
-    """Slightly faster, or too few steps left, is not worth it."""
+    """A slightly faster size, or too few steps left, is not recommended."""
     path = tmp_path / "train.txt"
     if rows:
         path.write_text("".join(f"a {row}.wav\n" for row in range(rows)))
@@ -126,7 +126,7 @@ def test_the_recommendation(configured, best, rows, start, tmp_path):
 
 
 class FakeGpu:
-    """Notes what is done in which order; a step compiles something while `compiled` has entries left."""
+    """Records the order of calls; a step compiles something while `compiled` has entries left."""
 
     def __init__(self, monkeypatch, compiled=()):
         self.done: list[str] = []
@@ -148,12 +148,12 @@ class FakeGpu:
     ("compiled", "steps"),
     [((), 5), ((1,), 5), ((1, 0, 0, 2), 7), ((0, 0, 0, 0, 1), 8), ((1,) * 500, benchmark.MOST_WARM_STEPS)],
 )
-def test_the_warm_up_ends_when_nothing_is_compiled_any_more(monkeypatch, compiled, steps):
+def test_end_of_warm_up(monkeypatch, compiled, steps):
     machine = FakeGpu(monkeypatch, compiled)
     assert benchmark.warm_up(machine.step, 5) == steps == machine.done.count("step")
 
 
-def test_the_clock_starts_and_stops_when_the_device_is_done(monkeypatch):
+def test_clock_waits_for_the_device(monkeypatch):
     machine = FakeGpu(monkeypatch)
     benchmark.time_steps(machine.step, 2, CPU, lambda: machine.done.append("warm"))
     assert machine.done[machine.done.index("warm") :] == ["warm", "waited", "clock", "step", "step", "waited", "clock"]
@@ -165,7 +165,7 @@ def test_the_clock_starts_and_stops_when_the_device_is_done(monkeypatch):
     assert machine.done == ["waited", "clock", "waited", "clock"] * (1 + benchmark.TIMED_STEPS)
 
 
-def test_the_peak_has_the_arithmetic_of_the_step(monkeypatch):
+def test_arithmetic_of_the_peak(monkeypatch):
     seen = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
     for arithmetic in ("float32", "tf32", "bf16"):
@@ -179,13 +179,13 @@ def test_the_peak_has_the_arithmetic_of_the_step(monkeypatch):
     assert benchmark.arithmetic_of("no", CPU) == "float32"
 
 
-def test_flop_of_a_step_are_those_of_its_products():
+def test_flop_of_products():
     net = nn.Linear(8, 4)
     # Two inputs: forward, and the gradient of the weights.
     assert benchmark.count_flop(lambda: net(torch.ones(2, 8)).sum().backward()) == 2 * (2 * 2 * 8 * 4)
 
 
-def test_ready_crops_cost_the_device_what_real_ones_do(tiny_corpus):
+def test_ready_crops_cost_the_same(tiny_corpus):
     words = [*OPTIONS, "--train_list", str(tiny_corpus / "train_list.txt"), "--data.batch_size", "4",
              "--data.num_workers", "0", "--augment.enabled", "false"]  # fmt: skip
     config = load_config(words).config
@@ -203,7 +203,7 @@ def test_ready_crops_cost_the_device_what_real_ones_do(tiny_corpus):
     assert all(torch.equal(one.waveforms, first.waveforms) and torch.equal(one.labels, first.labels) for one in batches)
 
 
-def test_the_command_measures_waiting_and_mfu(tiny_corpus, tmp_path, capsys):
+def test_waiting_and_mfu(tiny_corpus, tmp_path, capsys):
     figures = tmp_path / "figures.json"
     words = ["benchmark", *OPTIONS, "--train_list", str(tiny_corpus / "train_list.txt"), "--data.batch_size", "4",
              "--data.num_workers", "0", "--augment.enabled", "false", "--num_batches", "2",

@@ -12,7 +12,7 @@ from speakernet.assembly.disturbed import SHRINKAGE
 from speakernet.assembly.evaluation import load_for_scoring, run_evaluation
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.training import build_model
-from speakernet.checkpoint import write_checkpoint
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.cli import main
 from speakernet.config import Config, ConfigError, load_config
 from speakernet.config.schema import replaced
@@ -26,7 +26,7 @@ from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 SMALL = {"channels": 8, "blocks": [1, 1]}
-# An untrained network is enough to see where numbers go.
+# An untrained network is enough.
 SHORT = {"evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 20}}
 
 
@@ -47,7 +47,7 @@ def evaluated(config, model, **how):
     return run_evaluation(config, Inputs(config, torch.device("cpu")), model, **how)
 
 
-def test_after_training_the_result_says_what_was_trained_on(tiny_corpus, tmp_path, model):
+def test_result_after_training(tiny_corpus, tmp_path, model):
     options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
     results = evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True).results
     rows = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
@@ -65,7 +65,19 @@ def test_after_training_the_result_says_what_was_trained_on(tiny_corpus, tmp_pat
     assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
-def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(tiny_corpus, tmp_path, model):
+def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
+    options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
+    config = configure(tiny_corpus, tmp_path, *options)
+    evaluated(config, model, after_training=True)
+    other = tmp_path / "other.txt"
+    other.write_text("".join((tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)[::-1]))
+    assert main(["calibrate", "--model", str(model), "--trials", str(other), "--audio", str(tiny_corpus)]) == 0
+    calibrated = read_checkpoint(model)["thresholds"]
+    evaluated(config, model, after_training=True)
+    assert calibrated == read_checkpoint(model)["thresholds"] and calibrated[-1]["list"] == "other.txt"
+
+
+def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
     trials = str(tiny_corpus / "trials.txt")
     options = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"]
     config = configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials)
@@ -79,16 +91,16 @@ def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(tiny_c
     assert contents["embedding_mean"].shape == (16,) and fitted.cllr == pytest.approx(alone.cllr)
     assert contents["thresholds"][0]["backend"] == fitted.backend == alone.backend
     assert fitted.backend["cohort_members"] == 8
-    assert len(list(tmp_path.glob("*.pt"))) == 1, "no backup of a file that this run made"
+    assert len(list(tmp_path.glob("*.pt"))) == 1, "no backup of this run's own file"
     again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
     assert again.cllr == pytest.approx(fitted.cllr)
     for one in (alone, fitted, again):
         assert any("calibration was fitted" in warning for warning in one.warnings)
-    # another scoring must not borrow the fit
+    # Another scoring must not use the stored calibration.
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
-def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus, tmp_path, model):
+def test_cohort_with_speakers_of_the_trials(tiny_corpus, tmp_path, model):
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
     options = ["--score_norm", "s", "--cohort_list", str(cohort), "--evaluation.cohort_path", str(tiny_corpus)]
@@ -96,7 +108,7 @@ def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus, tmp_path,
     assert any("spk08, spk09" in warning for warning in warnings)
 
 
-def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus, tmp_path, model):
+def test_mean_is_tied_to_the_embedding_mode(tiny_corpus, tmp_path, model):
     def score(*options):
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
         evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True)
@@ -112,7 +124,7 @@ def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus, tmp_path, model):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.5])
-def test_training_ends_with_plda_of_its_list_through_microphones(tiny_corpus, tmp_path, model, probability):
+def test_plda_through_microphones(tiny_corpus, tmp_path, model, probability):
     options = ["--evaluation.plda", "true", "--eval_frames", "0", "--augment.microphone_probability", str(probability)]
     config = configure(tiny_corpus, tmp_path, *options)
     train = read_training_list(tiny_corpus / "train_list.txt")
@@ -122,17 +134,17 @@ def test_training_ends_with_plda_of_its_list_through_microphones(tiny_corpus, tm
     verifier, names = speakernet.load(model, "cpu"), list(found.trials.names)
     pair = [tiny_corpus / names[side[0]] for side in (found.trials.enrol, found.trials.test)]
     assert found.scores[0] == pytest.approx(verifier.compare(*map(verifier.embed, pair)), rel=1e-3)
-    # As recorded it is PLDA of the embeddings; through microphones it is another.
+    # As recorded, it equals PLDA of the embeddings; through microphones it differs.
     by_hand = plda(rows.astype(np.float64), train.labels, shrinkage=SHRINKAGE)
     assert np.allclose(verifier.plda.between, by_hand.plda.between, rtol=1e-3) == (probability == 0)
     written = model.read_bytes()
     assert not any("evaluation.plda" in warning for warning in evaluated(config, model).results.warnings)
     np.testing.assert_array_equal(evaluated(config, model, after_training=True).scores, found.scores)
-    assert model.read_bytes() == written, "once"
+    assert model.read_bytes() == written, "written only once"
 
 
 @pytest.mark.parametrize("options", [["--score_norm", "s"], ["--train_list", "{list}"]])
-def test_plda_that_cannot_be_fitted_is_refused_at_the_start(tiny_corpus, tmp_path, capsys, options):
+def test_impossible_plda_is_refused(tiny_corpus, tmp_path, capsys, options):
     lines = (tiny_corpus / "train_list.txt").read_text().splitlines()[::4]
     (tmp_path / "one_each.txt").write_text("\n".join(lines) + "\n")
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", SHORT)
@@ -141,7 +153,7 @@ def test_plda_that_cannot_be_fitted_is_refused_at_the_start(tiny_corpus, tmp_pat
     assert "evaluation.plda" in capsys.readouterr().err and not (tmp_path / "run" / "best.pt").exists()
 
 
-def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(tiny_corpus, tmp_path, model):
+def test_unlabelled_pairs(tiny_corpus, tmp_path, model):
     pairs = tmp_path / "pairs.txt"
     lines = (tiny_corpus / "trials.txt").read_text().splitlines()[:20]
     pairs.write_text("".join(line.partition(" ")[2] + "\n" for line in lines))
@@ -161,7 +173,7 @@ def config_of(*options):
     return load_config(["--model.embedding_dim", "16", *options]).config
 
 
-def test_a_model_file_scores_as_what_it_says_it_is(tmp_path):
+def test_model_file_sets_defaults(tmp_path):
     net = build_model(config_of("--model.name", "ResNet", "--frontend.num_mels", "40"))
     write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=False))
     loaded = load_for_scoring(config_of("--model.name", "VGGVox"), tmp_path / "best.pt")
@@ -170,22 +182,22 @@ def test_a_model_file_scores_as_what_it_says_it_is(tmp_path):
     assert loaded.contents["loss_normalizes"] is False
 
 
-def test_a_foreign_checkpoint_scores_as_what_the_config_says(tmp_path):
+def test_foreign_checkpoint_uses_the_configuration(tmp_path):
     torch.save({"__S__.netcnn.0.weight": torch.zeros(1)}, tmp_path / "their.model")
     with pytest.raises(ValueError, match=r"^[^(]*their\.model is a VGGVox .*ResNetSE34L"):
         load_for_scoring(config_of(), tmp_path / "their.model")
 
 
 def short_run(corpus, folder, *options):
-    """The command that is all it takes, with fewer epochs."""
+    """The minimal command, with fewer epochs."""
     lists = ("--train_list", str(corpus / "train_list.txt"), "--test_list", str(corpus / "trials.txt"))
     short = ("--max_epoch", "2", "--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(folder))
     quick = ("--evaluation.bootstrap_samples", "0", "--data.crop_frames", "60")
     return main(["train", "--config", "small_data.yaml", *lists, *short, *quick, *options])
 
 
-def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus, tmp_path):
-    """The reported trials choose nothing: no epoch, no threshold; and they are scored in float32."""
+def test_recipe_with_two_lists(tiny_corpus, tmp_path):
+    """The reported trials choose neither epoch nor threshold, and are scored in float32."""
     assert short_run(tiny_corpus, tmp_path, "--mixed-precision", "bf16", "--test_interval", "1") == 0
     results = json.loads((tmp_path / "results.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -198,7 +210,7 @@ def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus, tmp_path):
     assert not kept.get("calibration") and not kept.get("thresholds")
 
 
-def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus):
+def test_seed_of_held_out_speakers(tiny_corpus):
     listed = {"train_list": str(tiny_corpus / "train_list.txt"), "test_list": str(tiny_corpus / "trials.txt")}
 
     def inputs(seed):
@@ -213,14 +225,14 @@ def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus):
     assert first.checksums() == again.checksums()
     assert first.validation.trials.checksum == again.validation.trials.checksum != other.validation.trials.checksum
     assert first.validation.source is first.training.source
-    # Test and validation trials are not each other's default any more.
+    # Test and validation trials no longer default to each other.
     assert with_default_paths(replaced(Config(), data={**listed, "validation_speakers": 3})).data.validation_list == ""
     with pytest.raises(ConfigError, match="train_list"):
         _ = Inputs(replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")).validation
 
 
-def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(tiny_corpus, tmp_path, capsys):
-    """Its header is whole: only decoding finds it, which would be after the last epoch."""
+def test_damaged_trial_recording(tiny_corpus, tmp_path, capsys):
+    """Its header is intact, so only decoding finds the damage; without the check, after the last epoch."""
     corpus = tmp_path / "corpus"
     shutil.copytree(tiny_corpus, corpus)
     name = read_trials(corpus / "trials.txt").names[0]
@@ -236,10 +248,10 @@ def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(tiny_corp
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(tiny_corpus, tmp_path, capsys, monkeypatch):
+def test_disk_space_for_a_checkpoint(tiny_corpus, tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("speakernet.assembly.runs.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
     assert short_run(tiny_corpus, tmp_path / "run") == 1
-    said = capsys.readouterr().err
-    assert "400.0 KiB" in said and "--save_path" in said
+    printed = capsys.readouterr().err
+    assert "400.0 KiB" in printed and "--save_path" in printed
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,4 +1,4 @@
-"""Training from a model file: its network becomes the run's, contradictions are refused, and the end says what came."""
+"""Training from a model file: the run takes its network, refuses contradictions and reports the gain."""
 
 import json
 
@@ -16,7 +16,7 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
-RECIPE = """# fine-tuning small enough for a test: no word of the network
+RECIPE = """# small fine-tuning; does not describe the network
 data:
   train_list: {root}/train_list.txt
   test_list: {root}/trials.txt
@@ -38,7 +38,7 @@ FIT = {"inputs": ["score"], "weights": [2.0], "offset": 0.1, "prior": 0.5, "back
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A model file of nobody's default: other front end, size, width; with a mean and a threshold of its own data."""
+    """A model file without default values: another front end, size and width, with a mean and a threshold."""
     torch.manual_seed(5)
     options = {"channels": 8, "blocks": [1, 1, 1, 1], "stem_stride": 2}
     net = SpeakerNet.named("ResNet", "ASP", 24, options, "fbank", FRONT_END, sample_rate=8000)
@@ -72,62 +72,62 @@ def results_of(run):
     return json.loads((run / "results.json").read_text())
 
 
-def test_the_file_alone_says_which_network_it_is(given, recipe):
+def test_network_comes_from_the_file(given, recipe):
     loaded = load_configuration(["--config", str(recipe), "--initial_model", str(given)])
     config = loaded.config
     assert (config.model.name, config.model.pooling, config.model.embedding_dim) == ("ResNet", "ASP", 24)
     assert (config.model.options.channels, config.model.options.blocks) == (8, [1, 1, 1, 1])
     assert (config.frontend.name, config.frontend.num_mels, config.frontend.window) == ("fbank", 24, "povey")
     assert config.data.sample_rate == 8000
-    # What is scored says itself what it is; the configuration stays what its files say.
+    # A scored model file describes itself; the configuration keeps the values of its files.
     scored = load_configuration(["--config", str(recipe), "--eval", "--initial_model", str(given)])
     assert scored.config.model.name != "ResNet"
 
 
-def test_fine_tuning_leaves_a_model_of_its_own(given, recipe, tmp_path, capsys):
+def test_fine_tuning(given, recipe, tmp_path, capsys):
     before = given.read_bytes()
     run = tmp_path / "run"
-    # Long enough that some epoch beats random weights.
+    # Enough epochs to beat random weights.
     assert train(recipe, given, run, "--max_epoch", "4", "--lr", "0.01") == 0
     best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
     assert best["training_summary"]["epoch"] > 0
     assert not torch.equal(best["weights"]["embedding.weight"], start["weights"]["embedding.weight"])
     assert best["embedding_mean"] is None or not torch.equal(best["embedding_mean"], start["embedding_mean"])
-    # Thresholds of the old weights would be wrong for the new ones.
+    # Thresholds of the old weights are wrong for the new ones.
     assert "theirs" not in json.dumps([best["thresholds"], best["calibration"]])
     facts = best["training_summary"]["initial_model"]
     assert (facts["file"], facts["licence"], facts["trained_on"]) == ("theirs.pt", "CC BY 4.0", "their voices")
-    said = results_of(run)["initial_model"]
-    assert not said["stayed_best"] and set(said) >= {"eer_percent", "min_dcf", "best_less_initial", "sha256"}
-    difference = said["best_less_initial"]["EER"]["value"]
-    assert difference == pytest.approx(results_of(run)["eer_percent"] - said["eer_percent"])
+    initial = results_of(run)["initial_model"]
+    assert not initial["stayed_best"] and set(initial) >= {"eer_percent", "min_dcf", "best_less_initial", "sha256"}
+    difference = initial["best_less_initial"]["EER"]["value"]
+    assert difference == pytest.approx(results_of(run)["eer_percent"] - initial["eer_percent"])
     printed = capsys.readouterr().out
     assert "held-out EER: " in printed and "EER (%): best.pt is better than the initial model by" in printed
     assert "best.pt is better than the initial model" in (run / "report.html").read_text()
     assert given.read_bytes() == before
 
 
-def test_a_run_that_gains_nothing_keeps_the_given_weights_and_says_so(given, recipe, tmp_path, caplog):
+def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     run = tmp_path / "run"
-    # A step that cannot change anything that is scored.
+    # A step too small to change any score.
     floor = ("--frontend.energy_floor_db", "20")
     assert train(recipe, given, run, "--lr", "1e-12", "--training.freeze_norm_statistics", "true", *floor) == 0
     best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
     assert all(torch.equal(best["weights"][name], value) for name, value in start["weights"].items())
-    # What recordings of a narrow band need may differ from the file.
+    # Options for narrow-band recordings may differ from the file.
     assert (
         best["front_end"]["options"]["energy_floor_db"] == 20 != start["front_end"]["options"].get("energy_floor_db", 0)
     )
     assert "no epoch was better than the initial model" in caplog.text
     results = results_of(run)
-    # The model is not compared with itself.
+    # The initial model is not compared with itself.
     assert results["initial_model"]["stayed_best"] and "best_less_initial" not in results["initial_model"]
     assert len(results["initial_model"]["sentences"]) == 1
     assert any("no epoch was better than the initial model" in one for one in results["warnings"])
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
-def test_an_initial_model_that_is_better_on_the_reported_list_is_warned_of(given, recipe, tiny_corpus, monkeypatch):
+def test_better_initial_model_is_warned_of(given, recipe, tiny_corpus, monkeypatch):
     trials = read_trials(tiny_corpus / "trials.txt")
     monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: trials.labels.astype(float))
     config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
@@ -148,7 +148,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_contradicts_the_file_is_refused_by_name(mistake, given, recipe, tmp_path, capsys):
+def test_contradictions_are_refused(mistake, given, recipe, tmp_path, capsys):
     options, expected = MISTAKES[mistake]
     assert train(recipe, given, tmp_path / "run", *options) == 1
     message = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The inputs of a run: default paths, every list and header read once, the same corpus and a share for each rank."""
+"""The inputs of a run: default paths, lists and headers read once, one corpus and a share of the batch per rank."""
 
 import builtins
 import io
@@ -33,38 +33,38 @@ CPU = torch.device("cpu")
 
 @pytest.fixture()
 def opened(lists, monkeypatch):
-    """The names of the lists, each as often as its file is opened while the test runs."""
+    """The name of a list for each time its file is opened during the test."""
     found: list[str] = []
     original = open
 
-    def noting(file, *arguments, **options):
+    def recording(file, *arguments, **options):
         if isinstance(file, str | Path) and Path(file).name in ("train.txt", "validation.txt", "test.txt"):
             found.append(Path(file).name)
         return original(file, *arguments, **options)
 
-    # `Path.open` has the second one.
+    # `Path.open` uses `io.open`.
     for module in (builtins, io):
-        monkeypatch.setattr(module, "open", noting)
+        monkeypatch.setattr(module, "open", recording)
     return found
 
 
 @pytest.fixture()
 def looked_up(monkeypatch):
-    """The number of names of each list whose headers are read, or taken from the disk."""
+    """The number of names in each list whose headers are read from the audio or the cache."""
     found: list[int] = []
     build = sources.build_lookup_table
 
-    def noting(root, names, **options):
+    def recording(root, names, **options):
         found.append(len(names))
         return build(root, names, **options)
 
-    monkeypatch.setattr(sources, "build_lookup_table", noting)
+    monkeypatch.setattr(sources, "build_lookup_table", recording)
     return found
 
 
 @pytest.fixture()
 def lists(tiny_corpus, tmp_path):
-    """A folder with a training list, a validation list and a test list of its own names."""
+    """A folder with a training, a validation and a test list."""
     trials = (tiny_corpus / "trials.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.txt").write_bytes((tiny_corpus / "train_list.txt").read_bytes())
     (tmp_path / "validation.txt").write_text("".join(trials), encoding="utf-8")
@@ -80,7 +80,7 @@ CHANGES: dict[str, Any] = {
         **{"score_norm": "as", "cohort_utterances": 1, "cohort_size": 4},
     },
 }
-"""One epoch and a second stage of one, scored with all that needs the training list."""
+"""One epoch and a second stage of one epoch, with every option of scoring that needs the training list."""
 
 
 def loaded(lists, corpus, *options):
@@ -89,11 +89,11 @@ def loaded(lists, corpus, *options):
     return load_config([f"--config={recipe}", *paths, f"--data.validation_path={corpus}", *options])
 
 
-def test_a_run_reads_every_list_once(lists, tiny_corpus, opened, looked_up, caplog):
+def test_lists_are_read_once(lists, tiny_corpus, opened, looked_up, caplog):
     caplog.set_level("INFO", "speakernet")
     train_experiment(loaded(lists, tiny_corpus))
     assert sorted(opened) == ["test.txt", "train.txt", "validation.txt"]
-    # The training list, 18 and 15 names of trials, and the utterances of the mean and of the cohort.
+    # The training list (32), the names of the trials (18 and 15), the utterances of the mean and of the cohort.
     assert sorted(looked_up) == [7, 8, 15, 18, 32]
     assert sum(message.startswith("device: ") for message in caplog.messages) == 1
     assert (lists / "run" / "large_margin" / "best.pt").is_file() and (lists / "run" / "report.html").is_file()
@@ -118,7 +118,7 @@ def test_two_names_of_a_list(tiny_corpus, monkeypatch):
     assert inputs.training.table is inputs.training.source.lookup_table(inputs.training.rows.paths)
 
 
-def test_paths_follow_their_lists():
+def test_default_paths():
     given = {"train_list": "a/train.txt", "test_list": "b/test.txt", "test_path": "c"}
     data = with_default_paths(replaced(Config(), data=given)).data
     assert (data.train_path, data.test_path) == ("a", "c")
@@ -132,7 +132,7 @@ NAMES = [f"s{speaker}/{utterance}.wav" for speaker in range(2) for utterance in 
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory):
-    """The same six utterances as files, packed whole and packed in parts; and packed with one that is another."""
+    """The same six utterances as files, packed, and packed in parts; and packed with one utterance replaced."""
     root = tmp_path_factory.mktemp("disks")
     for row, name in enumerate(NAMES):
         (root / "files" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def disks(tmp_path_factory):
 
 
 def found_by(disks, audio):
-    """The checksums of a rank that has the audio there."""
+    """The checksums of a rank with this audio."""
     lists = ["--data.train_list", str(disks / "train.txt"), "--data.test_list", str(disks / "trials.txt")]
     where = ["--data.train_path", str(disks / audio), "--data.test_path", str(disks / audio)]
     config = load_config([*lists, *where]).config
@@ -159,8 +159,8 @@ def found_by(disks, audio):
 
 
 @pytest.fixture()
-def beside(monkeypatch):
-    """Compare as rank 0 with another rank."""
+def compare_ranks(monkeypatch):
+    """Compare the inputs of rank 0 with those of another rank."""
 
     def agree(own, other):
         def gather(value):
@@ -173,11 +173,10 @@ def beside(monkeypatch):
     return agree
 
 
-def test_copies_of_a_corpus(disks, beside):
-    beside(found_by(disks, "whole"), found_by(disks, "parts"))
-    beside(
-        found_by(disks, "files"), found_by(disks, "altered")
-    )  # the content of files is not known before they are read
+def test_copies_of_a_corpus(disks, compare_ranks):
+    compare_ranks(found_by(disks, "whole"), found_by(disks, "parts"))
+    # The content of files is unknown until they are read.
+    compare_ranks(found_by(disks, "files"), found_by(disks, "altered"))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +187,9 @@ def test_copies_of_a_corpus(disks, beside):
         ("files", "whole", "audio of data.test_path"),
     ],
 )
-def test_another_corpus_is_refused(disks, beside, left, right, option):
+def test_another_corpus_is_refused(disks, compare_ranks, left, right, option):
     with pytest.raises(ValueError, match=option):
-        beside(found_by(disks, left), found_by(disks, right))
+        compare_ranks(found_by(disks, left), found_by(disks, right))
 
 
 def build(corpus, monkeypatch, world_size, rank, *options):
@@ -217,7 +216,7 @@ def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
     "options",
     [
         ["--data.batch_size", "2"],
-        # Crops of several lengths come in batches of an even number.
+        # Crops of several lengths: each batch has an even number.
         ["--data.batch_size", "4", "--data.crop_frames_max", "40"],
         ["--data.batch_size", "2", "--data.utterances_per_speaker", "3", "--loss.name", "angleproto"],
     ],

@@ -1,4 +1,4 @@
-"""Published models by name: from a local hub and a local address, checked, cut, private, offline; pushed and loaded."""
+"""Published models by name, from a local hub and a local address: checked, interrupted, private, offline; pushed."""
 
 import functools
 import http.server
@@ -29,7 +29,7 @@ ENTRY = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A checkpoint as the authors of ReDimNet write them, with golden embeddings."""
+    """A checkpoint in the format of ReDimNet's authors, with golden embeddings."""
     path = tmp_path_factory.mktemp("published") / "tiny.pt"
     torch.save(contents_of(CASE), path)
     return path
@@ -37,12 +37,12 @@ def checkpoint(tmp_path_factory):
 
 class Files(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
-        """Silence."""
+        """Log nothing."""
 
 
 @pytest.fixture()
 def server(checkpoint, tmp_path, monkeypatch):
-    """A local hub with the checkpoint, and the names `redimnet/tiny` (of the hub) and `redimnet/address`."""
+    """A local hub with the checkpoint, and the names `redimnet/tiny` (on the hub) and `redimnet/address`."""
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "ours"))
     files = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=checkpoint.parent))
     threading.Thread(target=functools.partial(files.serve_forever, 0.05), daemon=True).start()
@@ -61,11 +61,11 @@ def server(checkpoint, tmp_path, monkeypatch):
 
 
 def refused(capsys, *words):
-    """The one sentence with which a command ends, with status 2."""
+    """The error message of a command that must end with status 2."""
     capsys.readouterr()
     assert main(list(words)) == 2
     *before, line = capsys.readouterr().err.strip().splitlines()
-    # The hub's library draws bars and says that it asks again.
+    # The hub's library prints bars and retries before it.
     assert not any("Traceback" in one for one in before)
     return line
 
@@ -74,7 +74,7 @@ def models_kept(tmp_path):
     return sorted(one.name for one in (tmp_path / "ours").rglob("*.pt"))
 
 
-def test_every_row_of_the_table():
+def test_table():
     for name, entry in published.catalogue().items():
         format = PUBLISHED[entry["importer"]]
         assert entry["model"] in format.models({"model_config": {}} if format.SOURCE == "redimnet" else {}), name
@@ -86,8 +86,8 @@ def test_every_row_of_the_table():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 
 
-def test_a_name_is_a_model_file(server, checkpoint, tmp_path, monkeypatch, capsys):
-    # The connection ends in the middle, once; the library keeps whole blocks.
+def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys):
+    # The connection is cut once; the library keeps complete blocks.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     server.cut_at = checkpoint.stat().st_size // 2
     for name in ("redimnet/tiny", "redimnet/address"):
@@ -95,8 +95,8 @@ def test_a_name_is_a_model_file(server, checkpoint, tmp_path, monkeypatch, capsy
         summary = read_checkpoint(tmp_path / "copy.pt")["training_summary"]
         assert summary["licence"] == "MIT" and summary["sha256"] == sha256_of(checkpoint) and summary["name"] == name
     ranges = [int(one[6:-1]) for *_, one in server.requests if one]
-    assert len(ranges) == 1 and 0 < ranges[0] <= checkpoint.stat().st_size // 2, "the rest alone was asked for"
-    # From here on without a network.
+    assert len(ranges) == 1 and 0 < ranges[0] <= checkpoint.stat().st_size // 2, "only the rest is requested"
+    # From here on there is no network.
     server.shutdown()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     verifier = speakernet.load("redimnet/tiny", "cpu")
@@ -112,7 +112,7 @@ def test_a_name_is_a_model_file(server, checkpoint, tmp_path, monkeypatch, capsy
     assert (loaded.config.model.name, loaded.config.frontend.num_mels) == ("ReDimNetB0", CASE["num_mels"])
 
 
-def test_another_file_than_expected(server, checkpoint, tmp_path, capsys):
+def test_unexpected_content(server, checkpoint, tmp_path, capsys):
     right, wrong = sha256_of(checkpoint), "0" * 64
     for name in published.catalogue():
         published.catalogue()[name]["sha256"] = wrong
@@ -121,7 +121,7 @@ def test_another_file_than_expected(server, checkpoint, tmp_path, capsys):
         assert right in line and wrong in line and sha256_of(aside) == right and not models_kept(tmp_path)
         del published.catalogue()[name]["sha256"]
         assert main(["fetch", name]) == 0
-        # Without a published sum that of the first fetch counts.
+        # Without a published checksum, that of the first fetch counts.
         published.cached(name).unlink()
         note = published.cached(name).with_suffix(".sha256")
         assert note.read_text() == right
@@ -150,13 +150,13 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
         ("train", "--config", "exp01", "--initial_model", "redimnet/tny"),
     ):
         assert "'redimnet/tiny'" in refused(capsys, *words)
-    # A path with a typing mistake is no name of the hub.
+    # A mistyped path is not taken for a name on the hub.
     assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert main(["fetch", "redimnet/tiny"]) == 0
     published.cached("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["fetch", "redimnet/tiny"]) == 0, "the hub's own cache has the checkpoint"
+    assert main(["fetch", "redimnet/tiny"]) == 0, "the hub's cache has the checkpoint"
     for name in ("redimnet/address", "nobody/nothing"):
         line = refused(capsys, "fetch", name)
         assert "in the cache" in line and ("HF_HUB_OFFLINE" in line or "cannot be reached" in line)
@@ -188,7 +188,7 @@ def test_push(server, tmp_path, monkeypatch, capsys):
         assert words in card
     for name in ("us/voices", "us/voices@main"):
         assert speakernet.load(name, "cpu").fingerprint == speakernet.load(file, "cpu").fingerprint
-    # Another model on the hub is another file in the cache; a damaged one there is noticed.
+    # Another model on the hub gets another file in the cache; damage there is noticed.
     (blob,) = (one for one in (tmp_path / "hub").rglob("*") if one.is_file() and one.name == sha256_of(file))
     blob.write_bytes(b"x" + blob.read_bytes()[1:])
     assert "SHA-256" in refused(capsys, "info", "us/voices")

@@ -1,4 +1,4 @@
-"""Several test lists in one run: a column and a folder for each, every utterance embedded once, what is refused."""
+"""Several test lists in one run: a column and a folder for each, every utterance embedded once, mistakes."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ from speakernet.evaluation.embedding import Embedder, one_pass
 from speakernet.evaluation.files import find_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.training.trackers import scalars
+from tests.test_train_and_score import results_of, scores_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -25,7 +26,7 @@ SHORT = {"training": {"max_epochs": 2, "test_interval": 1}, "evaluation": {"eval
 
 @pytest.fixture(scope="module")
 def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with parts of the trial list: without a speaker each, without labels, with targets alone."""
+    """A folder with parts of the trial list: each without one speaker, one without labels, one with targets only."""
     folder = tmp_path_factory.mktemp("lists")
     lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
     (folder / "easy.txt").write_text("".join(line for line in lines if "spk13" not in line))
@@ -37,7 +38,7 @@ def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two epochs; its first list is the reported one, the last two are not there."""
+    """The folder of a run of two epochs; its first list is the reported one, the last two are missing."""
     named = {
         "O": str(tiny_corpus / "trials.txt"),
         "E": {"list": str(lists / "easy.txt"), "test_interval": 2},
@@ -50,14 +51,6 @@ def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory
     recipe = write_recipe(folder / "run.yaml", tiny_corpus, folder / "run", SHORT, data)
     assert main(["train", "--config", str(recipe)]) == 0
     return folder / "run"
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
-
-
-def scores_of(folder: Path) -> list[float]:
-    return [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
 
 
 def columns_of(run: Path) -> dict[int, dict[str, Any]]:
@@ -76,7 +69,7 @@ class Counting:
         return waveforms[:, 1000:1004].clone()
 
 
-def test_an_utterance_of_several_lists_is_embedded_once(tiny_corpus: Path, lists: Path) -> None:
+def test_utterances_are_embedded_once(tiny_corpus: Path, lists: Path) -> None:
     source, options, net, unions = open_source(tiny_corpus), EvaluationOptions(eval_frames=0), Counting(), {}
     one, two, other = (read_trials(lists / f"{name}.txt").names for name in ("easy", "hard", "targets"))
     for _ in range(2):
@@ -88,12 +81,12 @@ def test_an_utterance_of_several_lists_is_embedded_once(tiny_corpus: Path, lists
         assert np.array_equal(embeddings, Embedder(net, options).embed(names, source, "whole", "")[0])
     net.count = 0
     embedder.embed(other, source, "whole", "")
-    assert net.count == len(other), "what is none of the lists is embedded by itself"
+    assert net.count == len(other), "other utterances are embedded separately"
 
 
-def test_a_column_and_a_folder_for_each_list(run: Path, lists: Path) -> None:
+def test_columns_and_folders(run: Path, lists: Path) -> None:
     columns, results, log = columns_of(run), results_of(run), (run / "log.txt").read_text()
-    # O chooses the checkpoint: the run's own column is its.
+    # O chooses the checkpoint, so its figures are in the run's main column.
     assert [[*columns[epoch]] for epoch in (1, 2)] == [["H"], ["E", "H"]]
     eer = columns[1]["H"]["eer_percent"]
     assert dict(scalars("evaluation", {"test_lists": columns[1]}))["evaluation/test_lists/H/eer_percent"] == eer
@@ -107,7 +100,7 @@ def test_a_column_and_a_folder_for_each_list(run: Path, lists: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), [("E", "easy"), ("H", "hard")])
-def test_scores_are_those_of_the_list_alone(run: Path, lists: Path, tmp_path: Path, name: str, file: str) -> None:
+def test_scores(run: Path, lists: Path, tmp_path: Path, name: str, file: str) -> None:
     options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path)]
     options += ["--test_list", str(lists / f"{file}.txt"), "--data.test_lists", "{}"]
     audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
@@ -117,7 +110,7 @@ def test_scores_are_those_of_the_list_alone(run: Path, lists: Path, tmp_path: Pa
     assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
 
 
-def test_a_table_of_the_first_list_slices_it_alone(run: Path, lists: Path, tmp_path: Path) -> None:
+def test_slices_of_the_first_list(run: Path, lists: Path, tmp_path: Path) -> None:
     trials = read_trials(lists / "hard.txt")
     names = list(trials.names)
     (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},{row % 2}\n" for row, name in enumerate(names)))
@@ -134,7 +127,7 @@ def test_a_table_of_the_first_list_slices_it_alone(run: Path, lists: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_continues_and_is_scored_with_its_lists(run: Path, tmp_path: Path) -> None:
+def test_resuming_and_scoring(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / "eval" / "E" / "report.html").unlink()
     command = ["train", "--config", str(copy / "config.yaml")]
@@ -174,7 +167,7 @@ def test_mistakes(
         assert MISTAKES[given] in capsys.readouterr().err and not (tmp_path / "run" / "last.pt").exists()
 
 
-def test_lists_lie_beside_the_file_that_names_them(tmp_path: Path) -> None:
+def test_paths_beside_the_configuration(tmp_path: Path) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("1 a b\n")
     (tmp_path / "my.yaml").write_text("data: {test_lists: {A: mine.txt, B: {list: mine.txt, path: mine.txt}}}\n")

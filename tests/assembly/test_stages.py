@@ -1,4 +1,4 @@
-"""Stages through the whole journey: what each frees, begins with, draws and changes, and how it resumes."""
+"""Stages of a run: what each starts from, draws, changes and frees, and how it resumes."""
 
 import dataclasses
 import weakref
@@ -32,7 +32,7 @@ CHANGES: dict[str, Any] = {
     },
     "evaluation": {"num_crops": 1, "eval_frames": 60, "bootstrap_samples": 0},
 }
-"""Two epochs and a second stage of two, with all that is random."""
+"""Two epochs and a second stage of two, with everything that is random."""
 
 
 def loaded(corpus, run, *options):
@@ -51,28 +51,28 @@ class Evaluated:
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch):
-    """What comes after training takes longer than these runs."""
-    leave_out_the_report(monkeypatch)
+    """The report takes longer than these runs."""
+    skip_report(monkeypatch)
 
 
-def leave_out_the_report(patch):
+def skip_report(patch):
     patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
     patch.setattr(runs, "write_evaluation", lambda *arguments: [])
 
 
 @pytest.fixture(scope="module")
 def straight(tiny_corpus, tmp_path_factory):
-    """The folder of a run that nothing stopped."""
+    """The folder of an uninterrupted run."""
     run = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        leave_out_the_report(patch)
+        skip_report(patch)
         train_experiment(loaded(tiny_corpus, run))
     return run
 
 
 @pytest.fixture
 def stages(monkeypatch):
-    """What each stage is built with, and what is still `alive` of the first when the second begins."""
+    """The arguments with which each stage is built, and what of the first is still `alive` when the second begins."""
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = fine_tuning.build_training_loader
 
@@ -103,7 +103,7 @@ def stages(monkeypatch):
     return seen
 
 
-def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_own(tiny_corpus, tmp_path, stages):
+def test_start_of_the_second_stage(tiny_corpus, tmp_path, stages):
     run = tmp_path / "run"
     train_experiment(loaded(tiny_corpus, run, "--training.ema_decay", "0.9", "--data.device_resident", "on"))
     assert "resident corpus" in dict(stages["parts"]) and stages["alive"] == []
@@ -116,14 +116,14 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
                 assert torch.equal(found[key], mean), key
     first, second = stages["plans"]
     assert not any((one.rows == other.rows).all() for one in first for other in second)
-    # Three times the speakers stay in the head; normal speech has the labels that it had.
+    # Three times the speakers stay in the head; unperturbed speech keeps its labels.
     assert stages["classes"] == [3 * SPEAKERS, SPEAKERS]
     assert next(value for value in head.values() if value.ndim == 2).shape[0] == 3 * SPEAKERS
     assert not any(plan.voices.any() for plan in second)
 
 
 def train_until_killed(config, monkeypatch, stage, killed_at):
-    """Train until so many steps of a later stage are done."""
+    """Train until `killed_at` steps of a later stage are done."""
     run_step, train = Trainer.run_step, Trainer.train
 
     def stop_after(trainer, batches):
@@ -150,7 +150,7 @@ def assert_same(one, other, names):
 
 
 @pytest.mark.parametrize("killed_at", [0, 5], ids=["between the stages", "second epoch"])
-def test_a_killed_second_stage_goes_on_to_the_same_bits(tiny_corpus, straight, tmp_path, monkeypatch, killed_at):
+def test_killed_second_stage(tiny_corpus, straight, tmp_path, monkeypatch, killed_at):
     killed = tmp_path / "killed"
     train_until_killed(loaded(tiny_corpus, killed), monkeypatch, "large-margin stage", killed_at)
     torch.manual_seed(123)
@@ -167,7 +167,7 @@ STAGES: list[dict[str, Any]] = [
 
 @pytest.fixture
 def staged(tiny_corpus, tmp_path):
-    """Makes the configuration of a run of three stages."""
+    """A function that makes the configuration of a run of three stages."""
 
     def make(name, *options, stages=STAGES):
         training = {"average_checkpoints": 0, "large_margin_epochs": 0, "stages": stages}
@@ -178,7 +178,7 @@ def staged(tiny_corpus, tmp_path):
     return make
 
 
-def test_stages_change_what_they_name_and_resume_to_the_same_bits(staged, tmp_path, monkeypatch, stages, caplog):
+def test_stages_resume(staged, tmp_path, monkeypatch, stages, caplog):
     caplog.set_level("INFO", "speakernet")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     train_experiment(staged("straight"))
@@ -194,14 +194,14 @@ def test_stages_change_what_they_name_and_resume_to_the_same_bits(staged, tmp_pa
         torch.manual_seed(123)
     train_experiment(staged("killed"))
     assert_same(straight, killed, ["2_joint/last.pt", "3_long/last.pt", "best.pt"])
-    # More of the first stage: what followed starts over.
+    # A longer first stage: the later ones start over.
     longer = [{**STAGES[0], "epochs": 2}, *STAGES[1:]]
     train_experiment(staged("killed", stages=longer))
     assert (killed / "2_joint.before-1").is_dir() and (killed / "3_long.before-1").is_dir()
     assert later_stages(killed) == {"joint": killed / "2_joint", "long": killed / "3_long"}
 
 
-def test_a_stage_begins_with_the_model_of_the_one_before(staged, tmp_path, monkeypatch):
+def test_stage_starts_from_the_previous_model(staged, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--stage joint"):
         train_experiment(staged("run", "--stage", "joint"))
     longer = [{**STAGES[0], "epochs": 3}, *STAGES[1:]]

@@ -1,4 +1,4 @@
-"""A teacher: which of its embeddings are wanted, what a run keeps of them, and that it teaches."""
+"""Training with a teacher: distances to its embeddings, what a run stores, and what is refused."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
 from speakernet.config import ConfigError, load_config
 from speakernet.losses.options import LossOptions
 from speakernet.models.model_file import model_file_contents
-from tests.assembly.test_stages import leave_out_the_report
+from tests.assembly.test_stages import skip_report
 from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
@@ -24,7 +24,7 @@ WANTED = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
     [
         ("cosine", 9, (1 + 0 + (1 - 0.5**0.5)) / 3),
         ("mse", 9, (1 + 0.5 + 2.5) / 3),
-        # Labels from 1 on are of other voices than the recorded one.
+        # Labels from 1 on are perturbed voices.
         ("cosine", 1, 1 / 3),
         ("cosine", 0, 0.0),
     ],
@@ -39,7 +39,7 @@ def test_distances_by_hand(distance, speakers, expected):
 
 @pytest.fixture
 def run(tiny_corpus, tmp_path, monkeypatch):
-    leave_out_the_report(monkeypatch)
+    skip_report(monkeypatch)
     teacher = tmp_path / "teacher.pt"
     net = small_network("ResNet")
     write_checkpoint(teacher, model_file_contents(net, loss_normalizes=True))
@@ -54,26 +54,26 @@ def run(tiny_corpus, tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("heard", ["recordings", "crops"])
-def test_a_run_with_a_teacher(run, caplog, heard):
+@pytest.mark.parametrize("source", ["recordings", "crops"])
+def test_run_with_a_teacher(run, caplog, source):
     caplog.set_level("INFO", "speakernet")
-    folder = run("run", teacher_input=heard)
-    assert f"cosine distance, on {heard}, weight 1" in caplog.text
+    folder = run("run", teacher_input=source)
+    assert f"cosine distance, on {source}, weight 1" in caplog.text
     kept = folder / "embeddings" / "teacher.whole.npz"
-    assert kept.is_file() == (heard == "recordings")
+    assert kept.is_file() == (source == "recordings")
     last = read_own_checkpoint(folder / "last.pt")
-    # From 8 dimensions to the teacher's: learned, resumed, and in no model file.
+    # The map from 8 dimensions to the teacher's is trained and resumed, but in no model file.
     assert last["training"]["loss"]["teacher.translate.weight"].shape == (run.net.embedding_dim, 8)
     assert not any(
         "teacher" in name for name in (*last["weights"], *read_own_checkpoint(folder / "best.pt")["weights"])
     )
     before = kept.stat().st_mtime_ns if kept.is_file() else 0
-    run("run", "--max_epoch", "4", teacher_input=heard)
+    run("run", "--max_epoch", "4", teacher_input=source)
     assert (kept.stat().st_mtime_ns if kept.is_file() else 0) == before
     assert read_own_checkpoint(folder / "last.pt")["training"]["state"]["epoch"] == 4
 
 
-def test_what_cannot_be_taught(run):
+def test_refused_teachers(run):
     with pytest.raises(ConfigError, match=r"loss\.teacher: no such file nothing\.pt"):
         run("none", teacher="nothing.pt")
     with pytest.raises(ConfigError, match=r"warp_factors: \[1\.0, 1\.1\]"):

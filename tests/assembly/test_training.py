@@ -1,4 +1,4 @@
-"""From configuration to a trainer that runs: real parts on a tiny corpus, voices, and what is refused."""
+"""From configuration to a running trainer: real components on a tiny corpus, voices, refused options."""
 
 import functools
 import signal
@@ -17,11 +17,12 @@ from speakernet.config.loading import save_config
 from speakernet.config.schema import replaced, stages_of
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.progress import Interrupted, Stage
+from tests.data.test_loader import epoch
 from tests.tiny_recipe import recipe_of
 
 CPU = torch.device("cpu")
 UTTERANCES, BATCH_SIZE = 32, 8
-"""Of the corpus: four batches."""
+"""In the corpus: four batches."""
 
 
 def tiny_config(corpus, **sections):
@@ -68,7 +69,7 @@ def test_options_work_together(tiny_corpus, tmp_path, sections):
         assert list((tmp_path / "profile").iterdir())
 
 
-def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(tiny_corpus, tmp_path, caplog):
+def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
     config = tiny_config(tiny_corpus, training={"max_epochs": 1, "save_steps": 1})
     stopped, _, _ = ready(config, tmp_path)
     stopped.stop.number = signal.SIGINT
@@ -82,7 +83,7 @@ def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(tiny_c
     assert resumed.state.step == 1 + len(resumed.loader) and resumed.state.utterances == BATCH_SIZE + UTTERANCES
 
 
-def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tiny_corpus, tmp_path, caplog):
+def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     config = tiny_config(tiny_corpus, training={"max_epochs": 1})
     trainer, _, _ = ready(config, tmp_path)
     trainer.train()
@@ -108,7 +109,7 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tin
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "expected_message"),
     [
         ({"schedule": {"warmup_epochs": 2.0}}, "warmup_epochs: 2 of training.max_epochs: 2: the learning rate never"),
         ({"schedule": {"warmup_epochs": 1.0, "name": "one_cycle"}}, "the learning rate rises twice"),
@@ -123,13 +124,13 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(tin
         ({"runtime": {"compile": "on", "device": "cpu", "compile_mode": "max-autotune"}}, "max-autotune has no effect"),
     ],
 )
-def test_options_that_do_nothing_are_told(tiny_corpus, tmp_path, caplog, sections, told):
+def test_options_without_effect(tiny_corpus, tmp_path, caplog, sections, expected_message):
     ready(tiny_config(tiny_corpus, **sections), tmp_path)
-    assert told in caplog.text
+    assert expected_message in caplog.text
 
 
-def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_path, caplog):
-    """A first stage that went on wrote its worse model over the better one of its margin stage."""
+def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
+    """A continued first stage once overwrote the better model of its margin stage with a worse one."""
     caplog.set_level("INFO", "speakernet")
     more = {"large_margin_epochs": 1, "large_margin_crop_frames": 70, "test_interval": 1}
     config = tiny_config(tiny_corpus, training={"max_epochs": 1, **more})
@@ -158,7 +159,7 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(tiny_corpus, tmp_
     summary = further.train()
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (4.0, 3, "")
     assert (tmp_path / "best.pt").read_bytes() != better
-    # The first stage has continued: its margin stage starts over, and the old one is kept.
+    # The first stage has continued, so its margin stage starts over; the old model is kept.
     old = (tmp_path / "large_margin" / "best.pt").read_bytes()
     anew = second_stage(9.0, 9)
     assert anew["performance"]["steps"] > 0 and loss.margin == longest.training.large_margin
@@ -187,11 +188,11 @@ def test_impossible_combinations_are_refused(tiny_corpus, monkeypatch, sections,
         training.refuse_impossible(config, training.build_model(config), CPU)
 
 
-def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(tiny_corpus, tmp_path):
+def test_writes_at_the_start(tiny_corpus, tmp_path):
     written = tmp_path / "config.yaml"
 
     def start(**sections):
-        """Whether a start has written its configuration."""
+        """Whether the start wrote its configuration."""
         before = written.read_text() if written.exists() else ""
         ready(tiny_config(tiny_corpus, **sections), tmp_path)[0].train()
         return written.read_text() != before
@@ -202,12 +203,12 @@ def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(tiny_corpus, 
         start(optimizer={"name": "sgd"})
     assert written.read_text() == first
     assert start(optimizer={"learning_rate": 0.002})
-    # Nothing is left to train: config.yaml stays what was trained.
+    # Nothing is left to train, so config.yaml is not rewritten.
     assert not start(training={"max_epochs": 1})
 
 
-def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog):
-    """In oneDNN the process ended there; long crops, on which it did, train."""
+def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
+    """They crashed the process in oneDNN on long crops."""
     narrow = {"options": {"channels": 8, "blocks": [1, 1]}}
     for layout in ("auto", "on"):
         config = tiny_config(tiny_corpus, model=narrow, data={"crop_frames": 300}, runtime={"channels_last": layout})
@@ -215,7 +216,7 @@ def test_narrow_networks_stay_out_of_channels_last(tiny_corpus, tmp_path, caplog
         assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
         trainer.train()
     assert "oneDNN" in caplog.text
-    # Compiled code is in channels_last by itself.
+    # Compiled code uses channels_last in any case.
     caplog.set_level("INFO", "speakernet")
     trainer, _, _ = ready(
         tiny_config(tiny_corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}), tmp_path
@@ -256,12 +257,7 @@ def loader(corpus, **sections):
     return build_training_loader(config, Inputs(config, CPU))
 
 
-def epoch(made, number=0):
-    made.set_epoch(number)
-    return list(made)
-
-
-def test_labels_speeds_and_warps_of_a_batch_belong_together(tiny_corpus):
+def test_labels_speeds_and_warps(tiny_corpus):
     made = loader(tiny_corpus)
     assert made.num_classes == 8 * 6
     as_recorded = epoch(loader(tiny_corpus, augment={"enabled": False}))
@@ -270,19 +266,19 @@ def test_labels_speeds_and_warps_of_a_batch_belong_together(tiny_corpus):
         np.testing.assert_array_equal(batch.labels.numpy() % 8, plain.labels.numpy())
         np.testing.assert_array_equal(voices // 2, batch.warps)
         assert (voices == 0).sum() == 2
-        # Warps leave the samples as they are; other speeds do not.
+        # Warps do not change the samples; speeds do.
         same = [torch.equal(one, other) for one, other in zip(batch.waveforms, plain.waveforms, strict=True)]
         assert same == (voices % 2 == 0).tolist()
 
 
-def test_the_last_epochs_are_as_recorded_with_the_head_of_all_voices(tiny_corpus):
+def test_last_epochs_as_recorded(tiny_corpus):
     made = loader(tiny_corpus, augment={"real_epochs": 1})
     assert made.num_classes == 48
     assert any(batch.labels.max() >= 8 for batch in epoch(made, 2))
     assert all(batch.labels.max() < 8 and not batch.warps.any() for batch in epoch(made, 3))
 
 
-def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
+def test_impossible_options_of_voices(tiny_corpus):
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
     with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: "):
         training.refuse_impossible(too_long, training.build_model(too_long), CPU)
@@ -300,15 +296,15 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus):
         (16, 8, "off", False, "as configured"),
     ],
 )
-def test_batch_norm_is_shared_where_batches_are_small(batch_size, processes, asked, is_shared, reason):
-    # Of two utterances each.
+def test_shared_batch_norm(batch_size, processes, asked, is_shared, reason):
+    # Speakers with two utterances each.
     data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
     choice = ranks.choose_shared_norms(replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes)
     assert choice.value is is_shared and reason in choice.reason
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("off", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
-def test_the_batch_scales_the_learning_rate_if_asked(tiny_corpus, tmp_path, caplog, scaling, factor):
+def test_batch_scales_the_learning_rate(tiny_corpus, tmp_path, caplog, scaling, factor):
     caplog.set_level("INFO")
     # Two micro-batches of eight.
     options = {"accumulation_steps": 2, "reference_batch": 4, "batch_scaling": scaling}
@@ -317,7 +313,7 @@ def test_the_batch_scales_the_learning_rate_if_asked(tiny_corpus, tmp_path, capl
     assert f"multiplied by: {factor} (16 utterances per step, chosen for 4" in caplog.text
 
 
-def test_checkpointed_blocks_are_compiled_by_block(tiny_corpus, caplog):
+def test_checkpointed_blocks_are_compiled_separately(tiny_corpus, caplog):
     caplog.set_level("INFO")
     config = tiny_config(tiny_corpus, runtime={"compile": "auto", "gradient_checkpointing": True})
     compiler = training._build_compiler(config, training.build_model(config), CPU)

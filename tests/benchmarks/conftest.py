@@ -1,4 +1,4 @@
-"""Benchmarks set torch's threads for the whole process: here they are put back."""
+"""Restores torch's threads, which benchmarks set for the whole process."""
 
 import pytest
 import torch

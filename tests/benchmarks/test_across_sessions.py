@@ -1,4 +1,4 @@
-"""Error rates across calls: who is learned from, what is trained, what the table says."""
+"""Error rates across calls: training speakers, trained models, the table."""
 
 import itertools
 import subprocess
@@ -20,7 +20,7 @@ PEOPLE, CALLS = 11, 2
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory):
-    """Eleven people with two calls, from another phone if their number is odd; the last is in no trial."""
+    """Eleven people with two calls, from different phones if their number is odd; the last is in no trial."""
     root = tmp_path_factory.mktemp("calls")
     found = list(itertools.product(range(PEOPLE), range(CALLS)))
     rows = [(f"{who}/{call}.wav", who, ("home", "cell")[call * who % 2]) for who, call in found]
@@ -42,7 +42,7 @@ def model(tmp_path):
 
 
 def test_the_table(calls, model, tmp_path, capsys, monkeypatch):
-    """A run is played by the given model; nobody is trained on and scored in the same part."""
+    """With fake training that copies the given model; nobody is trained on and scored in the same part."""
     trained = {}
 
     def play(command, **_):
@@ -63,19 +63,19 @@ def test_the_table(calls, model, tmp_path, capsys, monkeypatch):
     assert table in capsys.readouterr().out
     everybody = {str(who) for who in range(PEOPLE)}
     for learned, scored in trained.values():
-        # Two people a part; he who is in no trial teaches all five.
+        # Two people per part; the one without trials is in all five training lists.
         assert len(everybody - learned) == 2 and scored <= everybody - learned
     assert set.union(*(everybody - learned for learned, _ in trained.values())) == everybody - {str(PEOPLE - 1)}
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in table.splitlines()[4:]}
     assert list(rows)[:3] == ["as published", "twin", "energy floor, as it is"] and len(rows) == 2 + 2 * 5
-    # The same model is as good, by nothing; so is the one that was not trained, but for the floor.
+    # The same model has a difference of zero; the untrained one too, except for the floor.
     assert rows["as published"][:3] == rows["twin"][:3] and rows["twin"][3].startswith("0.00 (0.00 to 0.00)")
     assert rows["fine-tuned, as it is"][:3] == rows["twin"][:3]
-    # All is kept: nothing is trained again.
+    # Everything is stored, so nothing is trained again.
     assert run_command("benchmarks.across_sessions", "across_sessions", given) == 0 and len(trained) == 5
 
 
-def test_scores_are_of_a_back_end_fitted_on_the_others(calls):
+def test_scores_of_the_back_end(calls):
     found = across_sessions.read_calls(calls)
     parts = found.parts(0)
     assert sorted(np.bincount(parts + 1)) == [2, 4, 4, 4, 4, 4] and not np.array_equal(parts, found.parts(1))

@@ -1,4 +1,4 @@
-"""The classic pipeline computes what voxceleb_trainer computes: numbers taken from its own code, and its rules."""
+"""The classic pipeline equals voxceleb_trainer: numbers from its code, and its rules."""
 
 import random
 
@@ -14,14 +14,14 @@ SAMPLES = 20 * 160 + 240
 
 
 def triangle(period, num_samples, height):
-    """A wave in whole numbers, the same on every machine, as int16."""
+    """A triangle wave of integers, the same on every machine, as int16."""
     phase = np.arange(num_samples) % period
     return ((2 * np.minimum(phase, period - phase) * height) // period - height // 2).astype(np.int16)
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Six utterances (the second shorter than a crop), MUSAN-like noise and two room responses."""
+    """Six utterances (the second shorter than a crop), MUSAN-like noise and two RIRs."""
     root = tmp_path_factory.mktemp("classic")
     for row, num_samples in enumerate([9000, 2500, 8000, 3440, 5000, 7001]):
         _write(root / "speech" / f"{row}.wav", triangle(97 + 10 * row, num_samples, 12000))
@@ -49,11 +49,11 @@ def figures(audio):
     return [float(one) for one in (audio[0, 0], audio[0, 1000], audio[0, -1], np.abs(audio).sum())]
 
 
-def test_crops_and_augmentation_give_the_originals_numbers(corpus, speech):
-    """The expected numbers come from voxceleb_trainer's loader, seeded with 3, on these very files."""
+def test_crops_and_augmentation(corpus, speech):
+    """The expected numbers come from voxceleb_trainer's loader on these files, with seed 3."""
     generator = random.Random(3)
     augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
-    # Folders are listed in any order.
+    # The order of a folder is arbitrary.
     for paths in (*augmentation.noises.values(), augmentation.responses):
         paths.sort()
     audio = classic.read_training_crop(speech[0], FRAMES, generator)
@@ -70,7 +70,7 @@ def test_crops_and_augmentation_give_the_originals_numbers(corpus, speech):
     np.testing.assert_allclose([figures(one) for one in results], expected, atol=1e-8)
 
 
-def test_evaluation_crops_are_spread_and_short_files_wrapped(speech):
+def test_evaluation_crops(speech):
     short = classic.read_evaluation_crops(speech[1], FRAMES, 4)
     assert short.shape == (4, SAMPLES)
     # From the original's loader: the wrapped file is one sample longer than a crop, so the last crop starts at 1.

@@ -1,4 +1,4 @@
-"""The benchmark from the command line on a tiny corpus: that it runs and what it writes, never how fast."""
+"""The benchmark from the command line on a tiny corpus: that it runs and what it writes, not how fast."""
 
 import json
 
@@ -14,13 +14,13 @@ from speakernet.data.opening import open_source
 
 
 def benchmark(arguments):
-    """As `python benchmark_performance.py` runs it."""
+    """Run `python benchmark_performance.py` with these arguments."""
     return run_command("benchmarks.command", "benchmark_performance.py", arguments)
 
 
 @pytest.fixture(scope="module")
 def options(tiny_corpus, tmp_path_factory):
-    """Options for the tiny corpus with a little noise and a few rooms."""
+    """Options for the tiny corpus with some noise and one RIR."""
     root = tmp_path_factory.mktemp("disturbances")
     random = np.random.default_rng(3)
     for folder in (*(f"musan/{kind}/a/b" for kind in ("noise", "music", "speech")), "rirs"):
@@ -45,7 +45,7 @@ def options(tiny_corpus, tmp_path_factory):
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
-def test_the_recordings_are_the_same_in_every_form(options, tmp_path):
+def test_recordings_in_every_form(options, tmp_path):
     config = load_config(options).config
     data = prepare_data(config, tmp_path, 5)
     sources = {form: open_source(data.folder(form), keep_lookup=False) for form in ("wav", "flac", "packed")}
@@ -75,7 +75,7 @@ def test_loading_measures_everything(options, tmp_path, capsys, monkeypatch):
     assert measures[0] in capsys.readouterr().out
 
 
-def test_without_a_suite_loader_and_step_are_measured(options, tmp_path, capsys):
+def test_default_measurements(options, tmp_path, capsys):
     file = tmp_path / "figures.json"
     assert benchmark([*options, "--num_batches", "2", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
@@ -99,8 +99,8 @@ def test_wrong_arguments_are_named(arguments, named, capsys):
 
 
 @pytest.mark.slow
-def test_compare_measures_both_pipelines_and_each_measure(options, tiny_corpus, capsys, tmp_path, monkeypatch):
-    # Each is a process that imports torch: one measure stands for all.
+def test_compare(options, tiny_corpus, capsys, tmp_path, monkeypatch):
+    # Each measure is a process that imports torch, so only one is run.
     monkeypatch.setattr("benchmarks.epoch.WITHOUT", {"bf16": {"runtime": {"precision": "no"}}})
     file = tmp_path / "figures.json"
     trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]

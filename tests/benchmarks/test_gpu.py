@@ -1,12 +1,14 @@
-"""`benchmarks/gpu.py` on a CPU: every part's code runs; figures have their names; what is done is not run again."""
+"""`benchmarks/gpu.py` on a CPU: the code of every part runs; finished parts are not run again."""
 
+import contextlib
 import json
 
 import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.on_gpu.record import left_out, row
+from benchmarks.on_gpu import step_costs
+from benchmarks.on_gpu.record import Setup, left_out, row
 from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
 
 CPU = torch.device("cpu")
@@ -14,7 +16,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Data that the parts share, as the command makes it."""
+    """The folder of data that the parts share."""
     return tmp_path_factory.mktemp("gpu")
 
 
@@ -26,7 +28,7 @@ def run(folder, part):
 
 
 @pytest.mark.slow
-def test_correctness_compares_and_says_what_needs_cuda(folder, monkeypatch):
+def test_correctness(folder, monkeypatch):
     monkeypatch.setattr("benchmarks.on_gpu.correctness.SMALLEST", ("ResNet", "Pretrained"))
     figures = run(folder, "correctness")
     compared = [one for one in figures["correctness"] if "reason" not in one]
@@ -54,7 +56,7 @@ def test_every_other_part_runs(folder):
     assert ranks["2 processes, own norms"]["utterances_per_second"] > 0 and len(ranks) == 4
 
 
-def test_parts_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
+def test_finished_parts(tmp_path, monkeypatch, capsys):
     calls: list[str] = []
 
     def part(setup):
@@ -66,7 +68,7 @@ def test_parts_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
     words = ["--device", "cpu", "--quick", "--out", str(out)]
     assert gpu.main([*words, "--part", "correctness"]) == 0
-    # The other part's comparison fails, and the status says so.
+    # The comparison of the other part fails, so the status is 1.
     assert gpu.main(words) == 1 and calls == ["cpu", "cpu"]
     assert gpu.main([*words, "--part", "correctness"]) == 0 and len(calls) == 2
     assert "| a | 0.5 | 1 | yes |  |" in capsys.readouterr().out
@@ -74,25 +76,25 @@ def test_parts_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="figures of another machine"):
         gpu.main(["--device", "cpu", "--out", str(out)])
     out.write_text("{}", encoding="utf-8")
-    with pytest.raises(SystemExit, match="the JSON that benchmarks"):
+    with pytest.raises(SystemExit, match=r"figures\.json"):
         gpu.main(words)
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="torch sees no GPU"):
             gpu.main(["--device", "cuda", "--out", str(tmp_path / "other.json")])
 
 
-def test_operations_are_counted_with_their_backward():
+def test_counted_operations():
     left, right = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4)
     with OperationCounter() as counter:
         (left.t().t() @ right).sum().backward()
     products = [one for one in counter.operations if one.flop]
-    # The product and its gradient; views take nothing.
+    # The product and its gradient; views are not counted.
     assert [one.flop for one in products] == [2 * 8 * 16 * 4] * 2
     assert products[0].num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
     assert not any("aten.t." in one.name for one in counter.operations)
 
 
-def test_convolutions_of_float32_are_held_against_what_computes_them():
+def test_arithmetic_of_convolutions():
     net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(4, 2))
     with OperationCounter(float32_convolutions="tf32") as counter:
         net(torch.randn(1, 1, 4)).sum().backward()
@@ -102,5 +104,12 @@ def test_convolutions_of_float32_are_held_against_what_computes_them():
             kinds["conv" in one.name].add(one.arithmetic)
     assert kinds == {True: {"tf32"}, False: {"float32"}}
     operations = [Operation("conv", 8.0, 1, "tf32"), Operation("mm", 8.0, 1, "float32")]
-    # A convolution twice as fast as a product.
+    # The convolution's peak is twice the product's.
     assert least_seconds(operations, {"tf32": 4.0, "float32": 2.0}, 100.0) == 2.0 + 4.0
+
+
+def test_variants_whose_launches_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_costs, "warm_step", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(step_costs, "count_calls", lambda *given, **options: step_costs.Calls(9.0, 0.0, 20.0))
+    rows = list(step_costs.launches(Setup(torch.device("cuda"), True, tmp_path)))
+    assert len(rows) == 6 and all(one["passed"] for one in rows if "synchronisations" in one["name"])

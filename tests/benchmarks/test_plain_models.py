@@ -1,4 +1,4 @@
-"""The plain definitions are the networks and the loss that ours are: what is measured against them is the same work."""
+"""The plain definitions equal our networks and loss, so measurements against them compare the same work."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ PARAMETERS = {"ResNetSE34L": 1_437_078, "ResNetSE34V2": 8_028_492, "VGGVox": 4_0
 
 
 def networks(name):
-    """The plain network and ours with its weights, which come in as those of voxceleb_trainer do."""
+    """The plain network, and ours with its weights, imported like those of voxceleb_trainer."""
     torch.manual_seed(3)
     ours = SpeakerNet.named(name, embedding_dim=512, front_end_options={"num_mels": MELS[name]})
     plain = plain_model(name, ours.front_end, 512, MELS[name])
@@ -30,7 +30,7 @@ def test_same_parameters_outputs_and_gradients(name):
     waveforms = 0.1 * torch.randn(3, 16240, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(ours.eval()(waveforms), plain.eval()(waveforms), rtol=1e-4, atol=1e-5)
-    # In training mode a batch of three is normalised by its own statistics, which rounding passes through 36 times.
+    # In training mode a batch of three is normalised by its statistics, so rounding passes through 36 norms.
     one, other = plain.train()(waveforms), ours.train()(waveforms)
     torch.testing.assert_close(other, one, rtol=0, atol=2e-3 * one.std().item())
     weights = torch.randn(one.shape, generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,4 @@
-"""The memory that stages need: counted from few layers as from all of them."""
+"""Memory of stages: extrapolated from few layers, it equals that counted with all of them."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ pytest.importorskip("peft", reason="the extra `ssl` is not installed")
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["nothing", "lora", "all"])
 @pytest.mark.parametrize("pooling", ["MHFA", "AdapterMFA"])
-def test_few_layers_tell_of_all(trained, pooling):
+def test_few_layers(trained, pooling):
     backbone = {**SMALL["Pretrained"]["config"], "num_hidden_layers": 5}
     options = {"config": backbone, "trained": trained, "lora_rank": 2}
     model = {"name": "Pretrained", "pooling": pooling, "embedding_dim": 8, "options": options}

@@ -1,4 +1,4 @@
-"""One step of every variant and one epoch of each pipeline, in this process: that they run and learn, not how fast."""
+"""Steps of every variant, in this process: that they run, not how fast."""
 
 import pytest
 
@@ -19,8 +19,8 @@ def test_steps_of_variants_run(name, tmp_path):
     step()
 
 
-def test_a_step_is_all_that_the_trainer_does_between_two_batches(tmp_path, monkeypatch):
-    """With its report, which other measures of a step leave out."""
+def test_step_is_complete(tmp_path, monkeypatch):
+    """It includes the trainer's progress report."""
     recorded: list[str] = []
     monkeypatch.setattr(Progress, "record", lambda self, kind, *values: recorded.append(kind))
     step = trainer_step(replaced(small("ResNetSE34L"), training={"log_interval": 2}), tmp_path, 2)

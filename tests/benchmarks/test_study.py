@@ -1,4 +1,4 @@
-"""Studies: what is run, what is kept, what the table shows; runs are played, but for one that is real."""
+"""Studies: runs, stored results, the table; all runs but one are fake."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ EERS = {"base": {"1": 8.0, "2": 10.0}, HALF: {"1": 6.0, "2": 9.0}, CROPS: {"1": 
 
 
 class Runs:
-    """Stands for the processes: writes what a run leaves, and remembers the commands."""
+    """Fake runs: record the command and write the files of a run."""
 
     def __init__(self):
         self.commands: list[dict[str, str]] = []
@@ -62,14 +62,14 @@ class Runs:
 
 @pytest.fixture()
 def runs(monkeypatch):
-    played = Runs()
-    monkeypatch.setattr(study.subprocess, "run", played.run)
-    return played
+    fake = Runs()
+    monkeypatch.setattr(study.subprocess, "run", fake.run)
+    return fake
 
 
 @pytest.fixture()
 def carry_out(tiny_corpus, tmp_path, monkeypatch):
-    """As `python -m benchmarks.study` does it."""
+    """A function that runs `python -m benchmarks.study` with the plan and these arguments."""
     monkeypatch.chdir(tmp_path)
 
     def carry_out(*words, **changes):
@@ -84,12 +84,12 @@ def records():
     return [json.loads(line) for line in Path("study/results.jsonl").read_text().splitlines()]
 
 
-def test_every_variant_is_run_with_every_seed_on_held_out_speakers(tiny_corpus, carry_out, runs):
+def test_variants_and_seeds(tiny_corpus, carry_out, runs):
     assert carry_out("--rir_path", "rooms") == 0
     assert {(one["variant"], one["--seed"]) for one in runs.commands} == set(itertools.product(EERS, "12"))
     for one in runs.commands:
         assert one["--data.train_path"] == one["--data.test_path"] == str(tiny_corpus)
-        # Only what changes nothing but the scoring is scored, with the reference's model of that seed.
+        # A variant that only changes scoring is not trained; it scores the reference's model of that seed.
         model = f"study/runs/base/seed_{one['--seed']}/best.pt" if one["variant"] == CROPS else None
         assert one["--augment.rir_path"] == "rooms" and one.get("--initial_model") == model
     training = read_training_list("study/protocol/train_list.txt")
@@ -101,11 +101,11 @@ def test_every_variant_is_run_with_every_seed_on_held_out_speakers(tiny_corpus, 
     lines = Path("study/table.md").read_text().splitlines()[2:]
     cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in lines}
     assert cells["base"][1:3] == ["1, 2", "9.00 (8.00 to 10.00)"] and cells[CROPS][-1] == " |"
-    # By hand: differences of -2 and -1, Student's t of one degree of freedom 12.706.
+    # By hand: differences of -2 and -1; Student's t with one degree of freedom is 12.706.
     assert cells[HALF][2:4] == ["7.50 (6.00 to 9.00)", "-1.50 (-7.85 to +4.85)"] and cells[HALF][5] == "-17 %"
 
 
-def test_a_study_resumes_and_refuses_a_changed_variant(carry_out, runs, capsys):
+def test_resuming(carry_out, runs, capsys):
     runs.failing = HALF
     assert carry_out("--processes", "1") == 1 and len(records()) == 4
     runs.failing, before = "", len(runs.commands)
@@ -125,13 +125,13 @@ def test_a_study_resumes_and_refuses_a_changed_variant(carry_out, runs, capsys):
         ([], {"held_out_speakers": 7}, "2 to 6"),
     ],
 )
-def test_bad_plans_are_refused_before_a_run(carry_out, runs, capsys, words, changes, named):
+def test_bad_plans(carry_out, runs, capsys, words, changes, named):
     assert carry_out(*words, **changes) == 1
     assert named in capsys.readouterr().err and not runs.commands
 
 
 @pytest.mark.parametrize("file", ["small_data.yaml", "small_data_microphones.yaml", "small_data_report.yaml"])
-def test_every_variant_of_the_plans_here_is_a_configuration(repository, tmp_path, file):
+def test_shipped_plans(repository, tmp_path, file):
     plan = study.read_plan(repository / "benchmarks" / "studies" / file)
     for number, name in enumerate(plan.variants):
         path = tmp_path / f"{number}.yaml"
@@ -140,7 +140,7 @@ def test_every_variant_of_the_plans_here_is_a_configuration(repository, tmp_path
 
 
 @pytest.mark.slow
-def test_real_runs_of_a_tiny_study(carry_out):
+def test_real_runs(carry_out):
     net = {"channels": 8, "blocks": [1, 1], "mel_strides": [1, 2], "frame_strides": [2, 2]}
     small = {
         "data": {"batch_size": 8, "crop_frames": 50, "num_workers": 0},

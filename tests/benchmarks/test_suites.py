@@ -1,4 +1,4 @@
-"""The smaller suites, in this process: that they run and what they give, never how fast."""
+"""The smaller suites, in this process: that they run and what they return, not how fast."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 
-def test_the_table_of_families(tmp_path, capsys):
+def test_table_of_families(tmp_path, capsys):
     figures = tmp_path / "figures.json"
     options = ["--models", "ReDimNet2B0", "--step_batch", "2", "--rounds", "1", "--runtime.keep_memory", "false"]
     options += ["--runtime.device", "cpu", "--json", str(figures)]
@@ -24,7 +24,7 @@ def test_the_table_of_families(tmp_path, capsys):
     assert json.loads(figures.read_text())["models"][0]["name"] == "ReDimNet2B0"
 
 
-def test_every_answer_of_every_client_is_counted(tmp_path):
+def test_counted_answers(tmp_path):
     net = SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]})
     write_checkpoint(tmp_path / "model.pt", model_file_contents(net, loss_normalizes=True))
     found = measure_serving(tmp_path / "model.pt", clients=6, rounds=2)
@@ -33,7 +33,7 @@ def test_every_answer_of_every_client_is_counted(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped as Linux does it")
-def test_reading_ahead_has_a_row_for_each_way(tmp_path, monkeypatch, capsys):
+def test_rows_of_reading_ahead(tmp_path, monkeypatch, capsys):
     options = ["--folder", str(tmp_path), "--gigabytes", "0.003", "--batches", "3", "--batch_size", "4"]
     monkeypatch.setattr(sys, "argv", ["cold_corpus", *options, "--rounds", "1", "--step_milliseconds", "0", "1"])
     assert cold_corpus.main() == 0

@@ -1,13 +1,13 @@
-"""Ways run in turn, with a clock of our own."""
+"""Methods timed in turn, with a fake clock."""
 
 import pytest
 
 from benchmarks.timing import Way, as_plain, compare, speedup_table
 
 
-def test_two_ways_take_turns_and_medians_are_of_the_counted_rounds():
+def test_turns_and_medians():
     now, order = [0.0], []
-    # The first round of each is the warm-up; 10 items in so many seconds.
+    # Seconds for 10 items; the first round of each is the warm-up.
     seconds = {"a": iter([99.0, 1.0, 2.0, 4.0]), "b": iter([99.0, 0.5, 0.5, 0.1])}
 
     def way(name):

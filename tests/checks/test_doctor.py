@@ -1,4 +1,4 @@
-"""The checks: every defect of audio and lists is found, named and counted, and the machine is described."""
+"""The checks: defects of audio and lists are found, named and counted, and the machine is described."""
 
 import json
 
@@ -44,7 +44,7 @@ def put(corpus, source, target):
     (corpus / target).write_bytes((corpus / source).read_bytes())
 
 
-def test_a_good_corpus(corpus):
+def test_good_corpus(corpus):
     result = look(corpus)
     assert worst(one for one in result[0] if "audio" in one.check) == "ok"
     assert "all 4 decode" in found(result, "training audio: samples").message
@@ -70,7 +70,7 @@ def test_defects_of_audio(corpus):
     assert found(result, "training audio: channels").message.startswith("1 file with up to 2 channels")
 
 
-def test_broken_files_by_header_or_content(corpus):
+def test_broken_files(corpus):
     (corpus / "a/1.wav").write_bytes(b"")
     (corpus / "a/2.wav").write_bytes((corpus / "a/2.wav").read_bytes()[:44])
     write_audio(corpus / "b/1.flac", noise(7), 16000)
@@ -81,7 +81,7 @@ def test_broken_files_by_header_or_content(corpus):
     assert "b/1.wav" in found(look(corpus), "training audio: damaged").examples[0]
 
 
-def test_the_same_audio_twice(corpus):
+def test_duplicate_audio(corpus):
     put(corpus, "a/1.wav", "b/2.wav")
     result = look(corpus)
     finding = found(result, "training audio: two speakers")
@@ -103,7 +103,7 @@ def test_the_same_audio_twice(corpus):
     ],
 )  # fmt: skip
 def test_rows_of_trials(text, bad_lines, tmp_path):
-    """The doctor and the reader that training uses judge a row alike."""
+    """The doctor and the reader used by training judge a row alike."""
     path = tmp_path / "trials.txt"
     path.write_bytes(text)
     findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))[0]
@@ -114,28 +114,28 @@ def test_rows_of_trials(text, bad_lines, tmp_path):
             read_trials(path)
 
 
-def test_lists_and_roots_that_are_missing(corpus):
+def test_missing_lists_and_roots(corpus):
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
     findings = full_check(CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True))[0]
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
 
-def test_each_of_several_corpora(corpus):
+def test_several_corpora(corpus):
     (corpus / "more.txt").write_text("a b/1.wav\na b/2.wav\nd d/1.wav\nd nowhere.wav\n")
     given = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
     trials = ((corpus / "trials.txt", corpus),)
     result = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
     assert "4 speakers" in found(result, "speakers").message and "train + more" in found(result, "speakers").message
     assert "more/nowhere.wav" in str(found(result, "training audio: files"))
-    # By their own names: `a` is in the trials.
+    # Each is compared by name; `a` is in the trials.
     overlaps = [finding for finding in result[0] if finding.check == "overlap"]
     assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[0].message
     missing = full_check(CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True))[0]
     assert [one.check for one in missing if one.level == "error"] == ["training list none"]
 
 
-def test_the_machine(tmp_path, monkeypatch):
+def test_machine(tmp_path, monkeypatch):
     findings = {finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")}
     assert {"free space", "processor", "ffmpeg", "torch", "GPU"} <= set(findings)
     assert findings["torch"].level == "ok" and not (tmp_path / "not").exists()
@@ -154,7 +154,7 @@ def test_the_machine(tmp_path, monkeypatch):
     ],
     ids=["warnings only", "malformed list", "impossible options"],
 )
-def test_the_status_is_whether_training_can_start(corpus, train, config, status, capsys):
+def test_status(corpus, train, config, status, capsys):
     (corpus / "train.txt").write_text(train)
     data = {"train_list": "train.txt", "train_path": ".", "validation_list": "trials.txt", "validation_path": "."}
     (corpus / "my.yaml").write_text(json.dumps({"data": data, **config}))
@@ -163,6 +163,9 @@ def test_the_status_is_whether_training_can_start(corpus, train, config, status,
     assert table.splitlines()[0].split() == ["level", "check", "found"] and "options" in table
     assert table.splitlines()[-1].endswith("you can train") == (status == 0)
     assert not list(corpus.glob("*.png"))
+    # Without a list, nothing was checked that could justify this conclusion.
+    main(["doctor", "--fast"])
+    assert "--list" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_json_and_png(corpus, capsys):
@@ -176,7 +179,7 @@ def test_json_and_png(corpus, capsys):
     assert (corpus / "durations.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_missing_ffmpeg_is_a_warning_if_the_lists_name_what_only_it_decodes(corpus, monkeypatch):
+def test_missing_ffmpeg(corpus, monkeypatch):
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
     assert found(look(corpus, is_fast=True), "ffmpeg").level == "ok"
     (corpus / "train.txt").write_text("a a/1.m4a\nb b/1.wav\n")
@@ -184,7 +187,7 @@ def test_a_missing_ffmpeg_is_a_warning_if_the_lists_name_what_only_it_decodes(co
 
 
 def check(corpus, train=None, trials=None, **others):
-    """The findings about lists of these lines, by check; `None` is the list of the corpus."""
+    """The findings about lists with these lines, by check; None: the list of the corpus."""
     for name, text in (("train.txt", train), ("trials.txt", trials)):
         if text is not None:
             (corpus / name).write_text(text)
@@ -220,7 +223,7 @@ def test_defects_of_lists(corpus, train, trials, name, level, start, examples):
 
 
 def test_missing_files(corpus):
-    """A few only warn in training, one is an error among trials; the first ten are named."""
+    """A few in the training list cause a warning, one among the trials an error; the first ten are named."""
     found = check(corpus, "".join(f"a gone/{row:02}.wav\n" for row in range(25)) + "b b/1.wav\n")
     finding = found["training audio: files"]
     assert finding.level == "error" and finding.message.startswith("25 ")
@@ -232,7 +235,7 @@ def test_missing_files(corpus):
 
 
 @pytest.mark.parametrize("line", ["{label} {one} {other}", "{one} {other} {kaldi}", "{one} {other}", "{one} {speaker}"])
-def test_another_list_for_the_training_list(corpus, line):
+def test_wrong_kind_of_list(corpus, line):
     rows = [("c/1.wav", "c/2.wav", 1), ("c/1.wav", "d/1.wav", 0)]
     text = "\n".join(
         line.format(one=one, other=other, label=label, speaker="c", kaldi="target" if label else "nontarget")

@@ -1,4 +1,4 @@
-"""Every option of voxceleb_trainer's command line and of its fork: understood, with its meaning and its default."""
+"""Every option of voxceleb_trainer's command line and its fork is accepted, with its meaning and default."""
 
 import functools
 from pathlib import Path
@@ -10,7 +10,7 @@ from speakernet.assembly.training import build_loss, build_model
 from speakernet.config.aliases import ALIASES, CLASSIC_NAMES, MODE_FLAGS
 from speakernet.config.loading import load_config
 
-# By our section: option, our key, value as written, and the value here if it is another one.
+# Our section -> option, our key, value as written, and our value if it differs.
 OPTIONS = yaml.safe_load("""
 data:
   {max_frames: [crop_frames, 300], batch_size: [batch_size, 32], max_seg_per_spk: [max_utterances_per_speaker, 100],
@@ -63,7 +63,7 @@ RAWNET3_AAM = """{model: RawNet3, encoder_type: ECA, nOut: 256, sinc_stride: 10,
 LIGHT_AP = "{model: ResNetSE34L, log_input: True, encoder_type: SAP, trainfunc: angleproto, nPerSpeaker: 2}"
 FORK = """{model: ResNetSE34L, trainfunc: amsoftmax, patience: 15, max_test_pairs: 50000, eval_batch_size: 128,
   persistent_workers: true, compile_model: false, nLcasses: 5991, mixedprec: true}"""
-# What has to be chosen for an option to have an effect; voxceleb_trainer ignores it otherwise.
+# Other options needed for an option to have an effect; voxceleb_trainer ignores it otherwise.
 CHOOSES = {
     "lr_decay": {"scheduler": "steplr"},
     "hard_prob": {"trainfunc": "triplet"},
@@ -81,13 +81,13 @@ def loaded(text, tmp_path, *options):
     return load_config(["--config", str(tmp_path / "their.yaml"), *options])
 
 
-def test_no_option_is_left_out():
+def test_completeness():
     theirs = {row[0] for row in ROWS} | {"eval"}
     assert theirs <= {*ALIASES, *MODE_FLAGS} and set(CLASSIC_NAMES) <= theirs
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_same_meaning_on_the_command_line_and_in_yaml(row, tmp_path):
+def test_command_line_and_yaml(row, tmp_path):
     name, key, written, *other = row
     given = {**CHOOSES.get(name, {}), name: written}
     flags = [word for option, value in given.items() for word in (f"--{option}", str(value))]
@@ -101,7 +101,7 @@ def test_same_meaning_on_the_command_line_and_in_yaml(row, tmp_path):
     ("name", "chosen"),
     [("cosine_with_restarts", "cosine_restarts"), ("constant_with_warmup", "constant_with_warmup")],
 )
-def test_schedules_by_names_of_other_training_code(name, chosen):
+def test_names_of_schedules(name, chosen):
     schedule = load_config(["--scheduler", name]).config.schedule
     assert schedule.name == chosen and schedule.warmup_epochs == (1.0 if "warmup" in name else 0.0)
 
@@ -135,8 +135,8 @@ def test_recipes_build(tmp_path):
     assert config.data.num_classes == 5991 and config.runtime.precision == "auto" and config.runtime.compile == "off"
 
 
-def test_evaluation_by_flags_alone():
-    """Its README's command, with a checkpoint that is recognised as its own."""
+def test_evaluation_by_flags():
+    """The command of its README, with a checkpoint recognised as voxceleb_trainer's."""
     flags = "--eval --model ResNetSE34L --log_input --trainfunc angleproto --eval_frames 400 --initial_model FILE"
     options = [*flags.split(), "--test_list", "a", "--test_path", "b", "--save_path", "c"]
     answer = load_config(options, lambda path: path == Path("FILE"))

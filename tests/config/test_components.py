@@ -1,4 +1,4 @@
-"""Components from outside: the page's example trains and is used, and mistakes are named."""
+"""Components from plugins: the example of the page trains and is used; mistakes are named."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ CODE, CHANGES = (re.search(rf"```{kind}\n(.+?)```", PAGE, re.DOTALL)[1] for kind
 
 
 @pytest.fixture(autouse=True)
-def tables_as_before(monkeypatch):
+def restore_tables(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = {kind: dict(table) for kind, table in components.TABLES.items()}
     yield
@@ -39,12 +39,13 @@ def parts(tmp_path):
     return path
 
 
-def test_the_example_trains_and_its_model_is_used(tiny_corpus, tmp_path, parts, capsys):
+def test_example(tiny_corpus, tmp_path, parts, capsys):
     run = tmp_path / "run"
     recipe = write_recipe(
         tmp_path / "my.yaml", tiny_corpus, run, yaml.safe_load(CHANGES), {"augment": {"enabled": True}}
     )
     assert main(["train", f"--plugin={parts}", "--config", str(recipe)]) == 0
+    assert "augmentation is skipped" not in capsys.readouterr().err
     assert (run / "my_parts.py").read_bytes() == parts.read_bytes()
     assert yaml.safe_load((run / "config.yaml").read_text())["augment"]["components"]["Clipping"]["level"] == 0.2
     one, other = (str(tiny_corpus / row.split()[1]) for row in (tiny_corpus / "train_list.txt").open().readlines()[:2])
@@ -58,7 +59,7 @@ def test_the_example_trains_and_its_model_is_used(tiny_corpus, tmp_path, parts, 
     assert main(verify) in (0, 1)
 
 
-def test_rows_of_a_file_and_of_a_package(parts, capsys, monkeypatch):
+def test_rows(parts, capsys, monkeypatch):
     assert main(["list", "--plugin", str(parts), "poolings"]) == 0
     assert "Power" in capsys.readouterr().out
     components.add_file(parts)

@@ -39,7 +39,7 @@ def test_command_line_beats_yaml_beats_default(tmp_path):
     assert config.training.save_path == str(Path("exps/first"))
 
 
-# File, command line, and what the message names.
+# File, command line, fragments of the message.
 MISTAKES = [
     ("", ["--training.seed", "3"], r"--training\.seed.*runtime\.seed"),
     ("data:\n  batch_size: 7\n  batchsize: 8\n", [], r"my\.yaml:3.*data\.batchsize.*'batch_size'"),
@@ -57,7 +57,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "options", "found"), MISTAKES)
-def test_mistake_names_place_and_nearest(text, options, found, tmp_path):
+def test_mistakes(text, options, found, tmp_path):
     file = ["--config", write(tmp_path, text)] if text else []
     with pytest.raises(ConfigError, match=found):
         load_config([*file, *options])
@@ -107,7 +107,7 @@ def test_stages_build_on_each_other(tmp_path):
         ("stages:", "training: {large_margin_epochs: 9}\nstage: large_margin\nstages:", "mean 'large-margin'"),
     ],
 )
-def test_a_bad_stage_is_named(tmp_path, found, changed, message):
+def test_bad_stages(tmp_path, found, changed, message):
     assert found in STAGES
     file = write(tmp_path, STAGES.replace(found, changed))
     with pytest.raises(ConfigError, match=rf"{file}:\d+: .*{message}") as refused:
@@ -115,7 +115,7 @@ def test_a_bad_stage_is_named(tmp_path, found, changed, message):
     assert "\n" not in str(refused.value)
 
 
-def test_what_differs_in_a_flat_file_is_named(tmp_path, caplog):
+def test_differences_in_a_flat_file(tmp_path, caplog):
     file = write(tmp_path, "model: ResNetSE34L\nnLcasses: 5994\n")
     assert load_config(["--config", file]).config.data.num_classes == 5994
     assert "my.yaml:2" in caplog.text and "nClasses" in caplog.text
@@ -164,7 +164,7 @@ def test_help_and_reference():
             assert f"| `{field}` |" in page and f"--{section}.{field} " in help_text(section), field
 
 
-def test_which_defaults_hold(tmp_path):
+def test_defaults(tmp_path):
     flat = write(tmp_path, "model: ResNetSE34L\ntrainfunc: amsoftmax\n", "flat.yaml")
     sections = write(tmp_path, "data:\n  batch_size: 7\n", "sections.yaml")
     loaded = load_config(["--config", flat])
@@ -185,24 +185,24 @@ def test_which_defaults_hold(tmp_path):
     assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
 
 
-def test_their_checkpoint_is_asked_only_if_scored_alone(tmp_path):
+def test_defaults_of_a_foreign_checkpoint(tmp_path):
     asked: list[Path] = []
 
-    def is_theirs(path):
+    def is_foreign(path):
         asked.append(path)
         return path.name == "their.model"
 
-    scored = load_config(["--eval", "--initial_model", "their.model"], is_theirs)
+    scored = load_config(["--eval", "--initial_model", "their.model"], is_foreign)
     assert scored.is_classic and "their.model" in scored.defaults
-    assert not load_config(["--eval", "--initial_model", "best.pt"], is_theirs).is_classic
+    assert not load_config(["--eval", "--initial_model", "best.pt"], is_foreign).is_classic
     assert len(asked) == 2
     sections = write(tmp_path, "data:\n  batch_size: 7\n")
     for others in (["--config", sections, "--eval"], ["--defaults", "speakernet", "--eval"], ["--max_epoch", "3"]):
-        assert not load_config([*others, "--initial_model", "their.model"], is_theirs).is_classic
+        assert not load_config([*others, "--initial_model", "their.model"], is_foreign).is_classic
     assert len(asked) == 2
 
 
-def test_model_file_gives_defaults():
+def test_defaults_of_a_model_file():
     of_model = {"model.name": "ResNet", "model.options.channels": 32, "model.embedding_dim": 64}
 
     def loaded(*options):
@@ -237,7 +237,7 @@ def test_saved_copy(tmp_path, monkeypatch):
     assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
 
 
-def test_folder_of_a_saved_list_is_not_that_of_another(tmp_path, monkeypatch, caplog):
+def test_folder_of_a_saved_list(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
     config.data.train_path, config.data.test_path = "corpus/train", "corpus/test"
@@ -257,12 +257,12 @@ def test_folder_of_a_saved_list_is_not_that_of_another(tmp_path, monkeypatch, ca
         assert other.train_path == str(tmp_path / "corpus" / "train")
         assert data(spelling, "a/trials.txt").test_path == corpus
         assert data(spelling, "b/other.txt", "--test_path", "c").test_path == "c"
-    # A folder in a recipe is meant, also for another list.
+    # A folder named in a recipe applies to other lists too.
     Path("recipe.yaml").write_text("data: {test_list: a/trials.txt, test_path: corpus/test}\n")
     assert data("--test_list", "b/other.txt", file="recipe.yaml").test_path == "corpus/test"
 
 
-def test_inputs_from_here_and_then_from_the_file(tmp_path, monkeypatch):
+def test_relative_inputs(tmp_path, monkeypatch):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "both.txt").write_text(folder)
@@ -274,7 +274,7 @@ def test_inputs_from_here_and_then_from_the_file(tmp_path, monkeypatch):
     assert Path(config.data.test_list).read_text() == "there"
 
 
-def test_old_names_lead_to_fields_that_exist():
+def test_old_names():
     for name in ALIASES:
         for value in (True, False, "1"):
             for key in translate(name, value):

@@ -1,4 +1,4 @@
-"""Every option of every component: described, bounded, refused with file and line; none without effect."""
+"""Every option of every component is described and bounded; wrong ones are refused with file and line."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def write(folder, text, name="my.yaml"):
 
 
 def every_option():
-    """Holder, name of the component, its class, and the field; one for each type that an option is declared with."""
+    """Holder, name of the component, its class and the field; one for each type an option is declared with."""
     owners = [(section, "", owner) for section, owner in SECTIONS.items() if section not in CHOICES]
     owners += [(one, name, row.options) for one, choice in CHOICES.items() for name, row in choice.table.items()]
     found = {}
@@ -90,7 +90,7 @@ def test_number_taken_or_refused_with_line(value, tmp_path):
         try:
             load_config(["--config", write(tmp_path, text)])
         except ConfigError as error:
-            # A contradiction is reported at the other option.
+            # A conflict may be reported at the other option.
             assert ("my.yaml:" in str(error) or "default:" in str(error)) and holder in str(error), (text, error)
         else:
             taken.add(f"{holder}.{field}")
@@ -156,7 +156,7 @@ def test_fifo_is_not_opened(tmp_path):
         load_config(["--config", str(tmp_path / "fifo.yaml")])
 
 
-# Text, key, the nearest option or the components that would take it.
+# Text, key, and the nearest option or the components that have it.
 IDLE = [
     ("loss: {name: aamsoftmax, hard_rank: 3}", "loss.hard_rank", "triplet"),
     ("optimizer: {name: adam, momentum: 0.5}", "optimizer.momentum", "sgd"),
@@ -207,11 +207,11 @@ def test_later_layer_replaces_a_component(tmp_path, caplog):
     assert (config.loss.name, config.optimizer.name) == ("softmax", "adamw")
     (record,) = caplog.records
     assert all(one in record.message for one in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1"))
-    # The same name again replaces nothing.
+    # The same name replaces nothing.
     assert load_config(["--config", first, "--loss.name", "triplet"]).config.loss.hard_rank == 3
     with pytest.raises(ConfigError, match=r"loss\.scale"):
         load_config(["--config", first, "--loss.name", "triplet", "--loss.scale", "3"])
-    # A name that comes later may be meant by an option that came before.
+    # An option in an earlier layer may belong to a name in a later one.
     idle = write(tmp_path, "loss: {hard_rank: 3}\n", "c.yaml")
     assert load_config(["--config", idle, "--loss.name", "triplet"]).config.loss.hard_rank == 3
 
@@ -224,7 +224,7 @@ def test_another_model_or_pooling(tmp_path, caplog):
     first = write(tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n")
     config = load_config(["--config", first, "--model.pooling_options.queries", "3"]).config
     assert config.model.pooling_options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
-    # The model's own pooling, and what it means by a common name.
+    # The model's default pooling, and its meaning of a common option name.
     config = load_config(["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]).config
     assert config.model.pooling_options.variance_floor == 1e-8
     assert config_from_dict(config.model_dump()) == config

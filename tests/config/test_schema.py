@@ -1,4 +1,4 @@
-"""What editors and shells know of the configuration: its JSON schema, differences of two files, completion."""
+"""Help for editors and shells: the JSON schema, differences between two files, completion."""
 
 import json
 import subprocess
@@ -23,13 +23,13 @@ def errors_of(schema, values):
     return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(values)]
 
 
-def test_the_file_is_what_the_command_prints(schema, capsys):
+def test_file_is_current(schema, capsys):
     assert main(["show-config", "--schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == schema, "make schema writes it again"
+    assert json.loads(capsys.readouterr().out) == schema, "run make schema"
 
 
 @pytest.mark.parametrize("path", RECIPE_FILES, ids=lambda path: path.name)
-def test_recipes_and_what_they_resolve_to(schema, path):
+def test_recipes(schema, path):
     text = path.read_text(encoding="utf-8")
     address = text.split("$schema=")[1].split("\n")[0]
     assert (path.parent / address).resolve() == (RECIPES / "schema.json").resolve()
@@ -51,11 +51,11 @@ def test_recipes_and_what_they_resolve_to(schema, path):
         ({"training": {"max_epochs": -1}}, "-1"),
     ],
 )
-def test_mistakes_are_marked(schema, values, word):
+def test_mistakes(schema, values, word):
     assert any(word in message for message in errors_of(schema, values))
 
 
-def test_a_file_may_name_its_schema(tmp_path):
+def test_schema_named_in_a_file(tmp_path):
     path = tmp_path / "one.json"
     path.write_text('{"$schema": "schema.json", "data": {"batch_size": 7}}')
     assert load_config(["--config", str(path)]).config.data.batch_size == 7

@@ -1,4 +1,4 @@
-"""`import-config`: wespeaker's options as ours, against the recipes here, written by hand from the same source."""
+"""`import-config`: wespeaker's options as ours, compared with our recipes, written by hand from the same source."""
 
 import copy
 
@@ -54,7 +54,7 @@ RECIPES_THERE = {
         "projection_args": {"project_type": "sphereface2", "lanbuda": 0.7, "t": 3, "margin_type": "C"},
     },
 }
-# What a YAML of wespeaker does not say: where things lie, how often to validate, and calibration, which run.sh has.
+# Not in wespeaker's YAML: paths, the validation interval, and calibration, which run.sh has.
 NOT_THERE = {
     **{"data": {"train_list", "train_path", "test_list", "test_path", "test_lists"}, "training": {"test_interval"}},
     **{"augment": {"noise_path", "rir_path"}, "runtime": {"seed", "precision"}},
@@ -68,7 +68,7 @@ NOT_THERE = {
 
 
 def changed(changes, into=None):
-    """The recipe with other values; None takes an option away."""
+    """The recipe with changed values; None removes an option."""
     found = copy.deepcopy(yaml.safe_load(RESNET) if into is None else into)
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(found.get(name), dict) and name != "model_args":
@@ -108,7 +108,7 @@ def test_recipes(recipe, tmp_path, capsys):
     for section, values in by_hand.items():
         for name, value in values.items():
             if name not in NOT_THERE.get(section, ()):
-                # 1e-4 x 4 is not 4e-4 to the last bit.
+                # 1e-4 x 4 differs from 4e-4 in the last bit.
                 expected = pytest.approx(value) if isinstance(value, float) else value
                 assert found[section][name] == expected, f"{section}.{name}"
     assert (found["runtime"]["seed"], found["runtime"]["precision"]) == (42, "no")
@@ -155,12 +155,12 @@ def test_other_options(changes, expected, tmp_path):
         ({"dataset_args": {"num_frms": "many"}}, "many"),
     ],
 )
-def test_what_is_not_here_is_refused(changes, words, tmp_path, capsys):
+def test_unsupported_options(changes, words, tmp_path, capsys):
     assert convert(tmp_path, changed(changes)) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line and not (tmp_path / "ours.yaml").exists()
 
 
-def test_what_has_no_counterpart_is_said(tmp_path, capsys):
+def test_options_without_counterpart(tmp_path, capsys):
     assert convert(tmp_path, changed({"dataset_args": {"new_option": 3}})) == 0
     assert "not converted: dataset_args.new_option: 3" in capsys.readouterr().out

@@ -1,11 +1,11 @@
-"""What the preparation tests share: the server on the loopback, ffmpeg, tiny m4a files."""
+"""Shared by the preparation tests: the loopback server, ffmpeg, tiny m4a files."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-# --import-mode=importlib puts no test folder on the path; the server is a plain module beside the tests.
+# --import-mode=importlib does not add the test folder to the path; the server is a module beside the tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,4 +1,4 @@
-"""Tiny corpora in the published layouts, made on the spot, and a way to run the scripts of data_prep/ in process."""
+"""Tiny corpora in the published layouts, and a function that runs the scripts of data_prep/ in this process."""
 
 import hashlib
 import io
@@ -20,18 +20,18 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 
 
 def run_data_prep(name, *arguments):
-    """Run a part of `speakernet prepare`, as its script in data_prep/ does, with these arguments; its exit code."""
+    """Run a part of `speakernet prepare` with these arguments, as its script in data_prep/ does; the exit code."""
     return main(["prepare", name, *map(str, arguments)])
 
 
 def run_in_own_session(*arguments):
-    """The same as a process that can be killed together with the ffmpeg that it started."""
+    """The same in its own session, so it can be killed together with its ffmpeg."""
     os.setsid()
     sys.exit(run_data_prep(*arguments))
 
 
 def write_voices(root, speakers, utterances, pattern, seconds=1.0):
-    """Files named by `pattern` with {speaker} and {utterance}; their names relative to `root`."""
+    """Write files named by `pattern` with {speaker} and {utterance}; returns their names relative to `root`."""
     names = []
     for speaker in range(speakers):
         for utterance in range(utterances):
@@ -85,7 +85,7 @@ def catalogue_entry(files, joined=None):
 
 
 def write_catalogue(path, address, corpora):
-    """A table of sources whose files come from `address`."""
+    """Write a catalogue whose files come from `address`."""
     for entry in corpora.values():
         entry["base_urls"] = [address + "/{name}"]
     path.write_text(yaml.safe_dump(corpora))
@@ -99,7 +99,7 @@ TRIALS = (
 
 
 class Published(NamedTuple):
-    """What a source of VoxCeleb, its lists, MUSAN and RIRS_NOISES has, and the table of sources that names it."""
+    """The files of a source of VoxCeleb, its lists, MUSAN and RIRS_NOISES, and their catalogue entries."""
 
     files: dict[str, bytes]
     corpora: dict[str, dict]

@@ -1,4 +1,4 @@
-"""A source of files on the loopback that misbehaves on demand, for the download tests."""
+"""A file server on loopback that misbehaves on demand, for the download tests."""
 
 import contextlib
 import threading
@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass
-class PlayedSource:
-    """What the server has and how it behaves; `requests` and `headers` tell what was asked."""
+class FakeSource:
+    """The files and behaviour of the server; `requests` and `seen` record the requests and their headers."""
 
     files: dict[str, bytes]
     behaviour: str = "good"
@@ -23,7 +23,7 @@ class PlayedSource:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    source: PlayedSource
+    source: FakeSource
 
     def log_message(self, *arguments):
         pass
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(code, headers, len(body))
         with contextlib.suppress(ConnectionError):
             if source.behaviour == "cut":
-                # A third of what is left, then the line drops: only resuming ever reaches the end.
+                # A third of the rest, then the connection drops: only resuming reaches the end.
                 self.wfile.write(body[: max(1000, len(body) // 3)])
                 self.close_connection = True
                 return
@@ -97,8 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def played_source(files, **behaviour):
-    source = PlayedSource(files, **behaviour)
+def fake_source(files, **behaviour):
+    source = FakeSource(files, **behaviour)
     handler = type("Handler", (_Handler,), {"source": source})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Joining and unpacking archives: whole, interrupted, damaged and hostile ones."""
+"""Joining and unpacking archives: intact, interrupted, damaged and hostile ones."""
 
 import errno
 import gzip
@@ -47,7 +47,7 @@ def tree(folder):
 
 
 @KINDS
-def test_members_come_out_whole_and_once(tmp_path, make, kind):
+def test_members(tmp_path, make, kind):
     members = {f"wav/id{speaker}/{row}.wav": bytes([speaker, row]) * 500 for speaker in range(5) for row in range(7)}
     members |= {odd: odd.encode() for odd in ODD_NAMES}
     make(tmp_path / kind, members | {"wav/id0": b"a file and a folder"})
@@ -67,12 +67,12 @@ def test_members_come_out_whole_and_once(tmp_path, make, kind):
 @pytest.mark.parametrize(
     "name", ["../evil", "a/../../evil", "/tmp/evil", "..\\evil", "C:\\evil", "C:/evil", "\\\\host\\share\\evil", ".."]
 )
-def test_names_that_lead_outside(tmp_path, make, kind, name):
+def test_names_outside_the_folder(tmp_path, make, kind, name):
     make(tmp_path / kind, {"good.wav": b"good", name: b"evil"})
     with pytest.raises(ArchiveError, match="refused"):
         unpack(tmp_path / kind, tmp_path / "deep" / "out")
     assert list(tmp_path.rglob("*evil*")) == []
-    # The names of a zip are checked before its first file is written.
+    # All names of a zip are checked before the first file is written.
     assert kind != "a.zip" or tree(tmp_path / "deep" / "out") == {}
 
 
@@ -88,7 +88,7 @@ def test_links_and_devices_in_a_tar(tmp_path, kind):
     assert not (tmp_path / "out" / "link").exists()
 
 
-def test_links_in_the_target_are_not_followed(tmp_path):
+def test_links_in_the_target(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "out").mkdir()
@@ -103,7 +103,7 @@ def test_links_in_the_target_are_not_followed(tmp_path):
 
 
 @KINDS
-def test_a_bomb(tmp_path, monkeypatch, make, kind):
+def test_bomb(tmp_path, monkeypatch, make, kind):
     monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 1 << 20)
     make(tmp_path / kind, {f"{row}.wav": bytes(1 << 20) for row in range(8)})
     with pytest.raises(ArchiveError, match="would unpack to"):
@@ -111,7 +111,7 @@ def test_a_bomb(tmp_path, monkeypatch, make, kind):
     assert sum(len(content) for content in tree(tmp_path / "out").values()) <= 2 << 20
 
 
-def test_a_member_that_holds_more_than_it_declares(tmp_path):
+def test_member_larger_than_declared(tmp_path):
     make_zip(tmp_path / "a.zip", {"a.wav": b"x" * 5000, "b.wav": b"good"})
     content = bytearray((tmp_path / "a.zip").read_bytes())
     for position in (22, content.index(b"PK\x01\x02") + 24):
@@ -122,7 +122,7 @@ def test_a_member_that_holds_more_than_it_declares(tmp_path):
     assert "a.wav" not in tree(tmp_path / "out")
 
 
-def test_a_cut_archive_and_what_is_none(tmp_path):
+def test_truncated_archive_and_other_files(tmp_path):
     os.mkfifo(tmp_path / "pipe.zip")
     (tmp_path / "a.zip").write_bytes(gzip.compress(b"hello"))
     for name in ("pipe.zip", "a.zip"):
@@ -137,7 +137,7 @@ def test_a_cut_archive_and_what_is_none(tmp_path):
 
 
 def raw_zip(path, name, method, packed, size, crc):
-    """A zip of one member put together by hand: whatever its header says."""
+    """A zip of one member with an arbitrary header."""
     fields = struct.pack("<HHHHHIIIHH", 20, 0, method, 0, 33, crc, len(packed), size, len(name), 0)
     central = b"PK\1\2" + struct.pack("<H", 20) + fields + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
     begin = b"PK\3\4" + fields + name + packed
@@ -151,10 +151,10 @@ def raw_zip(path, name, method, packed, size, crc):
         (8, b"\xff" * 50, 100),  # deflated noise
         (99, b"x" * 50, 100),  # an unknown method
         (14, b"\x09\x14\x05\x00" + b"\xff" * 60, 100),  # broken LZMA
-        (0, b"x" * 50, 50),  # a wrong sum
+        (0, b"x" * 50, 50),  # a wrong checksum
     ],
 )
-def test_a_damaged_member_is_listed(tmp_path, member):
+def test_damaged_member(tmp_path, member):
     raw_zip(tmp_path / "a.zip", b"a.wav", *member, 1)
     summary = unpack(tmp_path / "a.zip", tmp_path / "out")
     assert summary.broken == 1 and "a.wav" in summary.first_broken[0]
@@ -162,7 +162,7 @@ def test_a_damaged_member_is_listed(tmp_path, member):
 
 
 @KINDS
-def test_a_full_disk_is_not_blamed_on_the_archive(tmp_path, monkeypatch, make, kind):
+def test_full_disk(tmp_path, monkeypatch, make, kind):
     def fill_up(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -173,7 +173,7 @@ def test_a_full_disk_is_not_blamed_on_the_archive(tmp_path, monkeypatch, make, k
     assert tree(tmp_path / "out") == {}
 
 
-def test_pieces_are_removed_only_once_the_whole_is_verified(tmp_path):
+def test_pieces_are_removed_after_verification(tmp_path):
     contents = [bytes([row]) * 1000 for row in range(4)]
     pieces = [tmp_path / f"whole_parta{letter}" for letter in "abcd"]
     for piece, content in zip(pieces, contents, strict=True):

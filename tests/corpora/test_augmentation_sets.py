@@ -1,4 +1,4 @@
-"""MUSAN pieces and room responses: by hand, as the classic tools leave them, resumed, broken."""
+"""MUSAN pieces and RIRs: by hand, completing the classic tools' folders, resumed, broken."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 from preparation_corpora import catalogue_entry, run_data_prep, tar_tree, write_catalogue, zip_tree
-from preparation_server import played_source
+from preparation_server import fake_source
 
 from speakernet.corpora.rirs import trimmed_response
 from speakernet.data.audio import audio_info, read_audio, write_audio
@@ -32,12 +32,12 @@ def make_responses(root):
 
 
 def prepare_from_archive(part, name, archive, folder):
-    with played_source({name: archive}) as source:
+    with fake_source({name: archive}) as source:
         table = write_catalogue(folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})})
         assert run_data_prep(part, "--save_path", folder / "data", "--catalogue", table) == 0
 
 
-def test_musan_from_the_archive_to_pieces(tmp_path):
+def test_musan(tmp_path):
     make_musan(tmp_path / "made")
     prepare_from_archive("musan", "musan.tar.gz", tar_tree(tmp_path / "made"), tmp_path)
     split = tmp_path / "data" / "musan_split"
@@ -51,7 +51,7 @@ def test_musan_from_the_archive_to_pieces(tmp_path):
     assert np.array_equal(read_audio(split / "noise/free/0/00003.wav"), whole[48000:128000])
 
 
-def test_a_folder_that_the_classic_tool_left_is_completed(tmp_path):
+def test_folder_of_the_classic_tool(tmp_path):
     make_musan(tmp_path)
     assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 0
     split = tmp_path / "musan_split"
@@ -67,13 +67,13 @@ def test_a_folder_that_the_classic_tool_left_is_completed(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["--hop_seconds=0", "--hop_seconds=0.5", "--hop_seconds=nan", "--piece_seconds=0"])
-def test_pieces_that_would_share_a_name_or_be_empty_are_refused(tmp_path, wrong, capsys):
+def test_bad_pieces(tmp_path, wrong, capsys):
     make_musan(tmp_path)
     assert run_data_prep("musan", "--save_path", tmp_path, "--split", wrong) == 1
     assert wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
 
 
-def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
+def test_responses(tmp_path):
     make_responses(tmp_path / "made")
     prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(tmp_path / "made"), tmp_path)
     mono = sorted((tmp_path / "data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
@@ -81,7 +81,7 @@ def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
     for path in mono:
         info = audio_info(path)
         assert info.num_channels == 1
-        # exp(-t / 800 samples) in amplitude loses 60 dB in 800 ln(1000) = 5526 samples.
+        # An amplitude of exp(-t / 800 samples) falls by 60 dB in 800 ln(1000) = 5526 samples.
         assert info.num_samples == pytest.approx(5526, rel=0.05)
         channel = int(path.stem[-1]) - 1
         whole, _ = soundfile.read(tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav")
@@ -90,12 +90,12 @@ def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
     assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--prepare") == 0
 
 
-def test_the_trimming_follows_schroeder():
+def test_trimming():
     response = np.zeros(10000, dtype=np.float32)
     response[100] = 1.0
     response[5000] = 0.00101
     response[9000] = 0.0009
-    assert len(trimmed_response(response)) == 5001, "the last echo above -60 dB of the energy to come"
+    assert len(trimmed_response(response)) == 5001, "up to the last echo above -60 dB"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_trimming_follows_schroeder():
         ("rirs", "prepare", make_responses, "RIRS_NOISES/simulated_rirs/smallroom/Room001/bad.wav"),
     ],
 )
-def test_a_broken_file_is_listed_and_the_rest_is_made(tmp_path, part, step, make, bad):
+def test_broken_files(tmp_path, part, step, make, bad):
     make(tmp_path)
     (tmp_path / bad).write_bytes(b"no audio")
     assert run_data_prep(part, "--save_path", tmp_path, f"--{step}") == 1

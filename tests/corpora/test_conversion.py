@@ -1,4 +1,4 @@
-"""Walks and conversion by a real ffmpeg: names, lengths, damaged sources, thousands of files, shares of the work."""
+"""Walks and conversion by a real ffmpeg: names, lengths, damaged sources, thousands of files, parts of the work."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ def convert(folder, pairs, file_format="wav", **options):
 
 
 @pytest.mark.parametrize("file_format", ["wav", "flac"])
-def test_m4a_becomes_mono_16_khz(tmp_path, ffmpeg, file_format):
+def test_m4a(tmp_path, ffmpeg, file_format):
     source = make_m4a(ffmpeg, tmp_path / "a.m4a", 1.5, rate=44100)
     target = tmp_path / "out" / f"a.{file_format}"
     assert convert(tmp_path, [(source, target)], file_format).made == 1
@@ -52,7 +52,7 @@ def test_damaged_sources_are_listed(tmp_path, ffmpeg):
     sources[2].write_bytes(content[: len(content) // 2])
     sources[3].write_bytes(b"")
     pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
-    # What another tool left of the first is made again.
+    # The incomplete file of another tool is made again.
     (tmp_path / "out").mkdir()
     pairs[0][1].write_bytes(make_wav_start(tmp_path))
     summary = convert(tmp_path, pairs, keep_sources=False)
@@ -84,7 +84,7 @@ def test_a_full_disk_stops_the_conversion(tmp_path, ffmpeg, monkeypatch):
 
 
 def link_tree(root, source, count):
-    """`count` names of one file, a hundred a folder."""
+    """`count` links to one file, a hundred per folder."""
     for row in range(count):
         path = root / f"id{row // 1000:02}" / f"video{row // 100 % 10}" / f"{row:05}{source.suffix}"
         if row % 100 == 0:
@@ -92,7 +92,7 @@ def link_tree(root, source, count):
         os.link(source, path)
 
 
-def test_walks_are_sorted_lazy_and_end(tmp_path):
+def test_walks(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"x")
     link_tree(tmp_path / "many", tmp_path / "a.wav", 3_000)
     walk = walk_files(tmp_path / "many", {".wav"})
@@ -118,13 +118,13 @@ def digests(root):
     return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_shares_make_the_whole(tmp_path, ffmpeg, capsys):
+def test_parts(tmp_path, ffmpeg, capsys):
     whole, shares = tmp_path / "whole", tmp_path / "shares"
     for name in write_voices(tmp_path / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav"):
         to_m4a(ffmpeg, tmp_path / "plain" / name, whole / SOURCES / name.replace(".wav", ".m4a"))
     shutil.copytree(whole, shares)
     assert convert_voxceleb(whole, "--convert") == 0
-    # As the shares are done their sources go, and every share still has its own.
+    # Finished parts remove their sources; the other parts still have theirs.
     assert convert_voxceleb(shares, "--convert", "--part", "2/3", "--remove_originals") == 0
     assert 0 < len(digests(shares / TARGETS)) < 8
     assert convert_voxceleb(shares, "--lists", "--lists_from", tmp_path) == 1
@@ -134,7 +134,7 @@ def test_shares_make_the_whole(tmp_path, ffmpeg, capsys):
     assert convert_voxceleb(shares, "--convert", "--part", "0/4") == 1 and "--part" in capsys.readouterr().err
     assert digests(shares / TARGETS) == digests(whole / TARGETS) and len(digests(whole / TARGETS)) == 8
     assert not list((shares / SOURCES).rglob("*.m4a"))
-    # What a killed share left goes when the lists are made.
+    # Leftovers of a killed part are removed when the lists are made.
     (shares / TARGETS / ".half.wav.1-ab.tmp").touch()
     convert_voxceleb(shares, "--lists", "--lists_from", tmp_path)
     assert digests(shares / TARGETS) == digests(whole / TARGETS)

@@ -1,10 +1,10 @@
-"""The public corpora in their published layouts, tiny: rows, parts, sessions, joined utterances, trials."""
+"""Tiny public corpora in their published layouts: rows, parts, sessions, joined utterances, trials."""
 
 import itertools
 
 import pytest
 from preparation_corpora import catalogue_entry, parts_of, run_data_prep, tar_tree, write_catalogue, write_voices
-from preparation_server import played_source
+from preparation_server import fake_source
 
 from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
@@ -26,7 +26,7 @@ def make_librispeech(root):
     (root / "LibriSpeech" / "SPEAKERS.TXT").write_text(f"; a comment | x | y\n{genders}\n")
 
 
-def test_librispeech_by_its_own_parts(tmp_path):
+def test_librispeech(tmp_path):
     make_librispeech(tmp_path)
     assert run_data_prep("librispeech", "--save_path", tmp_path, "--jobs", 2) == 0
     lists = tmp_path / "librispeech_lists"
@@ -37,10 +37,10 @@ def test_librispeech_by_its_own_parts(tmp_path):
     trials = read_trials(lists / "test_trials.txt")
     for enrol, test, label in zip(trials.enrol.tolist(), trials.test.tolist(), trials.labels.tolist(), strict=True):
         if label:
-            assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], "another chapter"
+            assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], "different chapters"
 
 
-def test_vctk_takes_one_microphone_and_knows_genders(tmp_path):
+def test_vctk(tmp_path):
     root = tmp_path / "VCTK-Corpus-0.92"
     for microphone in ("mic1", "mic2"):
         pattern = "wav48_silence_trimmed/p{speaker}/p{speaker}_00{utterance}_" + microphone + ".flac"
@@ -55,7 +55,7 @@ def test_vctk_takes_one_microphone_and_knows_genders(tmp_path):
     assert all(odd[a] == odd[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
 
 
-def test_common_voice_by_its_table(tmp_path):
+def test_common_voice(tmp_path):
     lines = ["client_id\tpath\tsentence\tgender"]
     for speaker in range(8):
         for row in range(3 if speaker else 1):
@@ -86,12 +86,12 @@ def make_cnceleb(root):
     (root / "CN-Celeb_flac" / "dev" / "dev.lst").write_text("".join(f"id0000{row}\n" for row in range(2, 8)))
 
 
-def test_cnceleb_joins_by_session_and_brings_the_published_trials(tmp_path):
+def test_cnceleb(tmp_path):
     make_cnceleb(tmp_path)
     assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
     lists = tmp_path / "cnceleb_lists"
     training = read_training_list(lists / "train_list.txt")
-    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, "evaluation speakers are left out"
+    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, "evaluation speakers are excluded"
     for name in training.paths:
         assert audio_info(tmp_path / name).seconds >= 5
     joined = sorted((tmp_path / "CN-Celeb_joined" / "id00002").iterdir())
@@ -116,12 +116,12 @@ def test_groups_of_length(seconds, groups):
 
 
 @pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])
-def test_a_folder_without_the_corpus_is_explained(tmp_path, capsys, name):
+def test_wrong_folder(tmp_path, capsys, name):
     assert run_data_prep(name, "--save_path", tmp_path) == 1
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_cnceleb_is_fetched_joined_and_unpacked(tmp_path):
+def test_cnceleb_download(tmp_path):
     make_cnceleb(tmp_path / "made")
     first = tar_tree(tmp_path / "made")
     write_voices(tmp_path / "second", 3, 3, "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac", 0.6)
@@ -130,7 +130,7 @@ def test_cnceleb_is_fetched_joined_and_unpacked(tmp_path):
     files = {"cn-celeb_v2.tar.gz": first, **parts}
     entry = catalogue_entry(files, {"cn-celeb2_v2.tar.gz": (list(parts), second)})
     entry["joined"]["cn-celeb2_v2.tar.gz"]["md5"] = None
-    with played_source(files) as source:
+    with fake_source(files) as source:
         table = write_catalogue(tmp_path / "table.yaml", source.address, {"cnceleb": entry})
         options = ("--save_path", tmp_path / "data", "--catalogue", table, "--download")
         assert run_data_prep("cnceleb", *options) == 0
@@ -139,4 +139,4 @@ def test_cnceleb_is_fetched_joined_and_unpacked(tmp_path):
         assert sum(source.requests.values()) == asked
     used = "".join(path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt"))
     assert "CN-Celeb2_flac/data/id10000" in used
-    assert "id00000/" not in used, "evaluation speakers are left out"
+    assert "id00000/" not in used, "evaluation speakers are excluded"

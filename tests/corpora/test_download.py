@@ -1,4 +1,4 @@
-"""Downloads against a real HTTP server that is good, slow, cut, wrong, refusing, failing, or without ranges."""
+"""Downloads from a real HTTP server that is good, slow, interrupted, wrong, refusing, failing, or without ranges."""
 
 import base64
 import hashlib
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import requests
-from preparation_server import played_source
+from preparation_server import fake_source
 
 from speakernet.corpora.download import DownloadOptions, RemoteFile, download_all, load_catalogue, load_corpus
 from speakernet.corpora.steps import DiskFullError, StepSummary, finish
@@ -36,16 +36,16 @@ def half_files(folder):
     return [path.name for path in folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
 
 
-def server_that_is_down(file, folder, **options):
-    """The waits between attempts, and the reason in the end."""
+def failing_fetch(file, folder, **options):
+    """The waits between attempts, and the final error."""
     waits: list[float] = []
     summary = fetch(file, folder, sleep=waits.append, **options)
     return waits, summary.broken_path.read_text()
 
 
 @pytest.mark.parametrize("behaviour", ["good", "slow", "cut", "500 then good", "no ranges", "stalls", "calls it gzip"])
-def test_the_whole_file_arrives(tmp_path, behaviour):
-    with played_source({"a.zip": CONTENT}, behaviour=behaviour) as source:
+def test_download(tmp_path, behaviour):
+    with fake_source({"a.zip": CONTENT}, behaviour=behaviour) as source:
         summary = fetch(remote(source), tmp_path)
         assert (summary.made, summary.broken) == (1, 0)
         assert (tmp_path / "a.zip").read_bytes() == CONTENT and half_files(tmp_path) == []
@@ -54,16 +54,16 @@ def test_the_whole_file_arrives(tmp_path, behaviour):
         assert source.requests["a.zip"] == asked
 
 
-def test_resuming_sends_only_the_missing_bytes(tmp_path):
+def test_resuming(tmp_path):
     (tmp_path / "a.zip.part").write_bytes(CONTENT[:150_000])
-    with played_source({"a.zip": CONTENT}) as source:
+    with fake_source({"a.zip": CONTENT}) as source:
         fetch(remote(source), tmp_path)
         assert [one["Range"] for one in source.seen] == ["bytes=150000-"]
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
-def test_a_file_that_changed_is_not_glued_together(tmp_path):
-    with played_source({"a.zip": CONTENT}, behaviour="cut") as source:
+def test_changed_file(tmp_path):
+    with fake_source({"a.zip": CONTENT}, behaviour="cut") as source:
         file = replace(remote(source), md5=None)
         assert fetch(file, tmp_path, num_retries=0).broken == 1 and (tmp_path / "a.zip.part").stat().st_size
         source.files["a.zip"], source.behaviour = CONTENT[::-1], "good"
@@ -74,25 +74,25 @@ def test_a_file_that_changed_is_not_glued_together(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.zip", "a.zip.part"])
 @pytest.mark.parametrize("there", [CONTENT, CONTENT + b"more", b"other" * 100])
-def test_any_file_that_is_there_ends_well(tmp_path, name, there):
+def test_existing_files(tmp_path, name, there):
     (tmp_path / name).write_bytes(there)
-    with played_source({"a.zip": CONTENT}) as source:
+    with fake_source({"a.zip": CONTENT}) as source:
         summary = fetch(remote(source), tmp_path)
         assert summary.made + summary.skipped == 1
-        assert bool(source.requests) == (name != "a.zip" or there != CONTENT), "an archive of one's own is not fetched"
+        assert bool(source.requests) == (name != "a.zip" or there != CONTENT), "an existing archive is not fetched"
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
-def test_a_wrong_sum_is_not_kept(tmp_path):
-    with played_source({"a.zip": CONTENT}, behaviour="wrong md5") as source:
+def test_wrong_checksum(tmp_path):
+    with fake_source({"a.zip": CONTENT}, behaviour="wrong md5") as source:
         summary = fetch(remote(source), tmp_path)
     assert summary.broken == 1 and not (tmp_path / "a.zip").exists() and half_files(tmp_path) == []
     assert hashlib.md5(CONTENT).hexdigest() in summary.broken_path.read_text()
 
 
 @pytest.mark.parametrize("code", ["401", "403", "404"])
-def test_a_refusal_is_final(tmp_path, code):
-    with played_source({"a.zip": CONTENT}, behaviour=code) as source, played_source({"a.zip": CONTENT}) as mirror:
+def test_refusal(tmp_path, code):
+    with fake_source({"a.zip": CONTENT}, behaviour=code) as source, fake_source({"a.zip": CONTENT}) as mirror:
         file = remote(source)
         text = fetch(file, tmp_path).broken_path.read_text()
         assert source.requests["a.zip"] == 1
@@ -100,8 +100,8 @@ def test_a_refusal_is_final(tmp_path, code):
     assert code in text and ACCESS in text
 
 
-def test_a_disk_that_fills_up_keeps_what_was_fetched(tmp_path):
-    with played_source({"a.zip": CONTENT}) as source:
+def test_full_disk(tmp_path):
+    with fake_source({"a.zip": CONTENT}) as source:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, before[1]))
         try:
@@ -114,12 +114,12 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(tmp_path):
         assert source.seen[-1]["Range"] == "bytes=120000-"
 
 
-def test_credentials_stay_with_their_server(tmp_path):
+def test_credentials_after_a_redirect(tmp_path):
     credentials = {"user": "anna", "password": "s3cret"}
     expected = "Basic " + base64.b64encode(b"anna:s3cret").decode()
-    with played_source({"a.zip": CONTENT}, user_and_password=expected) as source:
+    with fake_source({"a.zip": CONTENT}, user_and_password=expected) as source:
         assert fetch(remote(source), tmp_path / "one", **credentials).made == 1
-    with played_source({"a.zip": CONTENT}) as other, played_source({}, redirect_to=other.address) as first:
+    with fake_source({"a.zip": CONTENT}) as other, fake_source({}, redirect_to=other.address) as first:
         assert fetch(remote(first), tmp_path / "two", **credentials).made == 1
         assert "Authorization" in first.seen[0]
         assert all("Authorization" not in headers for headers in other.seen)
@@ -127,7 +127,7 @@ def test_credentials_stay_with_their_server(tmp_path):
 
 def test_secrets_are_not_logged(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
-    with played_source({"a.zip": CONTENT}, behaviour="500 then good") as source:
+    with fake_source({"a.zip": CONTENT}, behaviour="500 then good") as source:
         fetch(remote(source, query=SECRET), tmp_path, user="anna", password="s3cret")
         assert any("TOPSECRET" in headers["path"] for headers in source.seen)
         source.behaviour = "404"
@@ -138,10 +138,10 @@ def test_secrets_are_not_logged(tmp_path, caplog):
     assert "500" in caplog.text and "TOPSECRET" not in written and "s3cret" not in written
 
 
-def test_waits_grow(tmp_path):
-    with played_source({}) as source:
+def test_waits(tmp_path):
+    with fake_source({}) as source:
         file = remote(source)
-    waits, reason = server_that_is_down(file, tmp_path, num_retries=4)
+    waits, reason = failing_fetch(file, tmp_path, num_retries=4)
     assert waits == [1.0, 2.0, 4.0, 8.0] and "after 4 " in reason
 
 
@@ -160,21 +160,21 @@ def test_no_network(tmp_path, monkeypatch, place, obstacle):
 
     monkeypatch.setattr(place, "getaddrinfo" if place is socket else "get", swallowed)
     file = RemoteFile("a.zip", ("https://example.org/a.zip",), "0" * 32, 1000, ACCESS)
-    waits, reason = server_that_is_down(file, tmp_path)
+    waits, reason = failing_fetch(file, tmp_path)
     assert waits == [] and "no connection" in reason
 
 
 def test_other_schemes(tmp_path):
     (tmp_path / "etc").write_text("secret")
     local = RemoteFile("a.zip", (f"file://{tmp_path}/etc{SECRET}",), None, 0, "")
-    with played_source({}, redirect_to="file:///etc") as source:
+    with fake_source({}, redirect_to="file:///etc") as source:
         for file in (local, remote(source, query=SECRET)):
-            waits, reason = server_that_is_down(file, tmp_path)
+            waits, reason = failing_fetch(file, tmp_path)
             assert waits == [] and "http or https" in reason and "TOPSECRET" not in reason
     assert not (tmp_path / "a.zip").exists()
 
 
-def test_the_shipped_table(tmp_path):
+def test_shipped_catalogue(tmp_path):
     for name in load_catalogue():
         corpus = load_corpus(name, key="k y")
         for file in corpus.files.values():

@@ -1,4 +1,4 @@
-"""One's own voices: folders, tables, patterns, odd names, foreign formats; and what the configuration says."""
+"""Own recordings: folders, tables, patterns, odd names, foreign formats, and the written configuration."""
 
 import csv
 import dataclasses
@@ -44,7 +44,7 @@ def test_lists_trials_and_configurations(tmp_path, capsys):
     lists = yaml.safe_load((out / "out_finetune.yaml").read_text())
     assert set(lists) == {"data", "augment", "training"}
     assert lists["data"]["train_list"] == written["data"]["train_list"]
-    # The rest is the recipe's, but for batches and crops that so little and so short speech does not fill.
+    # The other values are the recipe's, except for batches and crops, which this little speech does not fill.
     assert set(written) == {"data", "training"} and written["training"] == {"save_path": "exps/out"}
     assert (written["data"]["batch_size"], written["data"]["crop_frames"]) == (8, 50)
     first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
@@ -55,8 +55,8 @@ def test_lists_trials_and_configurations(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("num_train", "epochs"), [(1_200, 200), (2_400, 100), (LITTLE_DATA_UTTERANCES, 48), (5_001, 20)]
 )
-def test_little_data_has_its_recipe(tmp_path, capsys, monkeypatch, num_train, epochs):
-    """How small is counted in training utterances; here a list says it has so many."""
+def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs):
+    """The size is the number of training utterances, faked here."""
     is_little = num_train <= LITTLE_DATA_UTTERANCES
     root, out = tmp_path / "voices", tmp_path / "out"
     write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
@@ -75,13 +75,13 @@ def test_little_data_has_its_recipe(tmp_path, capsys, monkeypatch, num_train, ep
     config = load_config(command.split()[2:]).config
     assert config.model.name == "ResNet" and config.training.max_epochs == epochs
     if is_little:
-        # More utterances than the recipe's epochs are for are heard fewer times; the margin grows over the same share.
+        # With more utterances than the recipe assumes there are fewer epochs; the margin grows over the same share.
         ramp = config.schedule.margin_begin_epoch, config.schedule.margin_end_epoch
         assert ramp == (round(12 * epochs / 200), round(58 * epochs / 200)) and config.training.test_interval == epochs
     assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
 
 
-def test_a_table(tmp_path):
+def test_table(tmp_path):
     root, out = tmp_path / "voices", tmp_path / "out"
     names = write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6)
     with (tmp_path / "voices.csv").open("w", newline="") as file:
@@ -97,7 +97,7 @@ def test_a_table(tmp_path):
     assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
 
 
-def test_a_pattern(tmp_path):
+def test_pattern(tmp_path):
     root, out = tmp_path / "voices", tmp_path / "out"
     write_voices(root, 8, 4, "rec-{utterance}-spk{speaker}.wav", 0.6)
     assert prepare(root, out, "--pattern", r"rec-(?P<session>\d)-(?P<speaker>spk\d+)") == 0
@@ -105,45 +105,45 @@ def test_a_pattern(tmp_path):
 
 
 @pytest.fixture()
-def parted(tmp_path):
+def split_folder(tmp_path):
     write_voices(tmp_path / "corpus" / "train" / "wav", 6, 3, "a{speaker}/{utterance}.wav", 0.6)
     write_voices(tmp_path / "corpus" / "dev" / "wav", 4, 3, "b{speaker}/{utterance}.wav", 0.6)
     return tmp_path / "corpus"
 
 
 def parts_of(out):
-    """First letters of the speakers of each part that was written."""
+    """First letters of the speakers in each written part."""
     lists = {path.name.removesuffix("_list.txt"): path for path in out.glob("*_list.txt")}
     return {name: {one[0] for one in read_training_list(path).speakers} for name, path in lists.items()}
 
 
-def test_pooled_splits(tmp_path, parted, caplog):
-    assert prepare(parted, tmp_path / "pooled", "--layout", "pooled") == 0
+def test_pooled_splits(tmp_path, split_folder, caplog):
+    assert prepare(split_folder, tmp_path / "pooled", "--layout", "pooled") == 0
     assert parts_of(tmp_path / "pooled")["train"] == {"a", "b"}
-    assert prepare(parted / "train", tmp_path / "one") == 0
-    (parted / "dev").rename(tmp_path / "dev")
-    assert prepare(parted, tmp_path / "single") == 0
+    assert prepare(split_folder / "train", tmp_path / "one") == 0
+    (split_folder / "dev").rename(tmp_path / "dev")
+    assert prepare(split_folder, tmp_path / "single") == 0
     assert "split again" in caplog.text
     assert set(parts_of(tmp_path / "single")) == {"train", "validation"}
 
 
-def test_splits_that_share_speakers(tmp_path, parted, capsys):
-    (parted / "train" / "wav" / "a0").rename(parted / "dev" / "wav" / "a1")
-    assert prepare(parted, tmp_path / "out") == 1
-    said = capsys.readouterr().err
-    assert "first: a1" in said and "--layout pooled" in said
+def test_splits_that_share_speakers(tmp_path, split_folder, capsys):
+    (split_folder / "train" / "wav" / "a0").rename(split_folder / "dev" / "wav" / "a1")
+    assert prepare(split_folder, tmp_path / "out") == 1
+    errors = capsys.readouterr().err
+    assert "first: a1" in errors and "--layout pooled" in errors
     assert not (tmp_path / "out").exists()
 
 
-def test_splits_beside_speakers(tmp_path, parted, capsys):
-    write_voices(parted / "anna", 2, 3, "{speaker}/{utterance}.wav", 0.6)
-    assert prepare(parted, tmp_path / "out") == 1
-    said = capsys.readouterr().err
-    assert "dev, train" in said and "anna" in said and "--layout speakers" in said
-    assert prepare(parted, tmp_path / "out", "--layout", "speakers") == 0
+def test_splits_beside_speakers(tmp_path, split_folder, capsys):
+    write_voices(split_folder / "anna", 2, 3, "{speaker}/{utterance}.wav", 0.6)
+    assert prepare(split_folder, tmp_path / "out") == 1
+    errors = capsys.readouterr().err
+    assert "dev, train" in errors and "anna" in errors and "--layout speakers" in errors
+    assert prepare(split_folder, tmp_path / "out", "--layout", "speakers") == 0
     with pytest.raises(SystemExit):
-        prepare(parted, tmp_path / "out", "--layout", "mixed")
-    assert prepare(parted, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
+        prepare(split_folder, tmp_path / "out", "--layout", "mixed")
+    assert prepare(split_folder, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
     assert "--speaker_depth" in capsys.readouterr().err
 
 
@@ -158,7 +158,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_folders_leave_nothing(tmp_path, capsys, case):
+def test_refused_folders(tmp_path, capsys, case):
     pattern, arguments, word = REFUSED[case]
     write_voices(tmp_path / "voices", 2, 3, pattern, 0.6)
     if word == "rename":
@@ -170,35 +170,35 @@ def test_refused_folders_leave_nothing(tmp_path, capsys, case):
     assert not (tmp_path / "out").exists()
 
 
-def test_converted_files_keep_their_split(tmp_path, parted, ffmpeg, caplog):
-    for path in sorted(parted.rglob("*.wav")):
+def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog):
+    for path in sorted(split_folder.rglob("*.wav")):
         to_m4a(ffmpeg, path, path.with_suffix(".m4a"))
         path.unlink()
-    assert prepare(parted, tmp_path / "out") == 0
+    assert prepare(split_folder, tmp_path / "out") == 0
     assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
     assert "keep their splits" in caplog.text and "30 found, 30 usable, 0 skipped, 0 broken" in caplog.text
     training = read_training_list(tmp_path / "out" / "train_list.txt")
     assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
-    assert not list(parted.rglob("*.wav")), "nothing is written beside the originals"
+    assert not list(split_folder.rglob("*.wav")), "nothing is written beside the originals"
     assert "data_prep/musan.py" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("patterns", "said"),
+    ("patterns", "errors"),
     [
         (["spk{speaker}/{utterance}.wav"], "no sessions are known"),
         (["spk{speaker}/monday/{utterance}.wav"], "only one session"),
         (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
     ],
 )
-def test_warnings(tmp_path, caplog, patterns, said):
+def test_warnings(tmp_path, caplog, patterns, errors):
     for pattern in patterns:
         write_voices(tmp_path / "voices", 6, 3, pattern, 0.6)
     (tmp_path / "voices" / "peter").mkdir()
     assert prepare(tmp_path / "voices", tmp_path / "out") == 0
     assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert any(said in one for one in warnings) if said else not any("session" in one for one in warnings)
+    assert any(errors in one for one in warnings) if errors else not any("session" in one for one in warnings)
 
 
 def test_unusable_files_are_listed(tmp_path):

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of every step of a preparation: the next run ends as an undisturbed one."""
+"""SIGKILL at random moments of every step of a preparation: the next run ends like an undisturbed one."""
 
 import contextlib
 import multiprocessing
@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 from preparation_corpora import TRIALS, publish, run_in_own_session, write_catalogue
-from preparation_server import played_source
+from preparation_server import fake_source
 
-# What a step leaves first: download, unpack, cut, join, unpack, convert, link.
+# The first file of each step: download, unpack, cut, join, unpack, convert, link.
 SIGNS = ("musan.tar.gz.part", "musan", "musan_split", "rirs_noises.zip", "vox1_dev_wav_partaa", "vox1_dev_wav.zip",
          "voxceleb1/dev", "voxceleb2/dev/wav", "voxceleb1/wav")  # fmt: skip
 RANDOM = np.random.default_rng(20260101)
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.slow
 
 
 def tree(folder):
-    """Everything that is kept, by name; notes, locks and summaries of the last run aside."""
+    """All files by name, without records, locks and summaries of the last run."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if ".prep" not in name and name != "summary.txt"}
 
 
 def run_until(folder, table, lists, sign=""):
-    """Run in a process that is killed once `sign` is in the folder, after a random moment; whether it was killed."""
+    """Run in a process that is killed at a random moment after `sign` appears; whether it was killed."""
     options = ["--all", "--augment", "--save_path", folder, "--catalogue", table, "--lists_from", lists, "--jobs", 2]
     context = multiprocessing.get_context("forkserver")
-    # So that a process begins at once.
+    # Makes processes start at once.
     context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])
     process = context.Process(target=run_in_own_session, args=("voxceleb", *map(str, options)))
     process.start()
@@ -37,7 +37,7 @@ def run_until(folder, table, lists, sign=""):
     process.join(RANDOM.uniform(0, 0.05) if sign else 300)
     was_killed = process.is_alive()
     if was_killed:
-        # Its ffmpeg too, which would write on for a moment; before it has a session of its own it has started none.
+        # Kills its ffmpeg too, which would go on writing; before the process has its own session, there is none.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
@@ -46,11 +46,11 @@ def run_until(folder, table, lists, sign=""):
     return was_killed
 
 
-def test_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpeg):
+def test_kills(tmp_path, ffmpeg):
     files, corpora = publish(tmp_path / "made", ffmpeg, copies=6)
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "veri_test2.txt").write_bytes(TRIALS)
-    with played_source(files, behaviour="steady") as source:
+    with fake_source(files, behaviour="steady") as source:
         table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
         assert not run_until(tmp_path / "straight", table, tmp_path / "lists")
         expected = tree(tmp_path / "straight")

@@ -1,4 +1,4 @@
-"""Splits and trials: counted by hand, free of overlap, the same for the same seed."""
+"""Splits and trials: counted by hand, without overlap, reproducible by seed."""
 
 import itertools
 from collections import Counter
@@ -34,7 +34,7 @@ def every_row(utterances):
     return np.arange(len(utterances))
 
 
-def test_all_pairs_by_hand():
+def test_all_pairs():
     utterances = corpus(2, 2)
     pairs = all_pairs(utterances, every_row(utterances), ANY)
     names = ["s000/0.wav", "s000/1.wav", "s001/0.wav", "s001/1.wav"]
@@ -44,7 +44,7 @@ def test_all_pairs_by_hand():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_every_kind_of_trials_keeps_the_rules(speakers, count, sessions, other_session, same_gender, seed):
+def test_rules(speakers, count, sessions, other_session, same_gender, seed):
     utterances = corpus(speakers, count, sessions)
     rows = every_row(utterances)
     rules = PairRules(other_session=other_session, same_gender=same_gender)
@@ -67,7 +67,7 @@ def test_every_kind_of_trials_keeps_the_rules(speakers, count, sessions, other_s
     assert np.array_equal(first.enrol, random_pairs(utterances, rows, 7, rules, seed).enrol)
 
 
-def test_balanced_trials_give_every_speaker_the_same():
+def test_balanced_trials():
     utterances = corpus(10, 6)
     pairs = balanced_pairs(utterances, every_row(utterances), ANY, 1, targets_per_speaker=4, nontargets_per_target=3)
     targets = Counter(utterances.labels[pairs.enrol[pairs.labels == 1]].tolist())
@@ -76,7 +76,7 @@ def test_balanced_trials_give_every_speaker_the_same():
     assert nontargets == dict.fromkeys(range(10), 12)
 
 
-def test_hard_negatives_are_the_nearest_of_other_speakers():
+def test_hard_negatives():
     utterances = corpus(3, 2)
     angles = np.radians([0, 1, 2, 90, 91, 180])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -88,7 +88,7 @@ def test_hard_negatives_are_the_nearest_of_other_speakers():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 60), st.integers(1, 7), st.integers(0, 5))
-def test_a_split_uses_every_utterance_once_and_no_speaker_twice(speakers, count, seed):
+def test_split(speakers, count, seed):
     utterances = corpus(speakers, count)
     try:
         split = split_speakers(utterances, seed)
@@ -104,7 +104,7 @@ def test_a_split_uses_every_utterance_once_and_no_speaker_twice(speakers, count,
         assert len(parts[1]) >= 2
 
 
-def test_a_split_follows_its_seed_and_spreads_the_genders():
+def test_seed_and_genders_of_a_split():
     utterances = corpus(100, 3)
     split = split_speakers(utterances, 1)
     assert np.array_equal(split.validation, split_speakers(utterances, 1).validation)
@@ -114,7 +114,7 @@ def test_a_split_follows_its_seed_and_spreads_the_genders():
     assert abs(int((utterances.genders[speakers] == 0).sum()) - 5) <= 1
 
 
-def test_one_speaker_or_impossible_shares_are_explained():
+def test_impossible_splits():
     with pytest.raises(ValueError, match="at least two"):
         split_speakers(corpus(1, 5), 1)
     with pytest.raises(ValueError, match="add up to less than 1"):

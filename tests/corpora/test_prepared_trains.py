@@ -1,4 +1,4 @@
-"""What is prepared trains as it is: every recipe finds its inputs, and what the preparation prints and writes runs."""
+"""Prepared corpora train: every recipe finds its inputs, and printed commands and written configurations run."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from preparation_corpora import run_data_prep, write_catalogue, write_voices
-from preparation_server import played_source
+from preparation_server import fake_source
 
 from speakernet.checks.lists import quick_check
 from speakernet.cli import main
@@ -18,13 +18,13 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def inputs_of(recipe):
-    """Section.key -> path of every input that a recipe names itself."""
+    """Section.key -> path of every input named by a recipe."""
     sections = yaml.safe_load((CONFIGS / recipe).read_text(encoding="utf-8"))
     found = {f"{section}.{key}": value for section, keys in sections.items() for key, value in dict(keys).items()}
     return {name: value for name, value in found.items() if name.endswith(("_list", "_path")) and value}
 
 
-# Presets, sizes and recipes for lists of one's own name no corpus.
+# Presets, sizes and recipes for own lists name no corpus.
 RECIPES = [
     name
     for name in sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
@@ -34,9 +34,9 @@ RECIPES = [
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, published):
-    """A folder with `data/` as the scripts of data_prep leave it, made from tiny archives."""
+    """A folder with `data/` as prepared by the scripts of data_prep from tiny archives."""
     root = tmp_path_factory.mktemp("prepared")
-    with played_source(published.files) as source, pytest.MonkeyPatch.context() as patch:
+    with fake_source(published.files) as source, pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         table = write_catalogue(root / "table.yaml", source.address, published.corpora)
         options = ("--subsets", "vox2_dev", "vox1_test", "--catalogue", table, "--jobs", 2)
@@ -51,7 +51,7 @@ def prepared(tmp_path_factory, published):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_finds_what_the_preparation_makes(prepared, monkeypatch, recipe):
+def test_inputs_of_recipes(prepared, monkeypatch, recipe):
     inputs = inputs_of(recipe)
     monkeypatch.chdir(prepared)
     data = load_config(["--config", recipe]).config.data
@@ -96,7 +96,7 @@ def test_prepared_corpora_train(prepared, tmp_path, monkeypatch, list_name, belo
     assert results["num_trials"] == 3
 
 
-def test_a_folder_of_voices_trains_with_the_written_config(tmp_path, monkeypatch):
+def test_written_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_voices(tmp_path / "voices", 10, 4, "spk{speaker}/{utterance}.wav", 0.8)
     assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out", "--jobs", 2) == 0
@@ -106,8 +106,8 @@ def test_a_folder_of_voices_trains_with_the_written_config(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_real_speech_trains_with_the_written_config(tmp_path, monkeypatch, shared_data):
-    """Twenty-four speakers, eight of them held out; the rest of the corpus would only take longer."""
+def test_written_config_with_real_speech(tmp_path, monkeypatch, shared_data):
+    """Twenty-four speakers, eight of them held out."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "voices").mkdir()
     for speaker in sorted((shared_data / "speechocean_mini").iterdir())[:24]:

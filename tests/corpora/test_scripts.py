@@ -1,4 +1,4 @@
-"""What every script has: a help that says all, no secret in it, one run at a time, tidying up after a kill."""
+"""All scripts: help without secrets, one run at a time, cleaning up after a kill."""
 
 import os
 import runpy
@@ -23,7 +23,7 @@ def test_scripts_run(script, monkeypatch, capsys):
     assert ended.value.code == 0 and f"data_prep/{script.name}" in capsys.readouterr().out
 
 
-def test_every_script_has_a_part_and_every_part_a_script(capsys):
+def test_scripts_and_parts(capsys):
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(CORPORA)
     assert main(["prepare", "--help"]) == 0
     overview = capsys.readouterr().out
@@ -32,7 +32,7 @@ def test_every_script_has_a_part_and_every_part_a_script(capsys):
     assert "did you mean 'musan'" in capsys.readouterr().err
 
 
-def test_no_secret_is_shown_in_the_help(monkeypatch):
+def test_secrets(monkeypatch):
     for name in ("KEY", "USER", "PASSWORD"):
         monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")
     parser = build_parser("voxceleb")
@@ -42,7 +42,7 @@ def test_no_secret_is_shown_in_the_help(monkeypatch):
     assert "key=TOPSECRET" in corpus_of("voxceleb", parser.parse_args([])).files["vox1_test_wav.zip"].urls[0]
 
 
-def test_two_at_once_in_one_folder_are_refused(tmp_path, capsys):
+def test_two_runs_at_once(tmp_path, capsys):
     write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
     with exclusive(tmp_path / "out"):
         assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 1
@@ -50,7 +50,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, capsys):
     assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
 
 
-def test_half_files_of_a_killed_run_are_removed_and_those_of_a_finished_one_are_not_looked_for(tmp_path):
+def test_leftovers_of_a_kill(tmp_path):
     program = (
         "import os, sys\nfrom pathlib import Path\n"
         "from speakernet.files import exclusive, temporary_beside\n"
@@ -70,7 +70,7 @@ def test_half_files_of_a_killed_run_are_removed_and_those_of_a_finished_one_are_
         assert kept.exists()
 
 
-def test_the_summary_counts_and_its_file_of_broken_items_follows_the_last_run(tmp_path):
+def test_summary(tmp_path):
     summary = StepSummary("step", tmp_path)
     summary.add(made=3, skipped=2)
     summary.add_broken("bad\nname", "why\tso")

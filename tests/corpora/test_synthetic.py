@@ -1,4 +1,4 @@
-"""The synthetic corpus: voices that differ, determinism, resuming, what is refused, lists that training reads."""
+"""The synthetic corpus: different voices, determinism, resuming, refusals, lists for training."""
 
 import shutil
 
@@ -48,7 +48,7 @@ def steady_vowel(voice, vowel="V", seed=0):
     return waveform[len(waveform) // 4 : 3 * len(waveform) // 4]
 
 
-def test_the_cascade_has_its_poles_at_the_formants():
+def test_poles_of_the_cascade():
     hz, bandwidth = np.array([[500.0, 1500.0, 2500.0]]), np.array([[60.0, 90.0, 150.0]])
     polynomial = _resonator_polynomials(hz, bandwidth)
     roots = np.roots(polynomial[0])
@@ -59,7 +59,7 @@ def test_the_cascade_has_its_poles_at_the_formants():
     assert polynomial.sum() == pytest.approx(1.0)  # unit gain at 0 Hz
 
 
-def test_the_pitch_of_the_waveform_is_the_voices():
+def test_pitch():
     for seed in range(6):
         voice = draw_voice(generator(seed))
         vowel = steady_vowel(voice).astype(np.float64)
@@ -67,35 +67,35 @@ def test_the_pitch_of_the_waveform_is_the_voices():
         lags = np.arange(len(autocorrelation))
         candidates = (lags >= SAMPLE_RATE / 450) & (lags <= SAMPLE_RATE / 55)
         best = lags[candidates][autocorrelation[candidates].argmax()]
-        # Half an octave of intonation around the mean; an octave error would be found.
+        # Intonation spans half an octave around the mean; an error of an octave would be noticed.
         assert abs(np.log2(SAMPLE_RATE / best / voice.pitch_hz)) < 0.7
 
 
-def test_a_session_colours_and_levels_but_keeps_the_speech():
+def test_sessions():
     random = generator(11)
     speech = synthesise(draw_voice(random), lay_out(draw_phones(random, 10), random), random)
     session = draw_session(random)
     first, second = (record(session, speech, generator(12, take)) for take in range(2))
     assert first.dtype == np.float32 and first.shape == speech.shape
     assert np.abs(first).max() <= 0.951
-    # Two takes differ by their background noise only, which lies snr_db below.
+    # Two takes differ only by their background noise, which is snr_db below.
     aligned = second * (first @ second) / (second @ second)
     noise_share = np.sum((first - aligned) ** 2) / np.sum(first**2)
     assert noise_share == pytest.approx(2 * 10 ** (-session.snr_db / 10), rel=0.4)
 
 
-def test_a_room_decays_by_60_db_in_its_decay_time():
+def test_decay_of_a_room():
     sides, talker_place, microphone = np.array([5.0, 4.0, 3.0]), np.array([1.0, 1.0, 1.5]), np.array([3.0, 2.5, 1.2])
     response = room_response(sides, talker_place, microphone, 0.5, generator(1)).astype(np.float64)
-    assert response[0] == pytest.approx(1.0)  # nothing comes before the direct path
+    assert response[0] == pytest.approx(1.0)  # the direct path comes first
     decay_db = 10 * np.log10(np.cumsum(response[::-1] ** 2)[::-1] / np.sum(response**2))
     fit = slice(int(np.argmax(decay_db < -10)), int(np.argmax(decay_db < -35)))
     slope_db = np.polyfit(np.arange(len(response))[fit] / SAMPLE_RATE, decay_db[fit], 1)[0]
     assert -60.0 / slope_db == pytest.approx(0.5, rel=0.2)
 
 
-def test_the_first_echo_comes_from_the_nearest_wall():
-    # Talker and microphone 2 m apart and 0.5 m above the floor of a vast room: the floor's image is sqrt(4 + 1) m off.
+def test_first_echo():
+    # Talker and microphone are 2 m apart, 0.5 m above the floor of a large room; its image is sqrt(4 + 1) m away.
     sides, talker, microphone = np.array([[9.0, 9.0, 9.0], [3.5, 4.5, 0.5], [5.5, 4.5, 0.5]])
     response = room_response(sides, talker, microphone, 1.0, generator(1))
     expected = round((np.sqrt(5.0) - 2.0) / 343.0 * SAMPLE_RATE)
@@ -104,7 +104,7 @@ def test_the_first_echo_comes_from_the_nearest_wall():
 
 
 @pytest.mark.parametrize("name", NOISES)
-def test_every_noise_is_sound_of_the_length_asked_for(name):
+def test_noises(name):
     _, make = NOISES[name]
     clips = [make(generator(seed), 24001) for seed in (1, 2, 1)]
     assert clips[0].dtype == np.float32 and clips[0].shape == (24001,)
@@ -128,7 +128,7 @@ def test_lists_and_tables(corpus):
     assert len(corpus.speakers.read_text().splitlines()) == 1 + 6
 
 
-def test_trials_ask_for_the_voice_and_not_for_the_channel(corpus):
+def test_channels_of_trials(corpus):
     trials = read_trials(corpus.test_list)
     training_speakers = set(read_training_list(corpus.train_list).speakers)
     for enrol, test, label in zip(trials.enrol, trials.test, trials.labels, strict=True):
@@ -139,7 +139,7 @@ def test_trials_ask_for_the_voice_and_not_for_the_channel(corpus):
         assert not training_speakers & set(speakers)
 
 
-def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus, tmp_path):
+def test_processes_and_seeds(corpus, tmp_path):
     make(tmp_path / "processes", num_workers=2)
     expected = contents(corpus.train_list.parent)
     assert contents(tmp_path / "processes") == expected
@@ -148,7 +148,7 @@ def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus, tm
     assert contents(tmp_path / "other")[name] != expected[name]
 
 
-def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus, tmp_path):
+def test_resuming(corpus, tmp_path):
     whole = contents(corpus.train_list.parent)
     folder = tmp_path / "stopped"
     shutil.copytree(corpus.train_list.parent, folder)
@@ -157,11 +157,11 @@ def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus, tmp_pat
     make(folder)
     assert contents(folder) == whole
     (folder / "train/syn00000/session00/00000.wav").unlink()
-    make(folder)  # complete: not looked into again
+    make(folder)  # complete, so not checked again
     assert not (folder / "train/syn00000/session00/00000.wav").exists()
 
 
-def test_other_parameters_and_other_folders_are_refused(corpus, tmp_path):
+def test_other_parameters_and_folders(corpus, tmp_path):
     before = contents(corpus.train_list.parent)
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "broken").mkdir()
@@ -181,7 +181,7 @@ def test_other_parameters_and_other_folders_are_refused(corpus, tmp_path):
     [{"num_speakers": 0}, {"num_trial_speakers": 1}, {"seed": -1}, {"trial_utterances_per_speaker": 2}],
     ids=str,
 )
-def test_numbers_that_make_no_corpus_are_refused_before_anything_is_written(changes, tmp_path):
+def test_bad_parameters(changes, tmp_path):
     with pytest.raises(ValueError, match="synthetic corpus: "):
         make(tmp_path / "corpus", **changes)
     assert not (tmp_path / "corpus").exists()

@@ -24,13 +24,13 @@ def listed(tmp_path):
     ("kind", "options", "expected"),
     [("all", [], 276), ("random", ["--num_trials", 50], 50), ("balanced", ["--targets_per_speaker", 2], 6 * 2 * 6)],
 )
-def test_every_kind_is_made(listed, kind, options, expected):
+def test_every_kind(listed, kind, options, expected):
     output = listed / "trials.txt"
     assert run_data_prep("trials", "make", listed / "list.txt", output, "--kind", kind, *options) == 0
     assert len(read_trials(output)) == expected
 
 
-def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
+def test_hard_negatives_from_stored_embeddings(listed):
     names = read_training_list(listed / "list.txt").paths
     embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
     np.savez(listed / "plain.npz", names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
@@ -47,7 +47,7 @@ def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
     assert run_data_prep(*command, "--embeddings", listed / "plain.npz") == 1
 
 
-def test_calibration_trials_have_the_durations_of_use_and_sessions_apart(tmp_path, capsys):
+def test_calibration_trials(tmp_path, capsys):
     """Speakers s0 to s4 have two sessions of six utterances of 1 to 6 s; s5 has a single session."""
     rows = []
     for speaker, session, seconds in itertools.product(range(6), "ab", range(1, 7)):
@@ -65,7 +65,7 @@ def test_calibration_trials_have_the_durations_of_use_and_sessions_apart(tmp_pat
     same = [(a, b) for a, b in targets if a[:2] == b[:2]]
     assert {a[:2] for a, _ in same} == {f"s{number}" for number in range(6)}
     assert all(a[:4] != b[:4] or a[:2] == "s5" for a, b in same)
-    # Six of a speaker, the longest six or so of twelve: one could take at most two of five and of six seconds each.
+    # Six per speaker, about the longest of twelve; there are at most two of five and two of six seconds.
     assert np.mean([int(name[-5]) for name in made.names]) > 4.2
     assert run_data_prep(*command, *like) == 1
     assert "--calibration" in capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_calibration_trials_have_the_durations_of_use_and_sessions_apart(tmp_pat
     assert rows[0][1] in capsys.readouterr().err and not (tmp_path / "made.txt").exists()
 
 
-def test_overlap_with_training_is_refused_unless_told(listed, capsys):
+def test_overlap_with_training(listed, capsys):
     (listed / "train.txt").write_text("s3 other/1.wav\nt1 wav/t1/1.wav\n")
     command = ("trials", "make", listed / "list.txt", listed / "trials.txt", "--training", listed / "train.txt")
     assert run_data_prep(*command) == 1
@@ -84,7 +84,7 @@ def test_overlap_with_training_is_refused_unless_told(listed, capsys):
     assert run_data_prep(*command, "--allow_overlap") == 0
 
 
-def test_cross_gender_trials_need_and_use_a_table(listed, capsys):
+def test_cross_gender_trials(listed, capsys):
     output = listed / "trials.txt"
     assert run_data_prep("trials", "make", listed / "list.txt", output, "--same_gender") == 1
     assert "column gender" in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_cross_gender_trials_need_and_use_a_table(listed, capsys):
     assert len(trials) == 2 * 36
 
 
-def test_cleaning_keeps_what_exists_and_writes_down_what_was_dropped(listed):
+def test_cleaning(listed):
     for name in ("wav/s0/0.wav", "wav/s0/1.wav", "wav/s1/0.wav"):
         (listed / name).parent.mkdir(parents=True, exist_ok=True)
         (listed / name).write_bytes(b"x")
@@ -111,7 +111,7 @@ def test_cleaning_keeps_what_exists_and_writes_down_what_was_dropped(listed):
     assert len((listed / "list_dropped.txt").read_text().splitlines()) == 21
 
 
-def test_rewriting_between_layouts_and_forms(listed):
+def test_rewriting(listed):
     (listed / "trials.txt").write_text("1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
     options = ("--strip", "wav/", "--prefix", "flac/", "--suffix", ".flac", "--form", "kaldi")
     assert run_data_prep("trials", "rewrite", listed / "trials.txt", listed / "kaldi.txt", *options) == 0
@@ -140,7 +140,7 @@ def test_rewriting_between_layouts_and_forms(listed):
     ],
     ids=" ".join,
 )
-def test_no_input_is_overwritten(listed, monkeypatch, command):
+def test_inputs_are_not_overwritten(listed, monkeypatch, command):
     monkeypatch.chdir(listed)
     (listed / "sub").mkdir()
     (listed / "link.txt").hardlink_to(listed / "list.txt")
@@ -161,7 +161,7 @@ def speaker_of(name):
     return name.split("/")[0]
 
 
-def test_held_out_speakers_are_in_the_trials_alone(training):
+def test_held_out_speakers(training):
     held = hold_out(training, 4, seed=3, nontargets_per_target=2)
     judges = {speaker_of(name) for name in held.trials.names}
     assert len(judges) == 4 and not judges & set(held.training.speakers)
@@ -171,25 +171,25 @@ def test_held_out_speakers_are_in_the_trials_alone(training):
     assert held.training.labels.max() == 9
     speakers = np.array([speaker_of(name) for name in held.trials.names])
     np.testing.assert_array_equal(held.trials.labels, speakers[held.trials.enrol] == speakers[held.trials.test])
-    # All 15 pairs of six utterances of each, and twice as many others.
+    # All 15 pairs of six utterances for each speaker, and twice as many non-targets.
     assert int(held.trials.labels.sum()) == 60 and len(held.trials) == 180
 
 
-def test_the_seed_decides(training):
+def test_seed(training):
     first, again, other = (hold_out(training, 4, seed=seed).trials for seed in (3, 3, 4))
     assert first.sha256 == again.sha256 and first.checksum == again.checksum
     assert first.sha256 != other.sha256 and set(first.names) != set(other.names)
 
 
 @pytest.mark.parametrize("number", [1, 13])
-def test_too_few_on_either_side_are_refused(training, number):
+def test_too_few_speakers(training, number):
     with pytest.raises(ListError, match=rf"{number} speakers .* 14, .* 12 .*; expected 2 to 12"):
         hold_out(training, number, seed=1)
 
 
 @pytest.mark.parametrize(("across", "targets"), [("call", 24), ("phone", 16)])
-def test_targets_across_a_column_of_a_table_or_the_folders_of_a_list(listed, across, targets):
-    """Six speakers with two calls of two files; calls 0 of all and calls 1 of two are from landlines."""
+def test_targets_across(listed, across, targets):
+    """Six speakers with two calls of two files; call 0 of each and call 1 of two are from landlines."""
     rows = []
     for speaker, call, file in np.ndindex(6, 2, 2):
         phone = "cell" if call and speaker > 1 else "landline"
@@ -216,7 +216,7 @@ def test_targets_across_a_column_of_a_table_or_the_folders_of_a_list(listed, acr
         ("table.csv", ["--across", "call", "--same_session"], "contradict"),
     ],
 )
-def test_across_what_is_not_known_is_refused(listed, capsys, file, options, found):
+def test_across_unknown_columns(listed, capsys, file, options, found):
     (listed / "table.csv").write_text("path,speaker,call\na.wav,s0,c0\nb.wav,s0,\n")
     assert run_data_prep("trials", "make", listed / file, listed / "trials.txt", *options) == 1
     assert re.search(found, capsys.readouterr().err) and not (listed / "trials.txt").exists()

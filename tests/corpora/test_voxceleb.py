@@ -1,7 +1,7 @@
-"""The whole VoxCeleb path on tiny archives from a real server: parts, zips, m4a, WAV, lists, one epoch."""
+"""The complete preparation of VoxCeleb on tiny archives from a real server: parts, zips, m4a, WAV, lists, one epoch."""
 
 from preparation_corpora import TRIALS, run_data_prep, write_catalogue
-from preparation_server import played_source
+from preparation_server import fake_source
 
 from speakernet.data.audio import audio_info
 from speakernet.data.lists import read_training_list, read_trials
@@ -18,16 +18,16 @@ def audio(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in suffixes}
 
 
-def test_from_nothing_to_lists_in_one_command(tmp_path, published, monkeypatch):
+def test_one_command(tmp_path, published, monkeypatch):
     folder = tmp_path / "data"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with played_source(published.files) as source:
+    with fake_source(published.files) as source:
         assert prepare(source, published, folder, "--all") == 0
         asked = sum(source.requests.values())
         first = audio(folder)
         assert prepare(source, published, folder, "--all") == 0
-        assert sum(source.requests.values()) == asked, "a second run asks for nothing"
+        assert sum(source.requests.values()) == asked, "a second run sends no requests"
     assert audio(folder) == first
     training = read_training_list(folder / "lists" / "vox2_dev_list.txt")
     assert (len(training), len(training.speakers)) == (12, 4)
@@ -43,13 +43,13 @@ def test_from_nothing_to_lists_in_one_command(tmp_path, published, monkeypatch):
     assert set(calibration.names) <= set(training.paths) and calibration.labels.any()
     trials = read_trials(folder / "lists" / "veri_test2.txt")
     assert all((folder / "voxceleb1" / "wav" / name).is_file() for name in trials.names)
-    assert not list(folder.glob("*part*")), "the parts are gone once the whole is verified"
+    assert not list(folder.glob("*part*")), "parts are removed after verification"
     assert "0 broken" in (folder / "summary.txt").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalogue.yaml", "data", "elsewhere"]
     assert list((tmp_path / "elsewhere").iterdir()) == [], "nothing is written outside --save_path"
 
 
-def test_archives_that_the_user_has_are_not_fetched(tmp_path, published):
+def test_existing_archives(tmp_path, published):
     folder = tmp_path / "data"
     folder.mkdir()
     for name, content in published.files.items():
@@ -57,15 +57,15 @@ def test_archives_that_the_user_has_are_not_fetched(tmp_path, published):
             (folder / name).write_bytes(content)
     (tmp_path / "brought").mkdir()
     (tmp_path / "brought" / "veri_test2.txt").write_bytes(TRIALS)
-    with played_source({}) as source:
+    with fake_source({}) as source:
         assert prepare(source, published, folder, "--all", "--lists_from", tmp_path / "brought") == 0
         assert not source.requests
 
 
-def test_nothing_is_converted_through_a_link_that_leads_outside(tmp_path, published):
+def test_links_outside_the_folder(tmp_path, published):
     folder, outside = tmp_path / "data", tmp_path / "outside"
     outside.mkdir()
-    with played_source(published.files) as source:
+    with fake_source(published.files) as source:
         steps = ("--download", "--concatenate", "--extract", "--subsets", "vox2_dev")
         assert prepare(source, published, folder, *steps) == 0
         (folder / "voxceleb2/dev/wav").mkdir()
@@ -74,10 +74,10 @@ def test_nothing_is_converted_through_a_link_that_leads_outside(tmp_path, publis
     assert not list(outside.iterdir())
 
 
-def test_what_is_missing_gives_a_non_zero_exit_and_is_listed(tmp_path, published):
+def test_missing_files(tmp_path, published):
     folder = tmp_path / "data"
     files = {name: content for name, content in published.files.items() if name != "vox1_dev_wav_partab"}
-    with played_source(files) as source:
+    with fake_source(files) as source:
         assert prepare(source, published, folder, "--download", "--concatenate", "--extract", "--pack") == 1
     assert "vox1_dev_wav_partab" in (folder / "broken_download.txt").read_text()
     assert "vox1_dev_wav_partab" in (folder / "broken_concatenate.txt").read_text()
@@ -87,8 +87,8 @@ def test_what_is_missing_gives_a_non_zero_exit_and_is_listed(tmp_path, published
     assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12, "the other archives are done"
 
 
-def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch):
-    with played_source(published.files) as source:
+def test_no_step_and_no_ffmpeg(tmp_path, published, monkeypatch):
+    with fake_source(published.files) as source:
         assert prepare(source, published, tmp_path / "data") == 1
         monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")
         assert prepare(source, published, tmp_path / "data", "--all") == 1

@@ -1,4 +1,4 @@
-"""A real S3 interface on loopback (moto's server), and a proxy before it that spoils answers."""
+"""A real S3 interface on loopback (moto's server), behind a proxy that spoils answers."""
 
 import http.client
 import threading
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Faults:
-    """What happens to the next answers to GET requests for samples: `kinds` is used up from its front."""
+    """The faults of the next answers to GET requests for samples; `kinds` is consumed from its front."""
 
     def __init__(self):
         self.kinds, self.fetched, self.delay_seconds = [], [], 0.0
@@ -58,7 +58,7 @@ class Proxy(BaseHTTPRequestHandler):
 
 @contextmanager
 def object_store(monkeypatch):
-    """The faults of an S3 server that the environment names, with an empty bucket called `bucket`."""
+    """The faults of an S3 server, named by the environment, with an empty bucket called `bucket`."""
     import boto3
     from moto.server import ThreadedMotoServer
 

@@ -1,4 +1,4 @@
-"""A packed corpus that memory does not hold: the same samples read from the file, the next batches' read ahead."""
+"""A packed corpus larger than memory: the same samples read from the file, the next batches read ahead."""
 
 import logging
 import pickle
@@ -55,12 +55,12 @@ def requests_of(num_batches, rows=8):
     ]
 
 
-def made_by(maker, requests):
+def batches_of(maker, requests):
     return [crops.clone() for _, crops, _ in maker.run(requests)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["whole", "parts"])
-def test_batches_are_those_of_a_corpus_in_memory(corpora, monkeypatch, kind):
+def test_batches(corpora, monkeypatch, kind):
     mapped = planner_of(corpora / kind)
     assert isinstance(mapped.reader, PackedRows) and mapped.reader.is_mapped
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
@@ -69,13 +69,13 @@ def test_batches_are_those_of_a_corpus_in_memory(corpora, monkeypatch, kind):
     again = pickle.loads(pickle.dumps(planner.reader))
     assert not again.is_mapped and np.array_equal(again.samples[100:200], mapped.reader.samples[100:200])
     requests = requests_of(9)
-    wanted = made_by(mapped, requests)
+    wanted = batches_of(mapped, requests)
     for maker in (planner, ReadAhead(planner, planner)):
-        assert all(torch.equal(left, right) for left, right in zip(made_by(maker, requests), wanted, strict=True))
+        assert all(torch.equal(left, right) for left, right in zip(batches_of(maker, requests), wanted, strict=True))
     assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]
 
 
-def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora, monkeypatch, tmp_path):
+def test_read_errors(corpora, monkeypatch, tmp_path):
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
     corpus = tmp_path / "corpus"
     shutil.copytree(corpora / "whole", corpus)
@@ -87,10 +87,10 @@ def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora, monkeypatch,
     assert 0 not in problems and "became shorter while it was being read" in problems[10]
     assert "row 11" in problems[11]
     with pytest.raises(AudioError, match=r"became shorter|row \d+"):
-        made_by(ReadAhead(planner, planner), request)
+        batches_of(ReadAhead(planner, planner), request)
 
 
-def test_training_chooses_it_by_itself(corpora, monkeypatch, caplog):
+def test_automatic_choice(corpora, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     lists = ["--data.train_list", str(corpora / "train.txt"), "--data.train_path", str(corpora / "parts")]
     config = load_config([*lists, "--data.batch_size", "4", "--data.crop_frames", "10"]).config

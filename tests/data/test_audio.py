@@ -1,4 +1,4 @@
-"""The door to audio: every WAV layout against soundfile, crops against whole files, broken files, the fuzzed header."""
+"""Reading audio: every WAV layout against soundfile, crops against whole files, broken files, fuzzed headers."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ALAW", "
 
 
 def wav_bytes(samples, chunks_before=b"", chunks_after=b"", data_bytes=None):
-    """A 16-bit mono 16 kHz WAV put together by hand."""
+    """A 16-bit mono 16 kHz WAV assembled by hand."""
     raw = samples.astype("<i2").tobytes()
     size = len(raw) if data_bytes is None else data_bytes
     body = b"WAVE" + chunks_before + b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
@@ -38,7 +38,7 @@ def wav_bytes(samples, chunks_before=b"", chunks_after=b"", data_bytes=None):
 
 
 def wav_header(channels=1, rate=16000):
-    """A WAV with a second of silence for one channel, whatever it says."""
+    """A WAV with a second of silence for one channel, whatever its header says."""
     facts = struct.pack("<IHHIIHH", 16, 1, channels, rate, 32000, 2 * channels, 16)
     return b"RIFF\0\0\0\0WAVEfmt " + facts + b"data" + struct.pack("<I", 60000) + bytes(60000)
 
@@ -46,7 +46,7 @@ def wav_header(channels=1, rate=16000):
 @pytest.mark.parametrize("channels", [1, 2, 6])
 @pytest.mark.parametrize("layout", ["WAV", "WAVEX", "RF64"])
 @pytest.mark.parametrize("subtype", SUBTYPES)
-def test_every_wav_layout_reads_as_soundfile(tmp_path, random, subtype, layout, channels):
+def test_wav_layouts(tmp_path, random, subtype, layout, channels):
     path = tmp_path / "a.wav"
     soundfile.write(path, 0.1 * random.standard_normal((3000, channels)), 16000, subtype=subtype, format=layout)
     expected = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(axis=1)
@@ -61,7 +61,7 @@ def test_every_wav_layout_reads_as_soundfile(tmp_path, random, subtype, layout, 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
-def test_resampled_crop_equals_crop_of_resampled(tmp_path, random, rate, suffix):
+def test_resampled_crops(tmp_path, random, rate, suffix):
     path = tmp_path / f"a{suffix}"
     soundfile.write(path, 0.1 * random.standard_normal(rate), rate)
     common = np.gcd(rate, 16000)
@@ -73,7 +73,7 @@ def test_resampled_crop_equals_crop_of_resampled(tmp_path, random, rate, suffix)
         np.testing.assert_allclose(read_audio(path, start, count), expected[start : start + count], atol=1e-6)
 
 
-def test_odd_chunks_and_unfinished_sizes(tmp_path):
+def test_odd_chunks_and_sizes(tmp_path):
     samples = np.arange(100)
     odd = b"LIST" + struct.pack("<I", 3) + b"abc\0"
     big = b"junk" + struct.pack("<I", 10000) + bytes(10000)
@@ -104,14 +104,14 @@ def test_odd_chunks_and_unfinished_sizes(tmp_path):
         *[(wav_header(rate=rate), f"{rate} Hz") for rate in (1, 999, 2**32 - 1)],
     ],
 )
-def test_broken_files_say_so(tmp_path, content, message):
+def test_broken_files(tmp_path, content, message):
     path = tmp_path / "broken.wav"
     path.write_bytes(content)
     with pytest.raises(AudioError, match=message):
         read_audio(path)
 
 
-def flac_that_claims(path, num_samples):
+def flac_with_length(path, num_samples):
     soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(16000), 16000)
     content = bytearray(path.read_bytes())
     content[21:26] = ((content[21] >> 4 << 36) | num_samples).to_bytes(5, "big")
@@ -120,22 +120,22 @@ def flac_that_claims(path, num_samples):
 
 
 @pytest.mark.parametrize("read", [audio_info, read_audio])
-def test_a_length_that_no_such_file_can_have_is_refused_with_claim_and_size(tmp_path, read):
-    path = flac_that_claims(tmp_path / "a.flac", 68_000_000_000)
+def test_impossible_length(tmp_path, read):
+    path = flac_with_length(tmp_path / "a.flac", 68_000_000_000)
     message = rf"a\.flac: broken FLAC file: claims 68,000,000,000 samples in {path.stat().st_size:,} bytes"
     with pytest.raises(AudioError, match=message):
         read(path)
 
 
-def test_a_length_that_is_not_there_takes_no_memory(tmp_path):
-    path = flac_that_claims(tmp_path / "a.flac", 200_000_000)
-    with resident_memory_limited(256 << 20), pytest.raises(AudioError, match=r"decoding stopped|cannot decode"):
+def test_false_length_takes_no_memory(tmp_path):
+    path = flac_with_length(tmp_path / "a.flac", 200_000_000)
+    with limited_memory(256 << 20), pytest.raises(AudioError, match=r"decoding stopped|cannot decode"):
         read_audio(path)
 
 
 @contextlib.contextmanager
-def resident_memory_limited(num_bytes):
-    """No more address space than there is now and this."""
+def limited_memory(num_bytes):
+    """Limit the address space to the present size plus `num_bytes`."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))
@@ -146,7 +146,7 @@ def resident_memory_limited(num_bytes):
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
-def test_written_audio_reads_back(tmp_path, suffix):
+def test_round_trip(tmp_path, suffix):
     waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
     write_audio(tmp_path / f"a{suffix}", waveform, 16000)
     np.testing.assert_allclose(read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6)
@@ -156,7 +156,7 @@ def test_written_audio_reads_back(tmp_path, suffix):
 
 @settings(max_examples=300, deadline=1000)
 @given(st.binary(max_size=200), st.integers(0, 40), st.integers(0, 2**32 - 1))
-def test_fuzzed_header_never_crashes(noise, cut, size):
+def test_fuzzed_headers(noise, cut, size):
     valid = wav_bytes(np.arange(20), b"LIST" + struct.pack("<I", 4) + b"abcd", data_bytes=size)
     for content in (noise, b"RIFF\0\0\0\0WAVE" + noise, b"RF64\0\0\0\0WAVE" + noise, valid[:cut] + noise + valid[cut:]):
         try:
@@ -185,10 +185,10 @@ def encoded(tmp_path, suffix, seconds=2.0):
 
 
 @pytest.mark.parametrize("suffix", CODINGS)
-def test_ffmpeg_decodes(tmp_path, suffix):
+def test_ffmpeg(tmp_path, suffix):
     path = encoded(tmp_path, suffix)
     tone = read_audio(tmp_path / "tone.wav")
-    # Recognised by its first bytes, whatever it is called.
+    # The format is recognised by the first bytes, not by the name.
     renamed = path.rename(tmp_path / "tone.mp3")
     found, info = read_audio(renamed), audio_info(renamed)
     assert len(found) == info.num_samples and abs(len(found) - 32000) < 2500 and info.data_offset < 0
@@ -200,30 +200,30 @@ def test_ffmpeg_decodes(tmp_path, suffix):
     assert open_audio_bytes(content, "a tone")[1].num_samples == len(found)
 
 
-def test_ffmpeg_needs_to_seek_in_some_m4a(tmp_path):
+def test_ffmpeg_seeks_in_m4a(tmp_path):
     path = encoded(tmp_path, "m4a", seconds=60)
     assert audio_info(path).seconds == pytest.approx(60, abs=0.1)
     with pytest.raises(AudioError, match=r"my phone: .*seek"):
         read_audio_bytes(path.read_bytes(), "my phone")
 
 
-def test_m4a_cut_short_or_without_ffmpeg(tmp_path, monkeypatch):
+def test_truncated_m4a_and_missing_ffmpeg(tmp_path, monkeypatch):
     path = encoded(tmp_path, "webm", seconds=20)
     path.write_bytes(path.read_bytes()[:20000])
     with pytest.raises(AudioError, match=r"tone\.webm"):
         audio_info(path)
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
     with pytest.raises(AudioError, match=r"tone\.webm: .*/no/such/ffmpeg"):
-        # Other content, which no decoded copy is kept of.
+        # Changed content, so no decoded copy is stored.
         path.write_bytes(path.read_bytes()[:19000])
         read_audio(path)
 
 
 @pytest.mark.parametrize("loudest", [1e30, 32767.0, np.nan, np.inf])
 @pytest.mark.parametrize("suffix", ["wav", "aiff"])
-def test_float_files_have_the_bound_of_arrays(tmp_path, loudest, suffix):
+def test_loud_float_files(tmp_path, loudest, suffix):
     samples = np.zeros((1000, 2), dtype=np.float32)
-    # Of the mean of both channels nothing would be seen.
+    # The mean of both channels is zero and would hide it.
     samples[500] = loudest, -loudest
     soundfile.write(tmp_path / f"a.{suffix}", samples, 16000, subtype="FLOAT")
     with pytest.raises(AudioError, match=f"a.{suffix}"):

@@ -1,4 +1,4 @@
-"""Augmentation against plain references: ratios reached, convolution, keyed choices, the classic pipeline, silence."""
+"""Augmentation against plain references: signal-to-noise ratios, convolution, keyed draws, the classic pipeline."""
 
 import os
 
@@ -40,7 +40,7 @@ BATCH = 200
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """MUSAN-like clips (shorter and longer than a crop) and impulse responses with a late direct path."""
+    """MUSAN-like clips (shorter and longer than a crop) and RIRs with a late direct path."""
     random = np.random.default_rng(3)
     root = tmp_path_factory.mktemp("augment")
     for folder in ("noise/free/a", "music/fma/b", "speech/us/c"):
@@ -65,12 +65,12 @@ def speech(random, batch=BATCH):
 
 def augment(augmenter, clean, epoch=0):
     drawn = augmenter.draw(np.arange(len(clean)), epoch)
-    # By the code for devices, which is checked against plain references here; that for CPUs equals it, below.
+    # The code for devices is compared with plain references; a test below compares the code for CPUs with it.
     ingredients = ResidentBanks(augmenter.banks, augmenter.rirs, clean.device).gather(drawn, clean.shape[1])
     return augmenter.apply(clean.clone(), drawn, ingredients), drawn, ingredients
 
 
-def test_every_source_reaches_its_ratio_on_true_power(folders, random):
+def test_signal_to_noise_ratios(folders, random):
     clean = speech(random)
     noisy, drawn, _ = augment(make(folders), clean)
     utterances = np.unique(drawn.source_rows)
@@ -81,7 +81,7 @@ def test_every_source_reaches_its_ratio_on_true_power(folders, random):
         assert ratio_db.item() == pytest.approx(drawn.snr_db[drawn.source_rows == row][0], abs=0.1)
 
 
-def test_ratios_lie_in_their_ranges_and_babble_has_three_to_seven_talkers(folders):
+def test_ranges_of_draws(folders):
     drawn = make(folders).draw(np.arange(2000), 0)
     for code, (low, high) in ((NOISE, (0, 15)), (MUSIC, (5, 15)), (BABBLE, (13, 20))):
         values = drawn.snr_db[drawn.source_kinds == code]
@@ -95,7 +95,7 @@ def test_ratios_lie_in_their_ranges_and_babble_has_three_to_seven_talkers(folder
     assert shares == pytest.approx([0.2] * 5, abs=0.03)
 
 
-def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(folders, random):
+def test_reverberation(folders, random):
     clean = speech(random)
     augmenter = make(folders)
     wet, drawn, _ = augment(augmenter, clean)
@@ -110,7 +110,7 @@ def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(folde
         assert np.abs(wet[row].numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_classic_style_equals_a_plain_loop(folders, random):
+def test_classic_style(folders, random):
     clean = speech(random, 60)
     augmenter = make(folders, style="classic")
     result, drawn, ingredients = augment(augmenter, clean)
@@ -129,7 +129,7 @@ def test_classic_style_equals_a_plain_loop(folders, random):
         np.testing.assert_allclose(result[row].numpy(), expected, rtol=1e-6, atol=2e-5)
 
 
-def test_choices_depend_on_row_and_epoch_alone(folders, random):
+def test_keyed_draws(folders, random):
     clean = speech(random, 40)
     augmenter = make(folders, telephone_probability=0.3, volume_db=[-6, 6])
     together, _, _ = augment(augmenter, clean)
@@ -142,7 +142,7 @@ def test_choices_depend_on_row_and_epoch_alone(folders, random):
         torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-4)
 
 
-def test_a_packed_bank_is_mapped_and_gives_the_same(folders, tmp_path, random):
+def test_packed_bank(folders, tmp_path, random):
     for folder in folders:
         pack(FolderInput(folder), tmp_path / folder.name)
     packed, files = make([tmp_path / "musan", tmp_path / "rirs"], categories=list(KINDS[1:])), make(folders)
@@ -151,7 +151,7 @@ def test_a_packed_bank_is_mapped_and_gives_the_same(folders, tmp_path, random):
     torch.testing.assert_close(augment(packed, clean)[0], augment(files, clean)[0], atol=1e-6, rtol=0)
 
 
-def test_several_processes_map_one_copy_of_files(folders, tmp_path, monkeypatch, random):
+def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
     alone, clean, decoded, made = make(folders), speech(random), [], []
     assert clips_into_ram(alone.banks, 1 << 30) and not list(tmp_path.glob("tables/*/samples.npy"))
@@ -161,7 +161,7 @@ def test_several_processes_map_one_copy_of_files(folders, tmp_path, monkeypatch,
     for _ in range(2):
         together = make(folders)
         assert clips_into_ram(together.banks, 1 << 30) and isinstance(together.rirs.prepared(0).base.base, np.memmap)
-        # By the first of them alone: nine clips of three kinds.
+        # Only the first decodes: nine clips of three kinds.
         assert len(decoded) == 27
         made.append(together)
     for one in made:
@@ -172,7 +172,7 @@ def test_several_processes_map_one_copy_of_files(folders, tmp_path, monkeypatch,
     assert len(list(tmp_path.glob("tables/*/samples.npy"))) == 5
 
 
-def test_a_category_without_files_is_shared_among_the_others(folders):
+def test_category_without_files(folders):
     banks = noise_banks(folders[0], 16000, None)
     del banks["babble"]
     augmenter = Augmenter(banks, None, AugmentOptions())
@@ -194,7 +194,7 @@ def test_telephone_band_and_codec(folders):
     assert result[2].abs().max() < 0.05
     error = (result[1] - tones[1]).square().mean() / tones[1].square().mean()
     assert 1e-6 < error < 1e-3
-    # Full scale is one of the codec's steps: nothing comes back louder than it went in, and silence stays silent.
+    # Full scale is a step of the codec, so no output exceeds it; silence stays silent.
     assert mu_law_codec(torch.zeros(1, 800), 8000).abs().max() == 0
     assert mu_law_codec(torch.sign(tones[1:2, ::2] + 1e-3), 8000).abs().max() == pytest.approx(1.0, abs=1e-4)
 
@@ -221,9 +221,9 @@ def test_layouts_and_broken_files(tmp_path, caplog):
 
 @pytest.mark.parametrize("style", ["ours", "classic"])
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_the_way_for_cpus_gives_the_same(folders, random, style, in_memory):
+def test_cpu_code(folders, random, style, in_memory):
     clean = speech(random, 80)
-    clean[:20] = 0  # of silence too: what is compared is finite
+    clean[:20] = 0  # silence must give finite values too
     augmenter = make(folders, style=style)
     expected, _, _ = augment(augmenter, clean, epoch=3)
     if in_memory:
@@ -233,13 +233,13 @@ def test_the_way_for_cpus_gives_the_same(folders, random, style, in_memory):
 
 
 @pytest.mark.parametrize("style", ["ours", "classic"])
-def test_resident_banks_give_the_same(folders, random, style):
+def test_resident_banks(folders, random, style):
     clean = speech(random, 80)
     augmenter = make(folders, style=style, volume_db=[-6.0, 6.0], codec_probability=0.2, microphone_probability=0.5)
     expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
     augmenter.resident = ResidentBanks(augmenter.banks, augmenter.rirs, torch.device("cpu"))
     made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
-    # The codec's steps are coarse: a sample on the edge of one falls to either side.
+    # The codec's steps are coarse, and a sample on an edge may fall to either side.
     is_coded = augmenter.draw(np.arange(80), 3).codec
     torch.testing.assert_close(made[~is_coded], expected[~is_coded], atol=1e-5, rtol=1e-4)
     assert ((made - expected).abs() > 1e-4).float().mean() < 1e-3
@@ -247,7 +247,7 @@ def test_resident_banks_give_the_same(folders, random, style):
     assert bytes_of_banks(augmenter.banks, augmenter.rirs, None) == clips + 4 * (300 + 5000 + 2 * 20000)
 
 
-def test_babble_of_a_resident_corpus_is_read_where_that_lies(folders, random):
+def test_babble_of_a_resident_corpus(folders, random):
     banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
     held = torch.from_numpy(random.integers(-3000, 3000, 90_000).astype(np.int16))
     corpus = RamRows(held, np.arange(0, 90_000, 6000), np.full(15, 6000), {})
@@ -263,7 +263,7 @@ def test_babble_of_a_resident_corpus_is_read_where_that_lies(folders, random):
     assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(5000 + 1500 * number for number in range(9))
 
 
-def test_energies_of_crops_are_exact(random):
+def test_energies_of_crops(random):
     samples = random.integers(-32768, 32768, 5000).astype(np.int16)
     sums = block_energies(samples)
     for num_samples in (128, 200, 1000, 4999):
@@ -272,8 +272,8 @@ def test_energies_of_crops_are_exact(random):
         assert energies_of_crops(sums, samples, firsts, num_samples).tolist() == expected
 
 
-def test_rooms_are_one_microphone_and_no_noise(tmp_path, caplog):
-    """RIRS_NOISES holds noises beside responses, and responses of up to eight channels."""
+def test_rirs(tmp_path, caplog):
+    """RIRS_NOISES also has noises, and responses with up to eight channels."""
     left, right = np.zeros(400, dtype=np.float32), np.zeros(400, dtype=np.float32)
     left[[10, 60]], right[[30, 90]] = (0.5, 0.2), (0.5, 0.2)
     for name in ("pointsource_noises/noise-1.wav", "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav"):
@@ -286,7 +286,7 @@ def test_rooms_are_one_microphone_and_no_noise(tmp_path, caplog):
     assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(0.4, abs=1e-3)
 
 
-def test_a_microphone_has_the_response_it_names(random):
+def test_microphone_response(random):
     impulse = np.zeros((2, 6000), dtype=np.float32)
     impulse[:, 3000] = 1
     responses_db = random.normal(0, 5, (2, 10))
@@ -295,22 +295,22 @@ def test_a_microphone_has_the_response_it_names(random):
         speech, torch.from_numpy(responses_db).float(), response_grid(speech, 10, 16000)
     ).double()
     hertz = np.geomspace(60, 8000, 10)
-    # At the points by a sum over samples, between them (in log frequency) the mean of two.
+    # The response at the points, by a sum over samples; half-way between two (in log frequency) it is their mean.
     turns = np.exp(
         -2j * np.pi / 16000 * np.outer(np.concatenate([hertz, np.sqrt(hertz[1:] * hertz[:-1])]), np.arange(6000))
     )
     found_db = 20 * np.log10(np.abs(heard.numpy() @ turns.T))
     expected = np.concatenate([responses_db, (responses_db[:, 1:] + responses_db[:, :-1]) / 2], axis=1)
-    # The lowest points are a few hertz apart, less than this many samples resolve.
+    # The lowest points are a few hertz apart, closer than so few samples resolve.
     assert np.abs(found_db - expected)[:, 3:10].max() < 0.3 and np.abs(found_db - expected)[:, 13:].max() < 0.3
 
 
-def test_microphones_are_drawn_by_row_with_their_strength_and_share(tmp_path):
+def test_draws_of_microphones(tmp_path):
     options = AugmentOptions(categories=[], microphone_probability=0.4, microphone_db=6.0)
     augmenter = Augmenter({}, None, options, seed=3)
     drawn = augmenter.draw(np.arange(3000), 0)
     assert len(drawn.microphones) / 3000 == pytest.approx(0.4, abs=0.03)
-    # At the outermost points, which no curve bends.
+    # The outermost points, which the smoothing does not change.
     assert drawn.responses_db[:, [0, -1]].std(axis=0) == pytest.approx([6.0, 6.0], rel=0.06)
     row = int(drawn.microphones[5])
     alone = augmenter.draw(np.array([row]), 0)
@@ -321,9 +321,9 @@ def test_microphones_are_drawn_by_row_with_their_strength_and_share(tmp_path):
     assert np.flatnonzero(changed).tolist() == drawn.microphones[drawn.microphones < 60].tolist()
 
 
-def test_real_devices_are_read_and_drawn(tmp_path):
+def test_real_devices(tmp_path):
     dull = np.zeros(2000, dtype=np.float32)
-    dull[:2] = 0.4  # a mean of neighbours: 20 log10 cos(pi f / rate)
+    dull[:2] = 0.4  # sum of neighbours: 20 log10 cos(pi f / rate)
     write_audio(tmp_path / "dull.wav", dull, 16000)
     write_audio(tmp_path / "flat.wav", np.array([0.5] + [0.0] * 99, dtype=np.float32), 16000)
     found = device_responses(tmp_path, 16000)

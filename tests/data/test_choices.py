@@ -74,7 +74,7 @@ def test_choices(choose, changes, value):
         (choose_device_resident, {"augments_elsewhere": True}, "noise and RIRs"),
     ],
 )
-def test_what_is_asked_for_and_cannot_be(choose, changes, word):
+def test_impossible_requests(choose, changes, word):
     facts = {**CHOICES[choose], **changes}
     assert not choose(switch="auto", **facts).value
     with pytest.raises(ValueError, match=word):

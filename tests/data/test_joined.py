@@ -1,4 +1,4 @@
-"""Several corpora in one run: parts of a batch by hand, no crop twice, packed beside a folder, resuming, mistakes."""
+"""Several corpora in one run: shares of a batch by hand, no crop twice, packed beside a folder, resuming, mistakes."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
-    """A sampler of corpora a, b … of so many utterances, each by so many speakers, dealt by weights."""
+    """A sampler of corpora a, b … with these numbers of utterances and speakers, mixed by weights."""
     names = [chr(ord("a") + number) for number in range(len(sizes))]
     given = {
         name: {"train_list": "x", "weight": weight}
@@ -49,12 +49,12 @@ def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
         ({"weights": [3, 1]}, [15, 5]),
         ({"weights": [0.02, 0.01]}, [13, 7]),
         ({}, [18, 2]),
-        # Roots of 900 and 100 are 30 and 10.
+        # The roots of 900 and 100 are 30 and 10.
         ({"corpora_temperature": 2}, [15, 5]),
         ({"corpora_temperature": 1e6}, [10, 10]),
     ],
 )
-def test_every_batch_has_its_part_of_each(options, parts):
+def test_shares_of_a_batch(options, parts):
     sampler, source, listed = sampler_of(ShuffledSampler, [900, 100], [30, 10], 20, **options)
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
     assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(plans[0].rows, plans[2].rows)
@@ -63,7 +63,7 @@ def test_every_batch_has_its_part_of_each(options, parts):
         is_second = plan.rows % 1000 >= 900
         assert is_second.reshape(50, 20).sum(1).tolist() == 50 * parts[1:]
         assert plan.drawn == {"a": 50 * parts[0], "b": 50 * parts[1]}
-        # Whoever is drawn more often than it has utterances comes as often as every other, or once more.
+        # A corpus drawn more often than it has utterances repeats each of them equally often, or once more.
         times = np.bincount(plan.rows % 1000, minlength=1000)
         assert {*times[900:]} <= {50 * parts[1] // 100, -(-50 * parts[1] // 100)}
         for rank in range(2):
@@ -75,7 +75,7 @@ def test_every_batch_has_its_part_of_each(options, parts):
 
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 3]])
-def test_groups_hold_no_speaker_twice(weights):
+def test_groups(weights):
     sampler, *_ = sampler_of(BalancedSampler, [600, 90], [60, 9], 8, weights=weights, utterances_per_speaker=2)
     plan = sampler.epoch(0)
     speakers = sampler.labels[plan.rows % 690].reshape(-1, 8, 2)
@@ -92,14 +92,14 @@ def test_groups_hold_no_speaker_twice(weights):
         ({"sizes": [900, 4], "weights": [1, 1]}, "b has 10 of a batch of 20, but the training list has 4"),
     ],
 )
-def test_corpora_that_fill_no_batch(changes, message):
+def test_corpora_too_small_for_a_batch(changes, message):
     with pytest.raises(ValueError, match=message):
         sampler_of(ShuffledSampler, **{"speakers": [30, 4], "size": 20, **changes})
 
 
 @pytest.fixture(scope="module")
 def corpora(tiny_corpus, tmp_path_factory):
-    """The corpus twice, with the same names: a folder, and packed, also in shards at an address."""
+    """The same corpus as a folder, packed, and in shards at an address; with the same names."""
     folder = tmp_path_factory.mktemp("corpora")
     pack(FolderInput(tiny_corpus, read_training_list(tiny_corpus / "train_list.txt").paths), folder / "packed")
     lists = ["--list", str(tiny_corpus / "train_list.txt"), "--shards", "3"]
@@ -129,7 +129,7 @@ def loader_of(options):
 
 
 @pytest.mark.parametrize("where", ["packed", "store"])
-def test_a_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
+def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
     straight = list(made := loader_of(options_of(tiny_corpus, corpora, where)))
     alone = loader_of(
         {**options_of(tiny_corpus, corpora), "corpora": {}, "train_list": str(tiny_corpus / "train_list.txt")}
@@ -163,7 +163,7 @@ def test_a_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
             made.load_state_dict({**state, "processes": 2, **changed})
 
 
-def test_a_run_is_reported_by_corpus(tiny_corpus, corpora, tmp_path, caplog):
+def test_report(tiny_corpus, corpora, tmp_path, caplog):
     caplog.set_level("INFO")
     changes = {
         "data": {**options_of(tiny_corpus, corpora), "validation_speakers": 2, "train_list": "", "train_path": ""}

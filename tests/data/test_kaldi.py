@@ -1,4 +1,4 @@
-"""Kaldi folders: wav.scp and utt2spk as training list and as audio; what is refused, by name and line."""
+"""Kaldi folders: wav.scp and utt2spk as training list and as audio; refusals name file and line."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ IDS = [f"spk{row // 3}-utt{row}" for row in range(9)]
 
 @pytest.fixture()
 def kaldi(tmp_path, random, monkeypatch):
-    """Nine utterances, every third one named from the working directory, one with a space in its name."""
+    """Nine utterances; the path of every third is relative to the working directory, one name has a space."""
     monkeypatch.chdir(tmp_path)
     folder, audio = tmp_path / "data" / "train", tmp_path / "audio"
     folder.mkdir(parents=True)
@@ -27,7 +27,7 @@ def kaldi(tmp_path, random, monkeypatch):
     return folder
 
 
-def test_a_folder_is_a_training_list_of_utterance_ids(kaldi):
+def test_training_list(kaldi):
     found = read_training_list(kaldi)
     assert list(found.paths) == IDS[::-1]
     assert list(found.speakers) == ["spk0", "spk1", "spk2"]
@@ -37,7 +37,7 @@ def test_a_folder_is_a_training_list_of_utterance_ids(kaldi):
     assert audio_folder_of(kaldi / "trials") == kaldi
 
 
-def test_its_audio_is_found_by_id(kaldi, tmp_path):
+def test_audio(kaldi, tmp_path):
     source = open_source(kaldi, keep_lookup=False)
     assert isinstance(source, KaldiSource)
     names = StringTable.from_strings([IDS[4], "absent", IDS[0]])
@@ -65,13 +65,13 @@ def test_its_audio_is_found_by_id(kaldi, tmp_path):
         ("a other.wav", r"wav\.scp: 'a' appears twice"),
     ],
 )
-def test_what_wav_scp_may_not_hold(tmp_path, row, message):
+def test_bad_wav_scp(tmp_path, row, message):
     (tmp_path / "wav.scp").write_text(f"a a.wav\n{row}\nc c.wav\n")
     with pytest.raises(ListError, match=message):
         open_source(tmp_path)
 
 
-def test_other_things_are_refused(kaldi, tmp_path):
+def test_other_mistakes(kaldi, tmp_path):
     (kaldi / "utt2spk").write_text("a spk 1\n")
     with pytest.raises(ListError, match=r"utt2spk, line 1: expected 'utterance speaker', found 'a spk 1'"):
         read_training_list(kaldi)

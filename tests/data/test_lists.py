@@ -1,4 +1,4 @@
-"""Lists: every form, what is refused and how it is said, and that blocks do not change the result."""
+"""Lists: every form, refusals and their messages; blocks do not change the result."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def write(folder, content):
     return path
 
 
-def test_training_list_by_hand(tmp_path):
+def test_training_list(tmp_path):
     path = write(tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav")
     found = read_training_list(path)
     assert list(found.paths) == ["b/1 with space.wav", "a/1.wav", "b/2.wav", "c/é.wav"]
@@ -43,7 +43,7 @@ def test_bad_training_lists(tmp_path, content, message):
         read_training_list(write(tmp_path, content))
 
 
-def test_malformed_rows_are_noted_and_left_out_where_somebody_takes_notes(tmp_path):
+def test_malformed_rows_are_collected(tmp_path):
     rows = b"a 1.wav\nlonely\n\nb \xff.wav\n" + b"x" * 300 + b" 2.wav\nb 2.wav"
     malformed = []
     found = read_training_list(write(tmp_path, rows), malformed)
@@ -88,7 +88,7 @@ def test_endless_line(tmp_path, read):
             read(path, [])
 
 
-def test_written_lists_read_back(tmp_path):
+def test_round_trip(tmp_path):
     pairs = [("b", "b/1 x.wav"), ("a", "a/1.wav")]
     write_training_list(tmp_path / "train.txt", pairs)
     found = read_training_list(tmp_path / "train.txt")
@@ -119,7 +119,7 @@ def test_string_table():
         table[4]
 
 
-def test_malformed_trials_are_left_out_wherever_they_stand(tmp_path):
+def test_malformed_trials(tmp_path):
     for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
         rows = ["nothing here at all", form.format("a", "b", yes), "a b", form.format("b", "c", "2")]
         rows += [form.format("b", "c", no), "a", ""]
@@ -130,7 +130,7 @@ def test_malformed_trials_are_left_out_wherever_they_stand(tmp_path):
         assert [one.split(":")[0] for one in notes] == ["line 1", "line 3", "line 4", "line 6"]
 
 
-def test_a_long_list_is_kept_and_mapped(tmp_path, monkeypatch):
+def test_cache_of_a_long_list(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "list.txt"
     for text in ("b b/1.wav\na a/1 1.wav\nb b/2.wav\n", "c c/1.wav\n"):

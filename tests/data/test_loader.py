@@ -1,4 +1,4 @@
-"""The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
+"""The training loader: workers, ranks, resuming, bad files, speeds; the same batches from RAM and GPU memory."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ def disturbances(tmp_path_factory):
 
 
 def config_of(corpus, disturbances=None, **changes):
-    """The tiny corpus in small batches; `changes` are dotted keys with __ for the dot."""
+    """The tiny corpus in small batches; in `changes`, __ stands for the dot of an option's name."""
     sections: dict[str, dict[str, object]] = {
         "data": {"train_list": str(corpus / "train_list.txt"), "crop_frames": 50, "batch_size": 8, "num_workers": 0},
         "loss": {"name": "softmax"},
@@ -71,7 +71,7 @@ def assert_same(first, second):
         assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
 
 
-def test_batches_hold_crops_of_their_files(tiny_corpus):
+def test_crops(tiny_corpus):
     made = loader(tiny_corpus)
     batches = epoch(made)
     assert len(made) == len(batches) == 4 and made.num_classes == 8
@@ -85,13 +85,13 @@ def test_batches_hold_crops_of_their_files(tiny_corpus):
 
 
 @pytest.mark.parametrize("augmented", [False, True])
-def test_workers_give_the_same_batches(tiny_corpus, disturbances, augmented):
+def test_workers(tiny_corpus, disturbances, augmented):
     noise = disturbances if augmented else None
     alone = loader(tiny_corpus, noise)
     helped = loader(tiny_corpus, noise, data__num_workers=2, data__prefetch_factor=1)
     for number in (0, 1):
         assert_same(epoch(alone, number), epoch(helped, number))
-    # Left in the middle, the workers' half-made batches must not turn up in the next epoch.
+    # After an abandoned epoch, the workers' unfinished batches must not appear in the next.
     helped.set_epoch(2)
     next(iter(helped))
     assert_same(epoch(alone, 3), epoch(helped, 3))
@@ -106,8 +106,8 @@ def packed(tiny_corpus, tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_packed_corpus_gives_the_same_batches(tiny_corpus, packed, num_workers):
-    # Some utterances are shorter than a crop and wrap around.
+def test_packed_corpus(tiny_corpus, packed, num_workers):
+    # Some utterances are shorter than a crop and are repeated.
     options = {"data__crop_frames": 120, "data__num_workers": num_workers, "data__device_resident": "off"}
     files, made = loader(tiny_corpus, **options), loader(tiny_corpus, data__train_path=packed, **options)
     for one, other in zip(epoch(files, 1), epoch(made, 1), strict=True):
@@ -116,8 +116,8 @@ def test_a_packed_corpus_gives_the_same_batches(tiny_corpus, packed, num_workers
     made.close()
 
 
-def test_noise_and_rooms_are_counted_before_the_corpus(tiny_corpus, disturbances, monkeypatch):
-    """To the byte: with one less than both take, the corpus stays where it is."""
+def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
+    """With one byte less than all take, the corpus is not moved to the device."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     config = config_of(tiny_corpus, disturbances, data__ram_corpus="on")
     inputs = Inputs(config, torch.device("cuda"))
@@ -129,19 +129,19 @@ def test_noise_and_rooms_are_counted_before_the_corpus(tiny_corpus, disturbances
         asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
-    # What training takes is left to it.
+    # Memory reserved for training is not used.
     for reserved, is_there in ((0, True), (1 << 30, False)):
         assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there
 
 
 @pytest.mark.slow
-def test_spawned_workers_give_the_same_batches(tiny_corpus, disturbances):
+def test_spawned_workers(tiny_corpus, disturbances):
     made = loader(tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip")
     assert_same(epoch(loader(tiny_corpus, disturbances)), epoch(made))
     made.close()
 
 
-def test_position_in_the_epoch_is_state(tiny_corpus, disturbances):
+def test_position_in_the_epoch(tiny_corpus, disturbances):
     straight = epoch(loader(tiny_corpus, disturbances), 1)
     stopped = loader(tiny_corpus, disturbances)
     stopped.set_epoch(1)
@@ -154,7 +154,7 @@ def test_position_in_the_epoch_is_state(tiny_corpus, disturbances):
         loader(tiny_corpus, disturbances, data__batch_size=4).load_state_dict(stopped.state_dict())
 
 
-def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus, disturbances):
+def test_ram_and_resident_corpora(tiny_corpus, disturbances):
     for noise in (None, disturbances):
         plain = epoch(loader(tiny_corpus, noise))
         assert_same(plain, epoch(loader(tiny_corpus, noise, data__ram_corpus="on")))
@@ -166,7 +166,7 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus, disturba
 
 
 @pytest.mark.parametrize("factors", [[0.9, 1.0, 1.1], [0.9]])
-def test_a_resident_corpus_changes_speed_as_the_host_does(tiny_corpus, disturbances, factors):
+def test_speeds_of_a_resident_corpus(tiny_corpus, disturbances, factors):
     options = {"data__ram_corpus": "on", "augment__speed_factors": factors, "augment__telephone_probability": 0.3}
     host, resident = (loader(tiny_corpus, disturbances, **options, data__device_resident=one) for one in ("off", "on"))
     assert isinstance(resident.maker, ResidentMaker) and resident.augmenter.resident is not None
@@ -177,8 +177,8 @@ def test_a_resident_corpus_changes_speed_as_the_host_does(tiny_corpus, disturban
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus, num_workers):
-    """As on a GPU without room for the corpus: crops travel as int16, as long as their speed needs them."""
+def test_speeds_after_the_transfer(tiny_corpus, num_workers):
+    """As on a GPU without memory for the corpus: crops are transferred as int16, at the length their speed needs."""
     options = {"augment__enabled": True, "augment__speed_factors": [0.9, 1.0, 1.1], "augment__volume_db": [-1.0, 1.0]}
     here, there = loader(tiny_corpus, **options), loader(tiny_corpus, **options)
     there.augmenter = there.maker.augmenter
@@ -197,8 +197,8 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus, num_workers
     there.close()
 
 
-def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus, monkeypatch):
-    """A GPU copies from the ring while the host goes on; of two spare places one may still be copied."""
+def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
+    """A GPU copies from the ring while the host continues; one of two spare slots may still be in use."""
     made, done, before = loader(tiny_corpus), [], []
 
     def moved(crops):
@@ -229,7 +229,7 @@ def spoil(root, num_bad=2):
         (root / f"spk{number:02d}" / "utt1.wav").write_bytes(b"no longer audio")
 
 
-def test_what_is_wrong_at_the_start_is_said(root, tmp_path, caplog):
+def test_warnings_at_the_start(root, tmp_path, caplog):
     with pytest.raises(ValueError, match="8 speakers"):
         loader(root, data__num_classes=5)
     loader(root, data__num_classes=9)
@@ -248,14 +248,14 @@ def test_what_is_wrong_at_the_start_is_said(root, tmp_path, caplog):
 
 @pytest.fixture
 def trusted_lookup(monkeypatch):
-    """Files rot after their headers were read: a loader that is made later finds the headers as they were."""
+    """Files damaged after their headers were read: later loaders use the stored headers."""
     monkeypatch.setattr("speakernet.data.lookup.audio_info", functools.cache(audio_info))
 
 
 @pytest.mark.usefixtures("trusted_lookup")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_bad_files_are_errors_or_replaced(root, num_workers):
-    """Fewer than are said at once, and a reader that asks for no more batches than there are, as training does."""
+def test_bad_files(root, num_workers):
+    """Fewer than are reported at once; like training, the test reads exactly one epoch."""
     strict, lenient, failing = (
         loader(root, data__num_workers=num_workers, data__on_bad_audio=kind, data__max_bad_share=share)
         for kind, share in (("skip", 0.05), ("skip", 0.1), ("error", 0.1))
@@ -273,7 +273,7 @@ def test_bad_files_are_errors_or_replaced(root, num_workers):
         for _ in range(len(strict)):
             next(batches)
     strict.close()
-    # The same command again is no way around it.
+    # Resuming does not get around it.
     resumed = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.05)
     resumed.load_state_dict(strict.state_dict())
     with pytest.raises(AudioError, match="2 of 32 utterances"):
@@ -283,8 +283,8 @@ def test_bad_files_are_errors_or_replaced(root, num_workers):
 
 
 @pytest.mark.usefixtures("trusted_lookup")
-def test_a_resident_corpus_replaces_what_cannot_be_read(root):
-    """Files that rot between the reading of headers and of samples, as in the corpus in memory on the host."""
+def test_bad_files_of_a_resident_corpus(root):
+    """Files damaged between the reading of headers and of samples are replaced, as in the RAM corpus."""
     made = []
     loader(root)  # reads the headers
     spoil(root)
@@ -301,8 +301,8 @@ def test_a_resident_corpus_replaces_what_cannot_be_read(root):
     assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
 
 
-def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory():
-    """A FLAC file that ends early: the header promised five times as many samples as were decoded."""
+def test_resident_row_shorter_than_its_header():
+    """A truncated FLAC file: the header declared five times as many samples as were decoded."""
     random = np.random.default_rng(0)
     held = torch.from_numpy(random.integers(1, 1000, 10000).astype(np.int16))
     starts, lengths, promised = np.array([0, 5000]), np.array([1000, 4000]), np.array([5000, 5000])
@@ -318,7 +318,7 @@ def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory():
 
 
 class FakeStream:
-    """Of a GPU: notes who waits for what."""
+    """A fake GPU stream that records who waits for what."""
 
     def __init__(self, device=None):
         self.waited = []
@@ -330,7 +330,7 @@ class FakeStream:
         self.waited.append(event)
 
 
-def test_a_batch_is_handed_out_before_the_next_is_waited_for(monkeypatch):
+def test_batch_is_yielded_before_the_next_wait(monkeypatch):
     training, made, kept = FakeStream(), [], []
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

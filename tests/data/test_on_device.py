@@ -1,4 +1,4 @@
-"""Audio on a device: crops by one indexed read, arrays in one transfer, speeds as scipy changes them."""
+"""Audio on a device: crops by one indexed read, arrays in one transfer, speeds as by scipy."""
 
 from fractions import Fraction
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
     num_samples=st.integers(1, 50),
     seed=st.integers(0, 1000),
 )
-def test_crops_are_those_of_a_plain_loop(sizes, num_samples, seed):
+def test_crops(sizes, num_samples, seed):
     random = np.random.default_rng(seed)
     audio = random.integers(-30000, 30000, sum(sizes)).astype(np.int16)
     lengths = np.array(sizes)
@@ -35,7 +35,7 @@ def test_crops_are_those_of_a_plain_loop(sizes, num_samples, seed):
 
 
 @pytest.mark.parametrize("factor", [Fraction(9, 10), Fraction(11, 10), Fraction(1, 2), Fraction(2), Fraction(19, 20)])
-def test_speeds_are_those_of_scipy(factor, random):
+def test_speeds(factor, random):
     num_samples = 3001
     crops = random.standard_normal((3, samples_to_read(factor, num_samples))).astype(np.float32)
     expected = resample_poly(crops.astype(np.float64), factor.denominator, factor.numerator, axis=1)[:, :num_samples]
@@ -44,7 +44,7 @@ def test_speeds_are_those_of_scipy(factor, random):
     np.testing.assert_allclose(made.numpy(), expected, atol=2e-6, rtol=1e-5)
 
 
-def test_every_row_at_its_own_speed(random):
+def test_speeds_by_row(random):
     factors = [Fraction(1), Fraction(9, 10), Fraction(11, 10)]
     most = most_samples_to_read(factors, 500)
     crops = torch.from_numpy(random.standard_normal((7, most)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Packed corpora: the same audio as the folder, by row, by name and from workers; damage is found and refused."""
+"""Packed corpora: the same audio as the folder, by row and by name; damage is found and refused."""
 
 import json
 
@@ -23,7 +23,7 @@ NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
 
 @pytest.fixture()
 def folder(tmp_path, random):
-    """Plain WAV, FLAC with a space in its name, stereo at 8 kHz, shorter than any crop, 24 bit."""
+    """A plain WAV, FLAC with a space in its name, stereo at 8 kHz, one shorter than any crop, 24 bits."""
     root = tmp_path / "audio"
     (root / NAMES[2]).parent.mkdir(parents=True)
     write_audio(root / NAMES[0], 0.1 * random.standard_normal(8000))
@@ -40,13 +40,13 @@ def corpus(folder, tmp_path):
     return tmp_path / "corpus"
 
 
-def test_every_utterance_is_the_folders(folder, corpus):
+def test_utterances(folder, corpus):
     files, packed = FolderSource(folder, keep_lookup=False), open_source(corpus)
     assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
     for name in NAMES:
         np.testing.assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)
         np.testing.assert_array_equal(packed.read(name, 100, 300), packed.read(name)[100:400])
-    np.testing.assert_array_equal(packed.read(NAMES[0]), files.read(NAMES[0]))  # 16 bits stay what they are
+    np.testing.assert_array_equal(packed.read(NAMES[0]), files.read(NAMES[0]))  # 16-bit samples are exact
     with pytest.raises(AudioError, match=r"samples 9000"):
         packed.read(NAMES[0], 9000)
     with pytest.raises(AudioError, match=r"absent\.wav"):
@@ -54,7 +54,7 @@ def test_every_utterance_is_the_folders(folder, corpus):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_rows_equal_the_folders_rows_also_where_they_wrap(folder, corpus, dtype):
+def test_rows(folder, corpus, dtype):
     names = StringTable.from_strings(NAMES[::-1])
     readers = []
     for source in (FolderSource(folder, keep_lookup=False), open_source(corpus)):
@@ -66,7 +66,7 @@ def test_rows_equal_the_folders_rows_also_where_they_wrap(folder, corpus, dtype)
     np.testing.assert_allclose(batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768)
 
 
-def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus):
+def test_flipped_bit(corpus):
     assert verify(corpus) == []
     index = PackedSource(corpus).index
     row = list(index.names).index("short.wav")
@@ -95,7 +95,7 @@ def _header(path, text):
 
 
 def _index(root, **columns):
-    """Other columns, and the checksum of the file that they make: what no bit flip, but a program could write."""
+    """Change columns and fit the checksum, which a program could do but a flipped bit could not."""
     with np.load(root / "index.npz") as stored:
         kept = dict(stored)
     np.savez(root / "index.npz", **{**kept, **columns})
@@ -120,20 +120,20 @@ def _index(root, **columns):
         (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
     ],
 )
-def test_a_damaged_corpus_is_refused_with_a_reason(corpus, damage, message):
+def test_damage(corpus, damage, message):
     damage(corpus)
     with pytest.raises(PackedError, match=message):
         open_source(corpus)
 
 
-def test_a_half_written_corpus_is_refused(corpus):
+def test_incomplete_corpus(corpus):
     half = corpus.rename(corpus.with_name("corpus.partial"))
     for root in (corpus, half):
         with pytest.raises(PackedError, match=r"run the same `speakernet pack` again"):
             open_source(root)
 
 
-def test_names_are_found_among_many(random):
+def test_names_among_many(random):
     texts = [f"id{row % 97:05d}/ü{row}/{row:07d}.wav" for row in range(70_000)] + ["", "a", "b\0c"]
     table = StringTable.from_strings(texts)
     rows = random.permutation(len(texts))
@@ -143,7 +143,7 @@ def test_names_are_found_among_many(random):
     assert NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
 
 
-def test_a_large_corpus_is_mapped_and_gives_the_same(corpus, tmp_path, monkeypatch):
+def test_large_corpus_is_mapped(corpus, tmp_path, monkeypatch):
     names = StringTable.from_strings([NAMES[2], "absent.wav", NAMES[0]])
     small = PackedSource(corpus).lookup_table(names)
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A corpus that several machines packed: the same utterances as one that one machine packed, and what can go wrong."""
+"""A corpus packed in parts by several machines equals one packed by one machine; missing and wrong parts."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ def parts(folder, tmp_path_factory):
     return pack_parts(folder, tmp_path_factory.mktemp("parts") / "corpus")
 
 
-def test_the_parts_together_are_the_whole_byte_for_byte(whole, parts):
+def test_parts_equal_the_whole(whole, parts):
     joined = b"".join((one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*")))
     assert joined == (whole / SAMPLES).read_bytes()[HEADER_BYTES:]
     left, right = read_index(whole), read_index(parts)
@@ -60,7 +60,7 @@ def test_the_parts_together_are_the_whole_byte_for_byte(whole, parts):
     assert main(["pack", str(parts / "part-0002-of-0003"), "--verify"]) == 0
 
 
-def test_missing_parts_are_named(folder, tmp_path, caplog):
+def test_missing_parts(folder, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     corpus = pack_parts(folder, tmp_path / "corpus", (2,), count=4)
     assert "1/4, 3/4, 4/4" in caplog.text
@@ -73,7 +73,7 @@ def test_missing_parts_are_named(folder, tmp_path, caplog):
         join_parts(tmp_path / "nothing")
 
 
-def test_parts_brought_together_by_hand_are_merged(folder, tmp_path, parts):
+def test_parts_collected_by_hand(folder, tmp_path, parts):
     places = [pack_parts(folder, tmp_path / f"machine{number}", (number,)) for number in (1, 2, 3)]
     for place in places[1:]:
         for part in place.glob("part-*"):
@@ -82,7 +82,7 @@ def test_parts_brought_together_by_hand_are_merged(folder, tmp_path, parts):
         open_source(places[0])
     assert main(["pack", str(places[0]), "--merge", "--verify"]) == 0
     assert (places[0] / DESCRIPTION).read_bytes() == (parts / DESCRIPTION).read_bytes()
-    # Older versions did not write what a part is part of.
+    # Older versions did not write `part_of`.
     (places[0] / DESCRIPTION).unlink()
     old = places[0] / "part-0002-of-0003" / DESCRIPTION
     description = json.loads(old.read_text())
@@ -91,13 +91,13 @@ def test_parts_brought_together_by_hand_are_merged(folder, tmp_path, parts):
     assert main(["pack", str(places[0]), "--merge"]) == 0
 
 
-def test_parts_of_something_else_are_refused(folder, tmp_path):
+def test_foreign_parts(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus", (1,))
     fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
     for source, count, rate in ((fewer, 3, 16000), (FolderInput(folder), 3, 8000), (FolderInput(folder), 4, 16000)):
         with pytest.raises(PackedError, match="other utterances, another rate"):
             pack_part(source, corpus, WorkPart(2, count), sample_rate=rate)
-    assert main(["pack", str(corpus), "--merge", "--source", str(folder)]) == 1, "one or the other"
+    assert main(["pack", str(corpus), "--merge", "--source", str(folder)]) == 1, "--merge excludes --source"
     other = tmp_path / "other"
     for number in (2, 3):
         pack_part(fewer, other, WorkPart(number, 3))
@@ -116,7 +116,7 @@ class Killed(BaseException):
 
 
 class Dying(FolderInput):
-    """A folder of which no more than two files can be read."""
+    """A folder in which only two files can be read before the kill."""
 
     calls = 0
 
@@ -127,20 +127,20 @@ class Dying(FolderInput):
         return super().decode(row, content, sample_rate)
 
 
-def test_a_part_that_is_killed_goes_on(folder, tmp_path, parts):
+def test_killed_part(folder, tmp_path, parts):
     corpus = pack_parts(folder, tmp_path / "corpus", (1, 2))
     with pytest.raises(Killed):
         pack_part(Dying(folder), corpus, WorkPart(3, 3), num_threads=1)
     assert not (corpus / DESCRIPTION).exists()
     pack_parts(folder, corpus, (3,))
-    # Killed after the last part was done and before it was joined: any part's command joins.
+    # Killed between the last part and the joining: the command of any part joins them.
     description = (corpus / DESCRIPTION).read_bytes()
     (corpus / DESCRIPTION).unlink()
     pack_parts(folder, corpus, (1,))
     assert (corpus / DESCRIPTION).read_bytes() == description == (parts / DESCRIPTION).read_bytes()
 
 
-def test_damage_is_told(folder, tmp_path):
+def test_damage(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus")
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (

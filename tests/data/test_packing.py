@@ -1,4 +1,4 @@
-"""Packing: from folders, lists and archives; killed and finished; bad files and unsafe names."""
+"""Packing from folders, lists and archives; kills and resuming; bad files and unsafe names."""
 
 import io
 import os
@@ -43,7 +43,7 @@ def content_of(corpus):
 
 @pytest.fixture()
 def expected(folder, tmp_path):
-    """Name -> samples, as packing the folder gives them."""
+    """Name -> samples of the packed folder."""
     pack(FolderInput(folder), tmp_path / "expected")
     return content_of(tmp_path / "expected")
 
@@ -63,7 +63,7 @@ def make_tar(path, folder, mode):
     return path
 
 
-def test_a_list_chooses_and_orders(folder, tmp_path):
+def test_list(folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"id1 {NAMES[5]}\nid0 {NAMES[2]}\nid1 {NAMES[5]}\n")
     trials = tmp_path / "trials.txt"
@@ -82,7 +82,7 @@ ARCHIVES: dict[str, Callable[[Path, Path], Path]] = {
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_archives_give_what_the_folder_gives(kind, folder, tmp_path, expected):
+def test_archives(kind, folder, tmp_path, expected):
     archive = ARCHIVES[kind](tmp_path, folder)
     names = StringTable.from_strings(NAMES[::-1])
     pack(open_inputs([archive], names), tmp_path / "by_list", num_threads=3)
@@ -95,7 +95,7 @@ def test_archives_give_what_the_folder_gives(kind, folder, tmp_path, expected):
     assert sorted(whole) == [("wav/" if kind == "zip" else "corpus/dev/") + name for name in NAMES]
 
 
-def test_an_archive_in_parts_and_a_second_one(folder, tmp_path, expected):
+def test_archives_in_parts(folder, tmp_path, expected):
     content = make_zip(tmp_path / "whole.zip", folder).read_bytes()
     third = len(content) // 3
     parts = [tmp_path / f"dev_part{letters}" for letters in ("aa", "ab", "ac")]
@@ -113,8 +113,8 @@ def test_an_archive_in_parts_and_a_second_one(folder, tmp_path, expected):
         open_inputs(parts[:2], names)
 
 
-def stopping(source, at=7):
-    """Whose reading breaks off at a row, as a full disk or a kill would."""
+def failing_at(source, at=7):
+    """The source, failing at a row as with a full disk or a kill."""
     decode = source.decode
 
     def decode_some(row, content, sample_rate):
@@ -127,12 +127,12 @@ def stopping(source, at=7):
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz", "zip"])
-def test_a_stopped_run_is_finished_by_the_next(kind, folder, tmp_path, expected):
+def test_resuming(kind, folder, tmp_path, expected):
     corpus, names = tmp_path / "corpus", StringTable.from_strings(NAMES)
     path = folder if kind == "folder" else ARCHIVES[kind](tmp_path, folder)
     with pytest.raises(RuntimeError):
-        pack(stopping(open_inputs([path], names)), corpus, num_threads=1)
-    # What a kill between two flushes leaves: samples without their record, and half a record.
+        pack(failing_at(open_inputs([path], names)), corpus, num_threads=1)
+    # A kill between two flushes leaves samples without a record, and half a record.
     for name in ("samples.npy", "journal.bin"):
         with (tmp_path / "corpus.partial" / name).open("ab") as file:
             file.write(b"rest!")
@@ -160,7 +160,7 @@ packed_writer.pack(Slow(sys.argv[1]), sys.argv[2], num_threads=1)
 """
 
 
-def test_kill_nine_and_finish(folder, tmp_path, expected):
+def test_kill(folder, tmp_path, expected):
     corpus, journal = tmp_path / "corpus", tmp_path / "corpus.partial" / "journal.bin"
     process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(folder), str(corpus)])
     deadline = time.monotonic() + 60
@@ -176,9 +176,9 @@ def test_kill_nine_and_finish(folder, tmp_path, expected):
     assert verify(corpus) == []
 
 
-def test_another_list_does_not_go_on_with_it(folder, tmp_path):
+def test_another_list_starts_over(folder, tmp_path):
     with pytest.raises(RuntimeError):
-        pack(stopping(FolderInput(folder)), tmp_path / "corpus")
+        pack(failing_at(FolderInput(folder)), tmp_path / "corpus")
     with pytest.raises(PackedError, match="other utterances, another rate"):
         pack(FolderInput(folder), tmp_path / "corpus", sample_rate=8000)
     with pytest.raises(PackedError, match="other utterances, another rate"):
@@ -188,7 +188,7 @@ def test_another_list_does_not_go_on_with_it(folder, tmp_path):
         pack(FolderInput(folder), tmp_path / "corpus")
 
 
-def test_a_corpus_that_is_there_is_left_alone(folder, tmp_path):
+def test_existing_corpus(folder, tmp_path):
     first = pack(FolderInput(folder), tmp_path / "corpus")
     before = (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns
     again = pack(FolderInput(folder), tmp_path / "corpus")
@@ -200,7 +200,7 @@ def test_a_corpus_that_is_there_is_left_alone(folder, tmp_path):
         pack(FolderInput(folder), folder)
 
 
-def test_bad_files_stop_or_are_left_out_and_named(folder, tmp_path):
+def test_bad_files(folder, tmp_path):
     (folder / NAMES[3]).write_bytes(b"RIFF\0\0\0\0WAVE")
     (folder / NAMES[8]).unlink()
     names = StringTable.from_strings(NAMES)
@@ -215,7 +215,7 @@ def test_bad_files_stop_or_are_left_out_and_named(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"])
-def test_names_that_lead_outside_are_refused(name, folder, tmp_path):
+def test_names_outside_the_folder(name, folder, tmp_path):
     content = (folder / NAMES[0]).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr(zipfile.ZipInfo(name), content)
@@ -230,7 +230,7 @@ def test_names_that_lead_outside_are_refused(name, folder, tmp_path):
         FolderInput(folder, StringTable.from_strings([name]))
 
 
-def test_broken_archives_are_refused_and_broken_members_named(folder, tmp_path):
+def test_broken_archives(folder, tmp_path):
     path = make_zip(tmp_path / "flipped.zip", folder)
     with pytest.raises(ArchiveError, match="twice"):
         open_inputs([path, make_zip(tmp_path / "b.zip", folder)])

@@ -1,4 +1,4 @@
-"""Packing what a user of wespeaker has: raw.list, shards, Kaldi folders; what hostile ones may not do."""
+"""Packing data of wespeaker's users: raw.list, shards, Kaldi folders; hostile files are refused."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def audio(tmp_path, random, monkeypatch):
 
 
 def raw_list(path, audio):
-    """As tools/make_raw_list.py writes it, every other file named from the working directory."""
+    """As tools/make_raw_list.py writes it; every other path is relative to the working directory."""
     rows = []
     for row, (key, file) in enumerate(audio.items()):
         wav = str(file) if row % 2 else f"wav/{file.name}"
@@ -46,7 +46,7 @@ def add(archive, name, content):
 
 
 def shards(root, audio, mode="w"):
-    """Shards of three as tools/make_shard_list.py writes them, and their list."""
+    """Shards of three utterances and their list, as tools/make_shard_list.py writes them."""
     root.mkdir(exist_ok=True)
     paths = []
     for first in range(0, len(KEYS), 3):
@@ -85,7 +85,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_they_are_packed_by_key_with_a_list_of_their_speakers(kind, audio, tmp_path):
+def test_packing(kind, audio, tmp_path):
     source = SOURCES[kind](tmp_path, audio)
     corpus, listed = tmp_path / "corpus", tmp_path / "train.txt"
     assert main(["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]) == 0
@@ -96,7 +96,7 @@ def test_they_are_packed_by_key_with_a_list_of_their_speakers(kind, audio, tmp_p
     found = read_training_list(listed)
     assert list(found.paths) == KEYS
     assert [found.speakers[label] for label in found.labels] == [key.split("/")[0] for key in KEYS]
-    # A list chooses among them.
+    # A list selects utterances.
     pack(open_inputs([source], StringTable.from_strings([KEYS[5], KEYS[1]])), tmp_path / "some")
     assert sorted(PackedSource(tmp_path / "some").index.names) == [KEYS[1], KEYS[5]]
     with pytest.raises(AudioError, match=r"id9/absent: "):
@@ -120,13 +120,13 @@ GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
         (GOOD, "'a' appears twice"),
     ],
 )
-def test_what_a_raw_list_may_not_hold(tmp_path, row, message):
+def test_bad_raw_lists(tmp_path, row, message):
     (tmp_path / "raw.list").write_text(f"{GOOD}\n{row}\n")
     with pytest.raises(ListError, match=message):
         open_inputs([tmp_path / "raw.list"])
 
 
-def test_what_a_shard_list_may_not_hold(audio, tmp_path):
+def test_bad_shard_lists(audio, tmp_path):
     listed = shards(tmp_path / "shards", audio)
     listed.write_text(listed.read_text() + "https://host/shards_9.tar\n")
     with pytest.raises(ListError, match=r"shard\.list, line 4: 'https://host/shards_9\.tar' is an address"):
@@ -148,7 +148,7 @@ def test_what_a_shard_list_may_not_hold(audio, tmp_path):
         ({"a.spk": b"s", "a.wav": b"x", "a.flac": b"x"}, "'a' occurs twice"),
     ],
 )
-def test_what_a_shard_may_not_hold(tmp_path, members, message):
+def test_bad_shards(tmp_path, members, message):
     with tarfile.open(tmp_path / "shard.tar", "w") as archive:
         for name, content in members.items():
             add(archive, name, content)

@@ -1,4 +1,4 @@
-"""Samplers: what a batch may hold, what is counted, and that epochs depend on labels, seed and epoch alone."""
+"""Samplers: the composition of batches, counts, and epochs that depend only on labels, seed and epoch."""
 
 from fractions import Fraction
 
@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speakernet.data import sampling
+from speakernet.data.mixing import mixed
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share
 from speakernet.random import KeyedRandom
 
 
-def test_shuffled_uses_everything_once():
+def test_shuffled():
     sampler = ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=10), seed=1)
     plan = sampler.epoch(0)
     assert len(plan) == 10 and plan.num_left_out == 3
@@ -24,7 +25,7 @@ def test_shuffled_uses_everything_once():
         ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=104), seed=1)
 
 
-def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time():
+def test_limit_per_speaker():
     labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
     sampler = ShuffledSampler(labels, DataOptions(batch_size=2, max_utterances_per_speaker=4), seed=1)
     plans = [sampler.epoch(epoch) for epoch in range(2)]
@@ -38,7 +39,7 @@ def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
-def test_balanced_batches_hold_no_speaker_twice(counts, unit, size, by_rounds):
+def test_balanced_batches(counts, unit, size, by_rounds):
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
     options = {"utterances_per_speaker": unit, "batch_size": size}
     if sum(count >= unit for count in counts) < size:
@@ -51,7 +52,7 @@ def test_balanced_batches_hold_no_speaker_twice(counts, unit, size, by_rounds):
     finally:
         sampling.EXACT_WORK = before
     groups = np.array(counts) // unit
-    # The most batches there can be: no speaker is used more often than there are batches.
+    # The largest possible number of batches: no speaker is used more often than there are batches.
     best = max(b for b in range(int(groups.sum()) // size + 1) if np.minimum(groups, b).sum() >= b * size)
     assert len(plan) == best or by_rounds
     batches = labels[plan.rows].reshape(len(plan), size, unit)
@@ -62,7 +63,7 @@ def test_balanced_batches_hold_no_speaker_twice(counts, unit, size, by_rounds):
     assert plan.num_left_out == len(labels) - len(plan.rows)
 
 
-def test_balanced_bounds_utterances_and_counts_short_speakers(caplog):
+def test_balanced_limits(caplog):
     labels = np.repeat(np.arange(4), [1, 10, 10, 10]).astype(np.int32)
     options = DataOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5)
     sampler = BalancedSampler(labels, options, seed=1)
@@ -72,7 +73,7 @@ def test_balanced_bounds_utterances_and_counts_short_speakers(caplog):
         BalancedSampler(labels, options.model_copy(update={"max_utterances_per_speaker": 1}), seed=1)
 
 
-def test_drawn_lengths_keep_the_audio_of_a_batch():
+def test_drawn_lengths():
     options = DataOptions(batch_size=40, crop_frames=200, crop_frames_max=400)
     plan = ShuffledSampler(np.zeros(1000, np.int32), options, seed=1).epoch(0)
     sizes = np.diff(plan.bounds)
@@ -82,10 +83,26 @@ def test_drawn_lengths_keep_the_audio_of_a_batch():
     assert plan.bounds[-1] == len(plan.rows) > 950
 
 
+@pytest.mark.parametrize("has_corpora", [False, True])
+def test_balanced_batches_of_drawn_lengths(has_corpora):
+    labels, rows = np.arange(360, dtype=np.int32) // 30, np.arange(360)
+    options = DataOptions(batch_size=8, utterances_per_speaker=2, crop_frames=200, crop_frames_max=400)
+    sampler = BalancedSampler(labels, options, seed=1)
+    if has_corpora:
+        half = options.model_copy(update={"batch_size": 4})
+        parts = {"a": rows[:180], "b": rows[180:]}
+        corpora = {name: BalancedSampler(labels, half, seed=1, eligible=part) for name, part in parts.items()}
+        sampler.in_parts = lambda epoch: mixed(corpora, epoch)
+    plan = sampler.epoch(0)
+    batches = [labels[one % 360][::2].tolist() for one in np.split(plan.rows, plan.bounds[1:-1])]
+    assert len({len(batch) for batch in batches}) > 2 and len(np.unique(plan.rows)) > 300
+    assert all(len(set(batch)) == len(batch) for batch in batches)
+
+
 @settings(max_examples=60)
 @given(st.data())
-def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data):
-    """With as many ranks as the smallest batch has units, which is the most that is let through."""
+def test_shares_of_ranks(data):
+    """No share is empty with as many ranks as the smallest batch has units, the allowed maximum."""
     unit, size, longest = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(100, 400))
     speakers = data.draw(st.integers(size, 12))
     lengths = {"crop_frames": 100, "crop_frames_max": longest if longest > 100 else 0}
@@ -102,7 +119,7 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data):
         assert sum(sizes) == plan.bounds[batch + 1] - plan.bounds[batch]
 
 
-def test_keyed_numbers_depend_on_the_row_and_not_on_the_batch():
+def test_keyed_numbers():
     rows = np.arange(1000)
     whole = KeyedRandom(1, 2, rows).uniform(5, 3)
     np.testing.assert_array_equal(whole[[7, 3]], KeyedRandom(1, 2, np.array([7, 3])).uniform(5, 3))
@@ -120,41 +137,41 @@ def shuffled(voices, num_rows=960, batch_size=32):
     return ShuffledSampler(np.zeros(num_rows, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices)
 
 
-def test_every_voice_of_every_speaker_has_a_class_of_its_own():
+def test_classes_of_voices():
     voices = Voices(**NINE)
     labels, heard = (part.ravel() for part in np.meshgrid(np.arange(150), np.arange(len(voices))))
-    # As small as arrays get: 150 speakers in voice 1 do not fit into a byte.
+    # Labels in small integers: 150 speakers in voice 1 overflow a byte.
     classes = voices.classes_of(labels.astype(np.uint8), heard.astype(np.int8), 150)
     assert len(voices) == 9
     assert sorted(classes.tolist()) == list(range(1350)) and classes.dtype == np.int64
-    # What three speeds alone have always had.
+    # The numbering of three speeds has not changed.
     assert Voices(speeds=NINE["speeds"]).classes_of(np.array([7]), np.array([2]), 150).tolist() == [307]
 
 
-def test_a_voice_is_that_of_its_row_whatever_the_batch():
+def test_voice_depends_on_the_row():
     plans = [shuffled(Voices(**NINE), batch_size=size).epoch(3) for size in (8, 32)]
     by_row = [plan.voices[np.argsort(plan.rows)] for plan in plans]
     np.testing.assert_array_equal(*by_row)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
-def test_the_share_as_recorded_holds_in_every_batch(share):
+def test_share_as_recorded(share):
     plan = shuffled(Voices(**NINE, real_share=share)).epoch(0)
     real = (plan.voices == 0).reshape(len(plan), 32)
     assert np.abs(real.sum(axis=1) - 32 * share).max() < 1
     assert real.sum() == round(960 * share)
     if 0 < share < 1:
-        # Not always the first of a batch, and the other eight voices are alike.
+        # Its position in the batch varies, and the other eight voices are equally frequent.
         assert 0.5 * share < real[:, 0].mean() < 2 * share
         assert np.bincount(plan.voices)[1:].min() > 960 * (1 - share) / 16
 
 
-def test_the_tail_is_as_recorded():
+def test_last_epochs_as_recorded():
     sampler = shuffled(Voices(**NINE, real_share=0.5, real_from=2))
     assert [bool(sampler.epoch(epoch).voices.any()) for epoch in range(4)] == [True, True, False, False]
 
 
-def test_utterances_that_are_compared_share_their_voice():
+def test_voices_of_compared_utterances():
     labels = np.repeat(np.arange(12), 6).astype(np.int32)
     options = DataOptions(batch_size=4, utterances_per_speaker=3)
     sampler = BalancedSampler(labels, options, seed=1, voices=Voices(**NINE, real_share=0.5))

@@ -1,4 +1,4 @@
-"""A packed corpus at an address: written by several, streamed through a bounded cache, resumed; also over real S3."""
+"""A packed corpus at an address: several writers, streaming through a bounded cache, resuming; also over real S3."""
 
 import itertools
 import shutil
@@ -21,6 +21,7 @@ from speakernet.data.packed import PackedError
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
 from speakernet.data.shards import HEADER_BYTES
 from speakernet.data.stores import ShardError
+from speakernet.files import hold_lock
 from tests.data.object_store import object_store
 from tests.tiny_recipe import write_recipe
 
@@ -43,7 +44,7 @@ def pack_to(address, corpus, *more):
 def packed(tiny_corpus, tmp_path_factory):
     root = tmp_path_factory.mktemp("store") / "corpus"
     for writer in ("2/2", "1/2"):
-        # Not a corpus before the last writer has described it.
+        # Incomplete until the last writer has written its description.
         assert not (root / "corpus.json").exists()
         assert pack_to(f"file://{root}", tiny_corpus, "--part", writer) == 0
     return root
@@ -66,7 +67,7 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
     assert source.shards_of(source.lookup_table(names)).tolist() == [row % NUM_SHARDS for row in range(len(names))]
     for name in names:
         np.testing.assert_array_equal(source.read(name), files.read(name))
-    assert pack_to(address, tiny_corpus) == 0, "it is there"
+    assert pack_to(address, tiny_corpus) == 0, "the corpus exists"
     assert main(["pack", address, "--verify"]) == 0
     (tmp_path / "other.txt").write_text("spk00 spk00/utt0.wav\n")
     with pytest.raises(PackedError, match="part-0001-of-0005"):
@@ -82,9 +83,9 @@ def open_inputs_of(corpus, path):
     return open_inputs([corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)]))
 
 
-def test_the_cache_is_bounded_and_the_oldest_go(store, tiny_corpus):
+def test_cache_is_bounded(store, tiny_corpus):
     largest = max(path.stat().st_size for path in store.glob("part-*/samples.npy"))
-    # Six utterances lie in two of the shards of seven, eight in three.
+    # Six utterances lie in two shards of seven, eight in three.
     for buffer, shards in ((6, 1.9), (8, 2.9)):
         with pytest.raises(ValueError, match=f"data.shuffle_buffer: {buffer} .*shard_cache_gigabytes"):
             loader_of(
@@ -98,7 +99,22 @@ def test_the_cache_is_bounded_and_the_oldest_go(store, tiny_corpus):
     assert len(held(source)) == 2
 
 
-def test_what_is_missing_or_altered_is_named(store, caplog):
+def test_leftovers_of_a_killed_process(store):
+    largest = max(path.stat().st_size for path in store.glob("part-*/samples.npy"))
+    source = open_source(f"file://{store}", shard_cache_gigabytes=2.1 * largest / 2**30)
+    folder = source._folder / "samples"
+    (folder / "4.npy.partial").touch()
+    for shard in (0, 1):
+        source.shards.hold(shard)
+    assert held(source) == ["0", "1"] and not (folder / "4.npy.partial").exists()
+    # Another process is fetching this one.
+    (folder / "4.npy.partial").touch()
+    with hold_lock(folder / "4.lock", ""):
+        source.shards.hold(2)
+    assert held(source) == ["2"] and (folder / "4.npy.partial").exists()
+
+
+def test_missing_and_altered_shards(store, caplog):
     samples = sorted(store.glob("part-*/samples.npy"))
     source = open_source(f"file://{store}")
     content = bytearray(samples[3].read_bytes())
@@ -117,7 +133,7 @@ def test_what_is_missing_or_altered_is_named(store, caplog):
         open_source(f"file://{store}")
 
 
-def test_a_corpus_that_was_packed_anew_is_read_anew(store, tiny_corpus, tmp_path):
+def test_repacked_corpus(store, tiny_corpus, tmp_path):
     first = open_source(f"file://{store}")
     first.shards.hold(0)
     shutil.rmtree(store)
@@ -140,14 +156,14 @@ def test_order_of_a_stream(num_streams):
     for rank in range(num_streams):
         mine = [plan.rows[rank_share(plan, batch, 1, rank, num_streams)] for batch in range(len(plan))]
         theirs.append(set(shards[np.concatenate(mine)].tolist()))
-        # A shard holds 200 rows: of a block of 600 / streams, so many and the two at its edges.
+        # A shard has 200 rows, so a block of 600 / streams rows spans that many, and two at its edges.
         at_once = [len(np.unique(shards[np.concatenate(mine[first : first + 2])])) for first in range(len(plan) - 1)]
         assert max(at_once) <= 2 * (600 // num_streams // 200 + 2)
     assert all(len(one & other) <= 1 for one, other in itertools.combinations(theirs, 2))
     assert set.union(*theirs) == set(range(20))
 
 
-def test_groups_of_a_stream_hold_no_speaker_twice():
+def test_groups_of_a_stream():
     labels = np.arange(3000, dtype=np.int32) // 30
     options = DataOptions(batch_size=8, utterances_per_speaker=2, shuffle_buffer=900)
     sampler = BalancedSampler(labels, options, seed=1)
@@ -164,7 +180,7 @@ def loader_of(corpus, root, **changes):
     return build_training_loader(config, Inputs(config, CPU))
 
 
-def test_streamed_batches_resume_where_they_were(packed, tiny_corpus):
+def test_resuming(packed, tiny_corpus):
     address = f"file://{packed}"
     straight = list(loader_of(tiny_corpus, address))
     first = loader_of(tiny_corpus, address, num_workers=2)

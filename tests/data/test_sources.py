@@ -1,4 +1,4 @@
-"""Sources: rows equal single reads, wrapping, lookup tables and their copy on disk, files that change or vanish."""
+"""Sources: rows equal single reads, wrapping, cached lookup tables, files that change or vanish."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ NAMES = StringTable.from_strings(["plain.wav", "b.flac", "stereo.wav", "short.wa
 
 @pytest.mark.parametrize("cache", [None, AudioCache(1 << 20)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_rows_equal_single_reads(folder, dtype, cache):
+def test_rows(folder, dtype, cache):
     source = FolderSource(folder, keep_lookup=False)
     reader = source.rows(NAMES, source.lookup_table(NAMES), cache)
     starts = np.array([0, 1234, 4000, 0])
@@ -47,7 +47,7 @@ def test_rows_equal_single_reads(folder, dtype, cache):
         assert reader.counts["cache_hits"] > 0
 
 
-def test_a_crop_past_the_end_wraps_to_the_start(folder):
+def test_wrapping(folder):
     source = FolderSource(folder, keep_lookup=False)
     reader = source.rows(NAMES, source.lookup_table(NAMES))
     for row in range(4):
@@ -58,23 +58,23 @@ def test_a_crop_past_the_end_wraps_to_the_start(folder):
         np.testing.assert_allclose(out[0], whole[(start + np.arange(900)) % len(whole)], atol=1e-6)
 
 
-def test_lookup_is_kept_and_found_again(folder, tmp_path, monkeypatch):
+def test_cached_lookup(folder, tmp_path, monkeypatch):
     names = StringTable.from_strings([*NAMES, "absent.wav"])
     first = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert list(first.problems) == [4]
     read: list[str] = []
     monkeypatch.setattr(lookup_module, "audio_info", lambda path: read.append(path) or audio_info(path))
     second = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
-    assert [Path(one).name for one in read] == ["absent.wav"], "only what failed is read again"
+    assert [Path(one).name for one in read] == ["absent.wav"], "only failed files are read again"
     np.testing.assert_array_equal(first.num_samples, second.num_samples)
-    # A damaged table is read again.
+    # A damaged table is rebuilt.
     (kept,) = (tmp_path / "kept").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
     third = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     np.testing.assert_array_equal(first.num_samples, third.num_samples)
 
 
-def test_kept_lookup_asks_files(folder, tmp_path):
+def test_cached_lookup_checks_files(folder, tmp_path):
     def build():
         return build_lookup_table(folder, NAMES, sample_rate=16000, cache_folder=tmp_path / "kept")
 
@@ -109,13 +109,13 @@ def test_missing(folder):
         open_source(folder / "absent")
 
 
-def test_cache_is_least_recently_used():
+def test_cache_order():
     cache = AudioCache(budget_bytes=12)
     for key in "abc":
         cache.put(key, np.zeros(1, np.float32))
     assert cache.get("a") is not None
     cache.put("d", np.zeros(1, np.float32))
-    assert cache.get("b") is None, "b was used longest ago"
+    assert cache.get("b") is None, "b was least recently used"
     assert all(cache.get(key) is not None for key in "acd")
     assert cache.used_bytes == 12
     cache.put("big", np.zeros(4, np.float32))

@@ -1,4 +1,4 @@
-"""Loader workers under real signals: they outlive requests to stop, end with their parent, and their death is named."""
+"""Loader workers under real signals: they survive requests to stop, end with their parent, and a kill is reported."""
 
 import signal
 import subprocess
@@ -23,8 +23,8 @@ import sys
 import threading
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_workers import helped
-made = helped(Path(sys.argv[1]))
+from test_workers import worker_loader
+made = worker_loader(Path(sys.argv[1]))
 batches = iter(made)
 next(batches)
 print("ready", flush=True)
@@ -32,27 +32,27 @@ sys.stdin.readline()
 """
 
 
-def helped(corpus, num_workers=2, **data):
+def worker_loader(corpus, num_workers=2, **data):
     data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
     config = replaced(Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False})
     return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
-def begun(made):
-    """An epoch whose first batch was taken, and the processes that were started for it."""
+def started_epoch(made):
+    """An epoch after its first batch, and its worker processes."""
     before = set(psutil.Process().children())
     batches = iter(made)
     next(batches)
     return batches, sorted(set(psutil.Process().children()) - before, key=lambda process: process.pid)
 
 
-def test_workers_outlive_a_request_to_stop(tiny_corpus):
+def test_requests_to_stop(tiny_corpus):
     before = torch.get_rng_state()
-    made = helped(tiny_corpus)
-    batches, workers = begun(made)
+    made = worker_loader(tiny_corpus)
+    batches, workers = started_epoch(made)
     assert len(workers) == 2
     for name in ("TERM", "INT"):
-        # From a process that is not their parent, as everything that stops a group is.
+        # From a process other than their parent, as when a process group is stopped.
         subprocess.run(["kill", f"-{name}", *(str(worker.pid) for worker in workers)], check=True)
     assert len(list(batches)) == len(made) - 1
     made.set_epoch(1)
@@ -64,7 +64,7 @@ def test_workers_outlive_a_request_to_stop(tiny_corpus):
 
 
 class FakeRuntime:
-    """CUDA's page-locking: what is locked, and the status that it answers with."""
+    """A fake of CUDA's page-locking: records calls and returns `status`."""
 
     def __init__(self, status):
         self.status = status
@@ -85,18 +85,18 @@ class FakeRuntime:
 
 @pytest.mark.parametrize("status", [0, 712])
 def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
-    """Else its memory would stay locked after the first stage of a run, however long the second one takes."""
+    """It is unlocked after a run's first stage, however long the second takes."""
     caplog.set_level("INFO")
     runtime = FakeRuntime(status)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: runtime.steps.append(("copied", 0)))
     monkeypatch.setattr(torch, "ones", runtime.run_kernel)
-    made = helped(tiny_corpus, 1, prefetch_factor=1)
+    made = worker_loader(tiny_corpus, 1, prefetch_factor=1)
     made.maker = Workers(made.maker.maker, made.options, pins=True)
     assert len(list(made)) == len(made)
-    # A worker's two slots and the spare one, of four crops each.
+    # Two slots of a worker and a spare one, of four crops each.
     locked = ("locked", 3 * 4 * (50 * 160 + 240) * made.maker.maker.dtype().itemsize)
-    # The error of a failed attempt is taken by a kernel of ours, before one of the network's reports it.
+    # A failed attempt is followed by a small kernel that clears the error, so the network's kernels do not report it.
     steps = [locked, *([("kernel", 1)] if status else [])]
     assert runtime.steps == steps
     made.close()
@@ -105,22 +105,22 @@ def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
     assert ("CUDA error 712" in caplog.text) is bool(status)
 
 
-def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus, monkeypatch):
+def test_killed_worker(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.2)
-    made = helped(tiny_corpus, num_workers=1)
-    batches, (worker,) = begun(made)
+    made = worker_loader(tiny_corpus, num_workers=1)
+    batches, (worker,) = started_epoch(made)
     worker.kill()
     with pytest.raises(WorkerDied, match=rf"worker 0 of 1 \(process {worker.pid}\) was ended by SIGKILL.*memory"):
         list(batches)
     made.close()
-    # It can be started again.
+    # The loader can be started again.
     made.set_epoch(1)
     assert len(list(made)) == len(made)
     made.close()
 
 
-def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus, monkeypatch):
-    made = helped(tiny_corpus, prefetch_factor=4)
+def test_too_little_shared_memory(tiny_corpus, monkeypatch):
+    made = worker_loader(tiny_corpus, prefetch_factor=4)
     monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
     with pytest.raises(
         SharedMemoryError,
@@ -134,7 +134,7 @@ def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "exits"])
-def test_workers_end_with_their_parent(tiny_corpus, end):
+def test_end_of_the_parent(tiny_corpus, end):
     command = [sys.executable, "-c", OWNER, str(tiny_corpus), str(Path(__file__).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None and owner.stdin is not None
@@ -143,7 +143,7 @@ def test_workers_end_with_their_parent(tiny_corpus, end):
         if end == "killed":
             owner.kill()
         else:
-            # Nothing closed the loader: its workers may not hold up the end.
+            # The loader is not closed; its workers must not delay the exit.
             owner.stdin.write("\n")
             owner.stdin.flush()
         try:
@@ -152,14 +152,14 @@ def test_workers_end_with_their_parent(tiny_corpus, end):
             owner.kill()
     deadline = time.monotonic() + 20
     while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
-        assert time.monotonic() < deadline, "orphans"
+        assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.05)
 
 
-def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_is_told(tiny_corpus, monkeypatch):
+def test_slow_and_hanging_workers(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
-    made = helped(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
-    batches, (worker,) = begun(made)
+    made = worker_loader(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
+    batches, (worker,) = started_epoch(made)
     assert len(list(batches)) == len(made) - 1
     worker.suspend()
     threading.Timer(0.3, worker.resume).start()

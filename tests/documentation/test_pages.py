@@ -1,4 +1,4 @@
-"""Pages agree with the code: links lead somewhere, Python imports, YAML loads, commands and options exist."""
+"""Pages agree with the code: links resolve, Python imports, YAML loads, commands and options exist."""
 
 import ast
 import contextlib
@@ -34,14 +34,14 @@ def prose(page):
 
 
 def anchors(page):
-    """What `#…` may name on a page, by GitHub's rule, which the site follows."""
+    """The anchors of a page by GitHub's rule, which the site follows."""
     headings = re.findall(r"^#{1,6} +(.*?)$", prose(page), flags=re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 def commands(page):
-    """Words of every command in a page's shell blocks and, if they are complete, between backticks."""
+    """The words of every command in a page's shell blocks and of complete commands between backticks."""
     lines = [line for text in blocks(page, "sh") for line in text.replace("\\\n", " ").splitlines()]
     lines += [" ".join(one.split()) for one in re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))]
     for line in lines:
@@ -52,7 +52,7 @@ def commands(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page):
+def test_links(page):
     for target in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`]*`", "", prose(page))):
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
@@ -62,7 +62,7 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_examples_name_what_there_is(page, tmp_path):
+def test_examples(page, tmp_path):
     for text in blocks(page, "python"):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom):
@@ -86,7 +86,7 @@ def help_of(words, capsys):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_commands_and_their_options_exist(page, capsys):
+def test_commands(page, capsys):
     for words in commands(page):
         if words[0] == "torchrun":
             words = ["python", *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :]]
@@ -111,7 +111,7 @@ def test_commands_and_their_options_exist(page, capsys):
             assert re.search(rf"{re.escape(option)}\b", known), f"{' '.join(words)}: {option}"
 
 
-def test_configurations_that_commands_name_exist():
+def test_named_configurations():
     for page in PAGES:
         for words in commands(page):
             for option, name in itertools.pairwise(words):
@@ -119,13 +119,13 @@ def test_configurations_that_commands_name_exist():
                 assert option != "--config" or is_reader_s or (ROOT / "configs" / name).is_file(), name
 
 
-def test_every_page_is_in_the_navigation_once():
+def test_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = re.findall(r"(\w+\.md)", navigation)
     assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")} | {"configuration.md"})
 
 
-def test_the_page_of_runs_has_every_exit_status():
+def test_exit_statuses():
     codes = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
 
@@ -137,7 +137,7 @@ def command_of(script):
     return shlex.split(script.read_text(encoding="utf-8").splitlines()[-1])
 
 
-def test_the_commands_of_the_manifests_are_ours():
+def test_commands_of_the_manifests():
     runner, program, script, *options = command_of(MANIFESTS / "slurm.sh")
     assert (runner, program, script) == ("srun", "python", "trainSpeakerNet.py")
     config = load_config(options).config
@@ -150,7 +150,7 @@ def test_the_commands_of_the_manifests_are_ours():
     assert last is not None and given.part.endswith(f"/{last[1]}")
 
 
-def test_the_kubernetes_manifest():
+def test_kubernetes_manifest():
     service, job = yaml.safe_load_all((MANIFESTS / "kubernetes.yaml").read_text(encoding="utf-8"))
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     pod = job["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""The site is built without a dead link, and on a phone no page is wider than the screen."""
+"""The site builds without dead links, and no page is wider than a phone's screen."""
 
 import functools
 import http.server
@@ -33,7 +33,7 @@ frame.src = pages[0];
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site as `make docs` builds it, with the page of all options."""
+    """The site as built by `make docs`, with the page of all options."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "docs", folder / "docs")
     shutil.copy(ROOT / "mkdocs.yml", folder)

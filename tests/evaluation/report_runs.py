@@ -1,4 +1,4 @@
-"""Run folders made of numbers, for the tests of plots, reports and commands: no audio, no network."""
+"""Synthetic run folders for tests of plots, reports and commands, without audio or a network."""
 
 import json
 
@@ -23,7 +23,7 @@ def make_trials(path, num_speakers=12, utterances=4):
 
 
 def make_run(folder, trials, noise=1.2, seed=1):
-    """A folder with all that a run leaves, and its evaluation."""
+    """A folder with all files of a run, and its evaluation."""
     folder.mkdir(parents=True)
     random, speakers = np.random.default_rng(seed), speakers_of(trials)
     centres = random.standard_normal((speakers.count, 16))

@@ -1,4 +1,4 @@
-"""Back ends of the target domain, each against its definition or an implementation of its own."""
+"""Back ends of the target domain, each against its definition or an independent implementation."""
 
 import struct
 
@@ -24,7 +24,7 @@ OTHERS = RANDOM.standard_normal((300, DIM)) @ np.triu(np.ones((DIM, DIM)))
 
 
 def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
-    """The maps one after the other, without the last unit length."""
+    """All maps in order, without the final length normalisation."""
     for number, (matrix, offset) in enumerate(transform.maps):
         rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True) if number else rows) @ matrix.T + offset
     return rows
@@ -33,14 +33,14 @@ def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
 def test_statistics_by_hand() -> None:
     rows = np.array([[0.0], [2.0], [5.0], [9.0]])
     found = two_covariances(rows, np.array([3, 3, 8, 8]))
-    # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees; variance of the means 18 less 5 / 2.
+    # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees of freedom; variance of the means 18 - 5 / 2.
     assert (found.mean[0], found.within[0, 0], found.between[0, 0]) == pytest.approx((4, 5, 15.5))
-    # Means that are closer than their error give no negative variance.
+    # Means closer than their error do not give a negative variance.
     assert two_covariances(rows, np.array([0, 1, 1, 0])).between[0, 0] == pytest.approx(0)
     np.testing.assert_allclose(adaptation.shrunk(np.cov(ROWS.T), 0.3), shrunk_covariance(np.cov(ROWS.T), 0.3))
 
 
-def test_linear_maps_do_what_their_names_say() -> None:
+def test_linear_maps() -> None:
     white = mapped(adaptation.whitening(ROWS, shrinkage=0.0), ROWS)
     np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(DIM), atol=1e-9)
     np.testing.assert_allclose(mapped(adaptation.centring(ROWS), ROWS).mean(axis=0), 0, atol=1e-9)
@@ -50,23 +50,23 @@ def test_linear_maps_do_what_their_names_say() -> None:
     )
     within = two_covariances(mapped(adaptation.wccn(ROWS, LABELS, shrinkage=0.0), ROWS), LABELS).within
     np.testing.assert_allclose(within, np.eye(DIM), atol=1e-9)
-    # A direction without any variance is no division by zero.
+    # A direction without variance does not divide by zero.
     flat = ROWS * np.array([1, 1, 1, 1, 1, 0])
     assert np.isfinite(mapped(adaptation.whitening(flat, shrinkage=0.0), flat)).all()
 
 
-def test_lda_is_that_of_scikit_learn() -> None:
+def test_lda() -> None:
     ours = adaptation.lda(ROWS, LABELS, shrinkage=0.0, dim=2).maps[1][0]
     units = ROWS - ROWS.mean(axis=0)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
     theirs = LinearDiscriminantAnalysis(solver="eigen").fit(units, LABELS).scalings_[:, :2].T
     cosines = (ours * theirs).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
-    # Ours leaves out variances between speakers that come out negative.
+    # Ours drops negative variances between speakers.
     np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-4)
 
 
 @pytest.mark.parametrize("dim", [None, 3])
-def test_plda_is_the_ratio_of_two_normal_densities(dim: int | None) -> None:
+def test_plda(dim: int | None) -> None:
     covariances = two_covariances(ROWS, LABELS).shrunk(0.2)
     (matrix, offset), plda = covariances.plda(dim)
     np.testing.assert_allclose(matrix @ covariances.within @ matrix.T, np.eye(dim or DIM), atol=1e-9)
@@ -89,7 +89,7 @@ def test_adapted_covariances() -> None:
     mixed = ours.interpolated(theirs, 0.25)
     np.testing.assert_allclose(mixed.within, 0.75 * ours.within + 0.5 * np.eye(DIM))
     np.testing.assert_array_equal(mixed.mean, ours.mean)
-    # Where the total covariance is the identity, the variance in excess of 1 is shared.
+    # In the basis in which the total covariance is the identity, the variance above 1 is shared.
     found = theirs.adapted(OTHERS, 0.7, 0.3)
     root = np.real(sqrtm(theirs.between + theirs.within))
     variances, directions = np.linalg.eigh(np.linalg.inv(root) @ np.cov(OTHERS.T) @ np.linalg.inv(root))
@@ -99,7 +99,7 @@ def test_adapted_covariances() -> None:
 
 
 def reference(rows, plda, *, is_kaldi):
-    """Scores of all pairs as the toolkits define them: p(test | enrolment) / p(test), in a loop."""
+    """Scores of all pairs as defined by the toolkits, p(test | enrolment) / p(test), in a loop."""
     transform, offset, psi = plda
     rows = [transform @ row * 1.0 + offset for row in np.sqrt(DIM) * rows / np.linalg.norm(rows, axis=1, keepdims=True)]
     lengths = [np.sqrt(len(psi) / ((row**2 / (psi + 1)).sum() if is_kaldi else (row**2).sum())) for row in rows]
@@ -131,7 +131,7 @@ def kaldi_binary(*arrays):
 
 
 @pytest.mark.parametrize("kind", ["text", "binary", "hdf5"])
-def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> None:
+def test_scores_of_imported_plda(tmp_path, kind) -> None:
     mean, transform, psi = RANDOM.standard_normal(DIM), RANDOM.standard_normal((DIM, DIM)), RANDOM.uniform(0, 5, DIM)
     path, offset = tmp_path / "plda", -transform @ mean
     if kind == "hdf5":
@@ -147,7 +147,7 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
     found = imported(ROWS, ForeignFiles(path))
     units = found.apply(ROWS[:8])
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
-    # Behind Kaldi's own mean and a transform with an offset, too.
+    # Also after Kaldi's mean and a transform with an offset.
     lda, centre = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)], RANDOM.standard_normal(9)
     (tmp_path / "lda").write_bytes(b"\0B" + kaldi_binary(lda))
     (tmp_path / "mean").write_bytes(kaldi_text(centre))
@@ -158,7 +158,7 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="its embeddings"):
         imported(ROWS[:, :4], ForeignFiles(path))
-    # A vector is no transform.
+    # A vector is not a transform.
     with pytest.raises(ValueError, match="its embeddings"):
         imported(rows, ForeignFiles(path, tmp_path / "mean", tmp_path / "mean"))
 
@@ -176,7 +176,7 @@ def test_scores_of_imported_plda_are_those_of_its_toolkit(tmp_path, kind) -> Non
         b"\x89HDF\r\n\x1a\n broken",
     ],
 )
-def test_damaged_files_are_refused(tmp_path, content) -> None:
+def test_damaged_files(tmp_path, content) -> None:
     (tmp_path / "plda").write_bytes(content)
     for read in (read_plda, read_array):
         with pytest.raises(CheckpointError, match="plda"):

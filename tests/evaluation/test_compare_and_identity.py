@@ -1,4 +1,4 @@
-"""Results of scores: results.json, `compare`, fusion, score files, cautions, and published lists known again."""
+"""Results of scores: results.json, `compare`, fusion, score files, cautions, recognised published lists."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def trials(tmp_path):
 
 @pytest.fixture()
 def systems(tmp_path, trials, random):
-    """A system, a worse one and a third that is better, as folders of scores; their scores by name."""
+    """A system, a worse one and a better one, as folders of scores; their scores by name."""
     found = {}
     for name, distance in (("a", 2.0), ("b", 1.0), ("c", 3.0)):
         found[name] = random.standard_normal(len(trials)) + distance * trials.labels
@@ -38,7 +38,7 @@ def systems(tmp_path, trials, random):
 
 @pytest.fixture()
 def run(monkeypatch, tmp_path, trials, capsys):
-    """Run a command on the trials in the folder of the systems: its status and what it prints."""
+    """A function that runs a command on the trials in the folder of the systems; its status and output."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
@@ -53,7 +53,7 @@ def results_in(folder):
     return json.loads((Path(folder) / "results.json").read_text())
 
 
-def test_compare_names_the_better_system(trials, systems, run):
+def test_compare(trials, systems, run):
     status, out = run("compare", "a", "b/scores.txt")
     difference = eer(systems["b"], trials.labels) - eer(systems["a"], trials.labels)
     assert status == 0
@@ -63,8 +63,8 @@ def test_compare_names_the_better_system(trials, systems, run):
         assert main(["compare", "a", "b", "--trials", trials.source, *wrong]) == 1
 
 
-def test_systems_are_fused_by_weights_of_another_list(trials, run, random):
-    # Each hears the half of it that the other does not: together they err less than either.
+def test_fusion(trials, run, random):
+    # Their errors are independent, so together they err less than either.
     heard = [trials.labels + 0.8 * random.standard_normal(len(trials)) for _ in "ab"]
     files = ["a.txt", "b.txt"]
     for name, scores in zip(files, heard, strict=True):
@@ -87,19 +87,19 @@ def test_systems_are_fused_by_weights_of_another_list(trials, run, random):
     assert status == 0 and "Cllr" in out
     assert results["eer_percent"] < min(eer(scores, trials.labels) for scores in heard)
     assert results["calibration"]["inputs"] == ["a", "b"] and min(results["calibration"]["weights"]) > 0
-    # Fitted and reported on one list: a warning, also in the page.
+    # Fitting and reporting on one list causes a warning, also on the page.
     assert any("weights were fitted" in one for one in results["warnings"])
     assert [one["role"] for one in results["lists"]] == ["trials", "scores", "scores", "fusion trials"]
-    # One system is calibrated by the same options, and keeps its own scores.
+    # The same options calibrate a single system, whose scores do not change.
     one = ["evaluate", "--scores", "a.txt", "--fusion_scores", "a.txt", "--fusion_trials", trials.source]
     assert run(*one, "--save_path", "one")[0] == 0
     assert read_scores("one/scores.txt")[1] == pytest.approx(heard[0], abs=1e-4)
-    # Scores that are log-likelihood ratios already are measured as such, without a fit.
+    # Scores that are already log-likelihood ratios are evaluated without a fit.
     assert run("evaluate", "--scores", "fused/scores.txt", "--scores_are_llrs", "--save_path", "again")[0] == 0
     assert results_in("again")["cllr"] == pytest.approx(results["cllr"], abs=1e-3)
 
 
-def test_a_run_is_found_in_its_eval_folder(systems, run):
+def test_run_in_its_eval_folder(systems, run):
     Path("run/eval").mkdir(parents=True)
     status, out = run("compare", "run", "b")
     assert status == 1 and "no scores.txt of trials" in out
@@ -113,7 +113,7 @@ def test_a_run_is_found_in_its_eval_folder(systems, run):
     assert "A and B are equal" in run("compare", "run", "b")[1]
 
 
-def test_any_number_of_systems_with_the_list_that_their_folders_keep(systems, run, capsys):
+def test_several_systems_with_a_stored_list(systems, run, capsys):
     for name in "abc":
         assert run("evaluate", "--scores", name, "--save_path", f"{name}/eval/trials")[0] == 0
         Path(name, "scores.txt").rename(f"{name}.txt")
@@ -123,14 +123,14 @@ def test_any_number_of_systems_with_the_list_that_their_folders_keep(systems, ru
     out = capsys.readouterr().out
     assert "A is better than B" in out and "C is better than A" in out and "A: the best checkpoint was chosen on" in out
     assert [len(line.split()) for line in out.splitlines() if line.startswith("minDCF(0.01) ")] == [4]
-    # A score file keeps no labels, so they come from the folder, whichever comes first.
+    # A score file has no labels, so they come from the folder, in any order.
     assert main(["compare", "a.txt", "b", "--draws", "20"]) == 0
     assert main(["compare", "a.txt", "b.txt"]) == 1
     assert main(["compare", "a"]) == 1
     assert "--trials" in capsys.readouterr().err
 
 
-def test_results_and_scores_of_others_are_not_overwritten(trials, systems, run):
+def test_other_results_are_not_overwritten(trials, systems, run):
     Path("run").mkdir()
     Path("run/results.json").write_text("kept")
     Path("run/metrics.jsonl").touch()
@@ -147,7 +147,7 @@ def test_results_and_scores_of_others_are_not_overwritten(trials, systems, run):
     ("text", "message"),
     [
         ("c b -1 target\na b 3 nontarget\na c 0.5 nontarget\n", r"2 of 3 .*trials\.txt, .*line 2: 'a b'"),
-        # b against a is another trial than a against b.
+        # b against a is not the same trial as a against b.
         ("b c -1\na b 3\na c 0.5\n", r"1 .*trials\.txt, .*line 4: 'c b'; .*line 1: 'b c'"),
         ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores, .* 3 trials; .* line 2: "),
         ("a b 0.5\n\na c nan\nc b -1e308\n", r"2 of 3 scores .*: lines 3, 4"),
@@ -167,8 +167,8 @@ def test_bad_score_files(tmp_path, text, message):
         scores_for(read_trials(tmp_path / "trials.txt"), tmp_path / "scores.txt")
 
 
-def test_scores_are_found_by_their_pairs(tmp_path):
-    """Names may hold spaces of any kind, and lines end as on Windows."""
+def test_scores_are_matched_by_pair(tmp_path):
+    """Names may contain spaces of any kind, and lines may end as on Windows."""
     names = ["a\u00a0b.wav", "c\u2028d.wav", "e\u3000f g.wav"]
     rows = [(names[0], names[1]), (names[2], names[0])]
     lines = [f"{1 - row}\t{one}\t{other}\n" for row, (one, other) in enumerate(rows)]
@@ -181,7 +181,7 @@ def test_scores_are_found_by_their_pairs(tmp_path):
     np.testing.assert_array_equal(scores_for(trials, tmp_path / "again.txt"), [0.5, -0.5])
 
 
-def test_published_lists_are_recognised(shared_data, tmp_path):
+def test_published_lists(shared_data, tmp_path):
     for file, name, other in (("veri_test", "O, original", "O, cleaned"), ("veri_test2", "O, cleaned", "O, original")):
         path = shared_data / "voxceleb_lists" / f"{file}.txt"
         found = identify_trials(read_trials(path))
@@ -198,7 +198,7 @@ def counted(num_trials, num_targets, name="id1{:04d}/abcdefghijk/00001.wav"):
     return TrialList(names, zeros, zeros + 1, labels, "nowhere")
 
 
-def test_lists_recognised_by_counts_and_names():
+def test_published_lists_by_counts_and_names():
     found = identify_trials(counted(579818, 289921))
     assert found.startswith("most likely VoxCeleb1-E, cleaned") and "581,480 trials" in found
     for trials in (counted(579818, 289922), counted(550894, 7), counted(550894, 275488, "other/{}.wav")):
@@ -206,7 +206,7 @@ def test_lists_recognised_by_counts_and_names():
     assert identify_trials(counted(12345, 600)) == ""
 
 
-def test_both_systems_meet_the_same_draws(trials, random):
+def test_paired_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
     result = compare_scores(trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0)
     assert len(result.differences[0]) == 3
@@ -234,7 +234,7 @@ def measured(trials, scores, draws=50, llrs=None):
     return figures(trials, scores, speakers_of(trials), options, 0, llrs)
 
 
-def test_the_file_has_the_keys_that_it_always_had(trials, scores):
+def test_keys_of_the_file(trials, scores):
     assert set(measured(trials, scores, draws=0).to_dict()) == FIGURES
     assert set(measured(trials, scores).to_dict()) == FIGURES | DRAWN
     assert set(measured(trials, scores, draws=0, llrs=scores).to_dict()) == FIGURES | CALIBRATED
@@ -245,7 +245,7 @@ def test_the_file_has_the_keys_that_it_always_had(trials, scores):
     assert unlabelled["eer_percent"] is None and unlabelled["eer_interval_percent"] == [None, None]
 
 
-def test_a_result_comes_back_from_its_file(trials, scores):
+def test_round_trip_of_results(trials, scores):
     rows = [
         GroupResult("a", 5.0, (4.0, 6.0), "", 40, 8, {"0.01": 0.5}),
         GroupResult("b", 5.0, None, "too few speakers", 40, 8, {"0.01": 0.5}),
@@ -279,7 +279,7 @@ GOOD = Results(
 )
 
 
-def test_each_caution_has_its_sentence():
+def test_cautions():
     worse = dataclasses.replace(
         GOOD, eer_percent=60.0, num_duplicate_trials=1200, num_contradicting_trials=2, interval_note="no interval: few"
     )
@@ -293,8 +293,8 @@ def test_each_caution_has_its_sentence():
     assert repeated.startswith("1,200 trials occur more than once") and interval == "no interval: few"
 
 
-def test_a_min_dcf_is_doubted_where_one_false_accept_costs_as_much_as_accepting_nobody():
-    """At a prior of 0.01 that is with 99 pairs of different speakers: 0.99 / 99 is 0.01."""
+def test_caution_about_min_dcf():
+    """At a prior of 0.01 with 99 non-targets, one false accept costs as much as accepting nobody: 0.99 / 99 is 0.01."""
     for nontargets, few in ((98, True), (99, True), (100, False)):
         found = cautions(dataclasses.replace(GOOD, num_trials=100 + nontargets))
         assert bool(found) is few, nontargets
@@ -309,7 +309,7 @@ def listed(pairs, labels):
     return TrialList(StringTable.from_strings(["a", "b", "c"]), enrol, test, known, "trials.txt")
 
 
-def test_repeated_trials_are_counted_and_contradictions_named_by_their_row():
+def test_repeated_and_contradictory_trials():
     pairs = [(0, 1), (1, 0), (0, 2), (0, 1), (0, 2), (0, 2)]
     number, rows = repeated_trials(listed(pairs, [1, 0, 0, 0, 0, 1]))
     assert number == 3 and rows.tolist() == [3, 5]

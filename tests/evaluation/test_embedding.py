@@ -1,4 +1,4 @@
-"""Utterances to embeddings: batches, crops, long recordings in parts, kept ones; slices and sweeps."""
+"""Utterances to embeddings: batches, crops, long recordings in windows, stored embeddings; slices and sweeps."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ def names(tiny_corpus):
 
 
 @pytest.mark.parametrize("has_few_shapes", [False, True])
-def test_whole_utterances_in_buckets_equal_one_by_one(net, source, names, monkeypatch, has_few_shapes):
+def test_whole_utterances(net, source, names, monkeypatch, has_few_shapes):
     shapes: list[tuple[int, int]] = []
     embed = net.embed
 
@@ -66,7 +66,7 @@ def test_whole_utterances_in_buckets_equal_one_by_one(net, source, names, monkey
 
 
 @pytest.mark.parametrize(("batch_size", "frames"), [(7, 60), (64, 110), (1, 300)])
-def test_crops_equal_one_utterance_at_a_time(net, source, names, batch_size, frames):
+def test_crops(net, source, names, batch_size, frames):
     options = EvaluationOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
     found = embed_utterances(net, source, names, options)
     for row, name in enumerate(names):
@@ -79,7 +79,7 @@ def test_crops_equal_one_utterance_at_a_time(net, source, names, batch_size, fra
         np.testing.assert_allclose(found[row], expected.numpy(), atol=1e-5)
 
 
-def test_long_recordings_are_the_mean_of_their_windows(net, source, names, monkeypatch, caplog):
+def test_long_recordings(net, source, names, monkeypatch, caplog):
     caplog.set_level("INFO", logger="speakernet")
     whole = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0))
     monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
@@ -98,7 +98,7 @@ def test_long_recordings_are_the_mean_of_their_windows(net, source, names, monke
     assert num_long == 12 and f"{num_long} recordings" in caplog.text
 
 
-def test_missing_utterances_are_named_before_anything_is_embedded(net, source):
+def test_missing_utterances(net, source):
     missing = ["nobody/1.wav", "nobody/2.wav"]
     with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav") as some:
         embed_utterances(net, source, ["spk08/utt0.wav", *missing], EvaluationOptions())
@@ -107,7 +107,7 @@ def test_missing_utterances_are_named_before_anything_is_embedded(net, source):
     assert "another folder" not in str(some.value)
 
 
-def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(net, source, tiny_corpus, tmp_path, monkeypatch):
+def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
     trials = read_trials(tiny_corpus / "trials.txt")
     calls = []
 
@@ -133,7 +133,7 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(net, sour
     assert len(calls) == 3
 
 
-def test_both_is_the_mean_of_crops_and_whole(net, source, tiny_corpus):
+def test_both(net, source, tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
     scores = {}
     for mode in ("crops", "whole", "both"):
@@ -142,7 +142,7 @@ def test_both_is_the_mean_of_crops_and_whole(net, source, tiny_corpus):
     np.testing.assert_allclose(scores["both"], (scores["crops"] + scores["whole"]) / 2, atol=1e-6)
 
 
-def test_a_subset_is_fixed_and_keeps_the_share_of_targets(tiny_corpus):
+def test_subset(tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
     chosen, again = subset(trials, 22, seed=1), subset(trials, 22, seed=1)
     assert trials.labels is not None and chosen.labels is not None and len(chosen) == 22
@@ -159,7 +159,7 @@ WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
 
 
 class Counting:
-    """A network that is nothing but its interface."""
+    """A network that only counts its inputs."""
 
     sample_rate, min_samples = RATE, 400
 
@@ -200,7 +200,7 @@ def steps(folder):
 
 
 def peak_of(work):
-    """Bytes that arrays took at most."""
+    """Peak bytes of arrays."""
     tracemalloc.start()
     try:
         work()
@@ -209,7 +209,7 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-def test_degraded_crops_of_a_long_recording_are_cut_from_its_windows(long_source, steps, monkeypatch):
+def test_degraded_crops_of_a_long_recording(long_source, steps, monkeypatch):
     monkeypatch.setattr(embedding, "LONG_SECONDS", 0.2)
     monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.1)
     names = StringTable.from_strings(["5.wav", "0.wav"])
@@ -229,14 +229,14 @@ def test_degraded_crops_of_a_long_recording_are_cut_from_its_windows(long_source
         np.testing.assert_array_equal(
             parts[1], step.transform(long_source.read("5.wav", edges[1], edges[2] - edges[1]), 0)
         )
-        # A short one is degraded as a whole.
+        # A short recording is degraded as a whole.
         np.testing.assert_array_equal(degraded.read("0.wav"), step.transform(long_source.read("0.wav"), 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frames", [0, 200])
-def test_a_sweep_over_a_long_recording_takes_the_memory_of_its_windows(long_source, steps, kind, frames, monkeypatch):
-    # What waits for the network is bounded too, at more than this recording has.
+def test_memory_of_a_sweep(long_source, steps, kind, frames, monkeypatch):
+    # The queue before the network is bounded too, at more than this recording has.
     monkeypatch.setattr(embedding, "READ_AHEAD_SAMPLES", 1 << 20)
     names = StringTable.from_strings(["long.wav"])
     degraded = DegradedSource(long_source, names, steps[kind][-1])
@@ -260,17 +260,17 @@ def scores_of(trials, random):
     return random.standard_normal(len(trials)) + 1.5 * trials.labels
 
 
-def test_duration_groups_by_the_shorter_side(random):
+def test_duration_groups(random):
     trials = some_trials(2, 2)
     slicing = slices.value_slicing(
         "duration", np.array([1.0, 2.0, 5.0, 30.0]), trials, slices.DURATION_EDGES_SECONDS, " s"
     )
-    # trials: 0-1 0-2 0-3 1-2 1-3 2-3; an edge belongs to what is above it
+    # trials: 0-1 0-2 0-3 1-2 1-3 2-3; an edge belongs to the upper group
     assert slicing.labels == ["under 2 s", "2 to 4 s", "4 to 6 s"]
     assert slicing.groups.tolist() == [0, 0, 0, 1, 1, 2]
 
 
-def test_each_slice_is_evaluated_as_a_list_of_its_own(random):
+def test_slices(random):
     trials = some_trials()
     scores, seconds = scores_of(trials, random), random.uniform(1, 12, len(trials.names))
     slicing = slices.value_slicing("duration", seconds, trials, slices.DURATION_EDGES_SECONDS, " s")
@@ -289,7 +289,7 @@ def test_each_slice_is_evaluated_as_a_list_of_its_own(random):
     assert compared >= 2
 
 
-def test_what_a_speaker_never_changes_borrows_the_targets_for_the_different_side(random):
+def test_slices_without_targets(random):
     trials = some_trials()
     gender = ["f" if int(name[1]) % 2 else "m" for name in trials.names]
     same, both = slices.column_slicings("gender", gender, trials)
@@ -302,7 +302,7 @@ def test_what_a_speaker_never_changes_borrows_the_targets_for_the_different_side
     assert both.labels == ["gender f", "gender m"] and (both.groups == -1).sum() == (same.groups == 1).sum()
 
 
-def test_numbers_are_cut_into_thirds_and_names_are_refused():
+def test_numeric_columns():
     trials = some_trials()
     ages = [str(20 + row) for row in range(len(trials.names))]
     (slicing,) = slices.column_slicings("age", ages, trials)
@@ -329,13 +329,13 @@ READERS = (partial(read_csv, needed=["path", "speaker"]), partial(slices.read_me
         (b"path,speaker\na,b\na,b,c\n", "line 3: "),
     ],
 )
-def test_a_damaged_table_is_named(read, content, message, tmp_path):
+def test_damaged_tables(read, content, message, tmp_path):
     (tmp_path / "my.csv").write_bytes(content)
     with pytest.raises(ValueError, match=rf"my\.csv.*({message})"):
         read(tmp_path / "my.csv")
 
 
-def test_metadata_that_lacks_utterances_or_the_path_is_told(tmp_path):
+def test_incomplete_metadata(tmp_path):
     path = tmp_path / "meta.csv"
     path.write_text("path,speaker,gender\na.wav,s,f\n")
     assert slices.read_metadata(path, ["a.wav"]) == {"gender": ["f"]}
@@ -353,7 +353,7 @@ def audio(tmp_path_factory):
     return root
 
 
-def test_all_slices_reads_what_was_asked_for(audio, random):
+def test_all_slices(audio, random):
     trials = some_trials(2, 2)
     speakers, source = speakers_of(trials), open_source(audio)
     options = EvaluationOptions(slices=["duration", "snr"])
@@ -365,7 +365,7 @@ def test_all_slices_reads_what_was_asked_for(audio, random):
         slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
 
 
-def test_noise_has_the_ratio_it_names_and_is_the_same_noise_at_every_amount(steps, random):
+def test_noise(steps, random):
     speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
     before = speech.copy()
     shapes = []
@@ -377,7 +377,7 @@ def test_noise_has_the_ratio_it_names_and_is_the_same_noise_at_every_amount(step
     np.testing.assert_array_equal(speech, before)
 
 
-def test_durations_are_cut_from_the_middle_and_the_telephone_keeps_its_band(steps, audio):
+def test_durations_and_telephone(steps, audio):
     source, names = open_source(audio), StringTable.from_strings(["s0/0.wav", "s0/1.wav"])
     whole = source.read("s0/1.wav")
     for step, seconds in zip(steps["duration"], (4, 3, 2, 1), strict=True):
@@ -394,7 +394,7 @@ def test_durations_are_cut_from_the_middle_and_the_telephone_keeps_its_band(step
         assert np.std(inside) == pytest.approx(0.1 / np.sqrt(2), rel=0.05) and np.std(outside) < 0.002
 
 
-def test_a_sweep_scores_the_degraded_audio_of_the_right_utterance(audio, steps):
+def test_sweep(audio, steps):
     trials = some_trials(2, 2)
     source = open_source(audio)
     speakers, seen = speakers_of(trials), []
@@ -414,21 +414,21 @@ def test_a_sweep_scores_the_degraded_audio_of_the_right_utterance(audio, steps):
     assert "too few" in result.rows[0].note
 
 
-def test_a_sweep_without_its_files_is_refused_before_anything_starts():
+def test_sweep_without_files():
     needed = {"noise": "augment.noise_path", "reverb": "augment.rir_path", "distance": "augment.rir_path"}
     for kind, option in needed.items():
         with pytest.raises(ValueError, match=option):
             sweep_steps([kind], {}, None, sample_rate=RATE)
 
 
-def test_reverberation_grows_and_keeps_the_loudness_at_the_end(steps, random):
+def test_reverberation(steps, random):
     speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
     changed = [np.linalg.norm(step.transform(speech, 0) - speech) for step in steps["reverb"]]
     assert (np.diff(changed) > 0).all()
     assert np.std(steps["reverb"][-1].transform(speech, 0)) == pytest.approx(np.std(speech), rel=0.02)
 
 
-def test_a_microphone_differs_more_with_every_step_in_the_same_way(steps, random):
+def test_microphones(steps, random):
     speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
     spectra = [np.abs(np.fft.rfft(step.transform(speech, 2))) for step in steps["microphone"]]
     changes = [20 * np.log10(one[200:6000] / np.abs(np.fft.rfft(speech))[200:6000]) for one in spectra]
@@ -438,7 +438,7 @@ def test_a_microphone_differs_more_with_every_step_in_the_same_way(steps, random
     assert np.abs(changes[0]).max() > 1
 
 
-def test_at_the_critical_distance_direct_and_reverberated_sound_are_equal(audio, steps):
+def test_critical_distance(audio, steps):
     impulse = np.zeros(RATE, dtype=np.float32)
     impulse[0] = 1
     ratios_db = []
@@ -446,5 +446,5 @@ def test_at_the_critical_distance_direct_and_reverberated_sound_are_equal(audio,
         heard = step.transform(impulse, 0)
         direct, late = heard[: round(0.0025 * RATE)], heard[round(0.0025 * RATE) :]
         ratios_db.append(10 * np.log10(np.dot(direct, direct) / np.dot(late, late)))
-    # Twice as far, 6 dB less direct sound.
+    # At twice the distance, direct sound is 6 dB weaker.
     assert ratios_db == pytest.approx([12.04, 6.02, 0, -6.02, -12.04], abs=0.1)

@@ -42,7 +42,7 @@ def brute_points(scores, labels):
 
 
 @given(trial_lists)
-def test_rates_and_costs_equal_brute_force(rows):
+def test_rates_and_costs(rows):
     scores = np.array([score for score, _ in rows], dtype=float)
     labels = np.array([label for _, label in rows])
     rates = metrics.error_rates(scores, labels)
@@ -57,8 +57,8 @@ def test_rates_and_costs_equal_brute_force(rows):
 
 
 @given(trial_lists)
-def test_hull_eer_equals_the_maximum_over_priors_of_the_minimum_cost(rows):
-    # The ROCCH-EER is the largest Bayes error rate over all priors, whichever way it is computed.
+def test_hull_eer(rows):
+    # The ROCCH-EER is the largest Bayes error rate over all priors.
     scores = np.array([score for score, _ in rows], dtype=float)
     labels = np.array([label for _, label in rows])
     miss, accepted = np.array(brute_points(scores, labels)).T
@@ -68,7 +68,7 @@ def test_hull_eer_equals_the_maximum_over_priors_of_the_minimum_cost(rows):
 
 
 @given(trial_lists)
-def test_min_cllr_equals_pool_adjacent_violators(rows):
+def test_min_cllr(rows):
     isotonic = pytest.importorskip("scipy.optimize").isotonic_regression
     scores = np.array([score for score, _ in rows], dtype=float)
     labels = np.array([label for _, label in rows])
@@ -80,24 +80,24 @@ def test_min_cllr_equals_pool_adjacent_violators(rows):
     assert metrics.min_cllr(metrics.error_rates(scores, labels)) == pytest.approx(metrics.cllr(llrs, labels), abs=1e-9)
 
 
-def test_hand_worked_figures():
+def test_figures_by_hand():
     assert metrics.eer(HAND_SCORES, HAND_LABELS) == 50
     assert metrics.hull_eer_percent(metrics.error_rates(HAND_SCORES, HAND_LABELS)) == pytest.approx(25)
     assert metrics.min_dcf(HAND_SCORES, HAND_LABELS, 0.5) == 0.5
-    # all misses avoided costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half the targets
+    # No misses costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half the targets.
     assert metrics.min_dcf(HAND_SCORES, HAND_LABELS, 0.01) == pytest.approx(0.5)
     assert metrics.cllr(np.log([1 / 3, 3.0]), np.array([0, 1])) == pytest.approx(np.log2(4 / 3))
 
 
-def test_actual_cost_uses_the_theoretical_threshold():
+def test_actual_cost():
     llrs, labels = np.array([-6.0, -1.0, 5.0, 2.0]), np.array([0, 0, 1, 1])
-    # prior 0.01: threshold ln 99 = 4.595; one of two targets is missed
+    # Prior 0.01: the threshold is ln 99 = 4.595, so one of two targets is missed.
     assert metrics.bayes_threshold(0.01) == pytest.approx(4.59512)
     assert metrics.act_dcf(metrics.error_rates(llrs, labels), 0.01) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_voxceleb_trainers_eer_equals_its_recipe(seed):
+def test_eer_of_voxceleb_trainer(seed):
     curves = pytest.importorskip("sklearn.metrics", reason="scikit-learn, which that tool uses, is not installed")
     random = np.random.default_rng(seed)
     labels = random.random(60) < 0.3
@@ -110,7 +110,7 @@ def test_voxceleb_trainers_eer_equals_its_recipe(seed):
     )
 
 
-def test_thresholds_at_a_false_accept_rate():
+def test_threshold_at_a_rate():
     scores = np.concatenate([np.arange(100) / 100, [2.0]])
     labels = np.array([0] * 100 + [1])
     rates = metrics.error_rates(scores, labels)
@@ -127,7 +127,7 @@ def test_thresholds_at_a_false_accept_rate():
         (np.nan, [0, 1], "scores are NaN: trials 2"),
     ],
 )
-def test_what_has_no_error_rate_is_refused(last, labels, found):
+def test_lists_without_error_rates(last, labels, found):
     with pytest.raises(ValueError, match=found):
         metrics.eer(np.array([0.1, last]), np.array(labels))
 
@@ -141,7 +141,7 @@ def trial_list(rows):
 
 
 @pytest.mark.parametrize("num_trials", [50, 5000])
-def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random, num_trials):
+def test_cosine(random, num_trials):
     embeddings = random.normal(size=(40, 16)).astype(np.float32)
     enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
     units = scoring.mean_embeddings(embeddings)
@@ -152,8 +152,8 @@ def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random, num_trials):
     np.testing.assert_allclose(scoring.cosine_scores(units, enrol, test), expected, atol=1e-5)
 
 
-def test_scores_in_blocks_on_a_device_are_those_of_the_host(random, monkeypatch):
-    """An accelerator's way, here on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
+def test_scores_on_a_device(random, monkeypatch):
+    """The code for accelerators on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
     units = scoring.mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
     cohort = scoring.mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
     enrol, test = random.integers(0, 50, (2, 900)).astype(np.int32)
@@ -172,7 +172,7 @@ def test_scores_in_blocks_on_a_device_are_those_of_the_host(random, monkeypatch)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_mean_distance_equals_torch_cdist(random, normalize):
+def test_mean_distance(random, normalize):
     crops = torch.from_numpy(random.normal(size=(12, 10, 32)).astype(np.float32))
     enrol, test = random.integers(0, 12, (2, 700))
     table = torch.nn.functional.normalize(crops, dim=2) if normalize else crops
@@ -181,12 +181,12 @@ def test_mean_distance_equals_torch_cdist(random, normalize):
         for a, b in zip(enrol, test, strict=True)
     ]
     scores = scoring.mean_distance_scores(crops.numpy(), enrol, test, normalize=normalize)
-    # the same crop against itself: rounding of 1 - 1 under a square root
+    # A crop against itself: rounding of 1 - 1 under a square root.
     np.testing.assert_allclose(scores, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("method", ["z", "t", "s", "as"])
-def test_score_normalisation_equals_a_loop(random, method):
+def test_score_normalisation(random, method):
     units = scoring.mean_embeddings(random.normal(size=(9, 8)).astype(np.float32))
     cohort = scoring.mean_embeddings(random.normal(size=(30, 8)).astype(np.float32))
     enrol, test = random.integers(0, 9, (2, 60))
@@ -203,8 +203,8 @@ def test_score_normalisation_equals_a_loop(random, method):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_calibration_finds_the_true_ratio(random):
-    # Normals of equal variance: llr = 2 s for means +1 and -1; the scores are then distorted affinely.
+def test_calibration(random):
+    # For normals of unit variance with means +1 and -1, llr = 2 s; the scores are then distorted affinely.
     labels = random.random(60_000) < 0.3
     clean = random.normal(size=60_000) + np.where(labels, 1.0, -1.0)
     fitted = fit_calibration(0.1 * clean + 7, labels, prior=0.1)
@@ -215,7 +215,7 @@ def test_calibration_finds_the_true_ratio(random):
     np.testing.assert_array_equal(again.apply(clean), fitted.apply(clean))
 
 
-def test_fusion_and_quality_help_where_they_carry_information(random):
+def test_fusion_and_quality(random):
     labels = random.random(20_000) < 0.5
     first, second = (random.normal(size=20_000) + 1.5 * labels for _ in range(2))
     both = np.stack([first, second], 1)
@@ -226,8 +226,8 @@ def test_fusion_and_quality_help_where_they_carry_information(random):
     assert with_quality.weights[1] == pytest.approx(-2 * with_quality.weights[0], rel=0.1)
 
 
-def test_quality_calibration_equals_scikit_learn(random):
-    """On inputs formed by hand, pair by pair, and with weights by the prior: C is 1 / (2 * our regularisation)."""
+def test_quality_calibration(random):
+    """Equals scikit-learn on inputs formed by hand, with weights by the prior; C is 1 / (2 * our regularisation)."""
     linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is an extra of the tests")
     seconds, cohort = np.exp(random.uniform(0, 2, 40)), random.normal(0.1, 0.1, 40)
     enrol, test = random.integers(0, 40, (2, 2000))
@@ -252,7 +252,7 @@ def test_quality_calibration_equals_scikit_learn(random):
     assert min_cllr(error_rates(found.apply(columns), labels)) < min_cllr(error_rates(plain, labels)) - 0.01
 
 
-def test_thresholds_only_where_the_list_supports_them(random):
+def test_named_thresholds(random):
     labels = np.arange(3000) < 500
     scores = random.normal(size=3000) + 2 * labels
     thresholds, refused = named_thresholds(error_rates(scores, labels), {"score": "cosine"})
@@ -261,13 +261,13 @@ def test_thresholds_only_where_the_list_supports_them(random):
         assert np.mean(scores[~labels] >= one["threshold"]) == pytest.approx(rate)
     assert len(refused) == 2 and "2,500" in refused[0] and "10,000" in refused[0]
     assert thresholds[0]["backend"] == {"score": "cosine"}
-    # On a list without errors it lies half-way between the worst target and the nearest non-target.
+    # Without errors, the threshold is half-way between the lowest target and the highest non-target.
     ((one,), _) = named_thresholds(error_rates(np.array([0.1, 0.3, 0.7, 0.8]), np.array([0, 0, 1, 1])), {})
     assert one["threshold"] == 0.5 and one["miss_rate"] == one["false_accept_rate"] == 0
 
 
 @pytest.mark.parametrize("counts", [[2, 0, 1, 3, 1, 0], [1] * 6])
-def test_a_draw_repeats_trials_by_its_weights(random, counts):
+def test_weights_of_a_draw(random, counts):
     labels = random.random(200) < 0.4
     scores = np.round(random.normal(size=200) + labels, 1)
     enrol = random.integers(0, 6, 200)
@@ -282,7 +282,7 @@ def test_a_draw_repeats_trials_by_its_weights(random, counts):
     assert found[1] == pytest.approx(min_dcf(repeated_scores, repeated_labels, 0.01))
 
 
-def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random):
+def test_band_of_the_det_curve(random):
     enrol = random.integers(0, 12, 600)
     labels = random.random(600) < 0.4
     test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 11, 600)) % 12)
@@ -304,7 +304,7 @@ def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random):
 
 
 @pytest.mark.parametrize(("mistakes", "note"), [(0, "8 speakers"), (1, "")])
-def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
+def test_interval_without_errors(mistakes, note):
     speakers = [f"s{number}" for number in range(8)]
     rows = [(1, f"{one}/1", f"{one}/2") for one in speakers]
     rows += [(0, f"{one}/1", f"{other}/2") for one, other in itertools.permutations(speakers, 2)]
@@ -317,7 +317,7 @@ def test_what_never_failed_has_no_interval_of_no_width(mistakes, note):
     assert note in result.interval_note
 
 
-def test_speakers_by_the_part_of_the_name_that_agrees():
+def test_speakers_by_name():
     rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
     found = speakers_of(trial_list(rows))
     assert found.rule.startswith("second part of the name")
@@ -325,7 +325,7 @@ def test_speakers_by_the_part_of_the_name_that_agrees():
     assert list(found.names) == ["s1", "s2"] and found.sessions is None
 
 
-def test_sessions_by_the_folders_or_a_column(tmp_path):
+def test_sessions(tmp_path):
     rows = [(1, "s1/v1/a", "s1/v1/b"), (1, "s1/v1/a", "s1/v2/a"), (0, "s1/v1/a", "s2/v1/a"), (1, "s2/v1/a", "s2/v1/b")]
     trials = trial_list(rows)
     (tmp_path / "t.csv").write_text("path,speaker,session\n" + "".join(f"{n},{n[:2]},{n[3:5]}\n" for n in trials.names))
@@ -334,14 +334,14 @@ def test_sessions_by_the_folders_or_a_column(tmp_path):
         assert (found.num_same_session_targets, found.num_targets) == (2, 3)
 
 
-def test_a_speaker_table_that_lacks_names_is_refused(tmp_path):
+def test_incomplete_speaker_table(tmp_path):
     (tmp_path / "speakers.csv").write_text("path,speaker\na,x\n")
     with pytest.raises(ValueError, match=r"speakers\.csv: .*1 .*: b"):
         speakers_of(trial_list([(0, "a", "b")]), tmp_path / "speakers.csv")
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e20, 3e38])
-def test_embeddings_of_any_size_are_normalised(size):
+def test_normalised_embeddings(size):
     rows = np.ones((2, 8), dtype=np.float32)
     plain = scoring.mean_embeddings(rows)
     rows[0] *= np.float32(size)

@@ -1,4 +1,4 @@
-"""Reports and figures: what a page shows, that it can be made again from files, several runs, broken folders."""
+"""Reports and figures: the content of pages, remaking them from files, several runs, broken folders."""
 
 import base64
 import csv
@@ -30,7 +30,7 @@ VOID = {"meta", "link", "br", "img"}
 
 
 class Checker(HTMLParser):
-    """Counts what a page holds and whether every element is closed."""
+    """Counts the elements of a page and checks that every one is closed."""
 
     def __init__(self, path):
         super().__init__()
@@ -57,15 +57,15 @@ def trials(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run with its report; tests work on copies."""
+    """A run with its report; tests use copies."""
     folder = tmp_path_factory.mktemp("finished") / "first"
     write_report(folder, make_run(folder, make_trials(folder.parent / "trials.txt")))
     return folder
 
 
 @pytest.fixture(autouse=True)
-def _only_finished_is_drawn(finished, blank_figures):
-    """Its figures are real."""
+def _draw_figures_of_finished(finished, blank_figures):
+    """The figures of `finished` are drawn."""
 
 
 @pytest.fixture()
@@ -91,14 +91,14 @@ def test_page(run):
     ):
         assert expected in text
     assert "--config &lt;exp01.yaml&gt;" in page.text and "<exp01" not in page.text
-    # A verdict on top, doubts in one box, details folded.
+    # A verdict on top, warnings in one box, details folded.
     assert (
         text.index("Not usable yet")
         < text.index("The best checkpoint was chosen on this very list")
         < text.index("<h3>")
     )
     assert re.findall(r'id="(\w+)"><details>', text) == ["data", "training", "hardest", "embeddings", "facts"]
-    # A constant is not drawn; slices with few targets are grey; checksums are short.
+    # Constants are not plotted; slices with few targets are grey; checksums are shortened.
     assert not (run / "plots" / "training_data_wait_share.png").exists()
     assert text.count('<tr class="weak">') == 2
     pngs = {path.stem for path in (run / "plots").glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
@@ -133,7 +133,7 @@ def test_hardest_trials(run, trials, tmp_path):
         row = int(rows[worst(scores[rows])])
         cells = ""
         for name in (trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]):
-            # `dev/s03/2.wav` is utterance 14 of the list: 2.4 s by `make_run`.
+            # `dev/s03/2.wav` is utterance 14 of the list, which `make_run` makes 2.4 s long.
             seconds = list(trials.names).index(name) / 10 + 1
             cells += f'<td>{name}<div class="quiet">speaker {name.split("/")[1]}, {seconds:.1f} s</div></td>'
         assert f'{cells}<td class="number">{scores[row]:.4f}</td>' in text
@@ -149,7 +149,7 @@ def test_hardest_trials(run, trials, tmp_path):
 
 
 def without_curves(path):
-    # Scores are written with six digits: a curve may move by less than a thousandth of its width.
+    # Scores are written with six digits, so a curve may move by less than a thousandth of its width.
     return re.sub(r"<svg.*?</svg>\n?", "<svg>", path.read_text(), flags=re.DOTALL)
 
 

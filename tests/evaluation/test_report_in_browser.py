@@ -1,7 +1,7 @@
-"""Reports in headless Chromium, wide and narrow, light and dark: no request, no complaint, no overlap.
+"""Reports in headless Chromium, wide and narrow, light and dark: no requests, no console messages, no overlap.
 
-The page is served from this machine inside a frame of the wanted width; the frame's owner measures it and writes what
-it found into its own document.
+The page is served locally inside a frame of the wanted width; the outer page measures it and writes the findings into
+its own document.
 """
 
 import functools
@@ -68,7 +68,7 @@ frame.onload = () => {
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves a folder and remembers what was asked for."""
+    """Serves a folder and records requests."""
 
     def __init__(self, folder):
         self.paths: list[str] = []
@@ -88,7 +88,7 @@ def pages(tmp_path_factory):
     trials = make_trials(root / "trials.txt")
     runs = {"first": 1.2, "second_run_with_a_long_name_without_breaks": 3.0}
     with pytest.MonkeyPatch.context() as patch:
-        # The pages hold their drawings; the pictures beside them take most of the time.
+        # The pages embed their drawings; the picture files would take most of the time.
         patch.setattr(plots, "save_figure", lambda figure, path: None)
         for number, (name, noise) in enumerate(runs.items(), start=1):
             write_report(root / name, make_run(root / name, trials, noise=noise, seed=number))

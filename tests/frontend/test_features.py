@@ -1,4 +1,4 @@
-"""Front ends against torchaudio's own transforms, by hand, and for utterances of different lengths in one batch."""
+"""Front ends against torchaudio's transforms, by hand, and for utterances of different lengths in one batch."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ GOLDEN = json.loads(Path(__file__).with_name("golden_speechbrain.json").read_tex
 
 
 def some_speech(lengths=LENGTHS, seed=3):
-    """Noise with a slow envelope, loud then soft, padded with large values that must not be looked at."""
+    """Noise with a slow envelope, loud then soft, padded with large values that must have no effect."""
     generator = torch.Generator().manual_seed(seed)
     longest = max(lengths)
     waves = 0.1 * torch.randn(len(lengths), longest, generator=generator)
@@ -48,7 +48,7 @@ def some_speech(lengths=LENGTHS, seed=3):
     ],
     ids=str,
 )
-def test_log_mel_is_torchaudios(options):
+def test_log_mel(options):
     waves, _ = some_speech((16000, 16000))
     window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.get("window", "hamming")]
     reference = torchaudio.transforms.MelSpectrogram(
@@ -70,7 +70,7 @@ def test_log_mel_is_torchaudios(options):
 
 
 @pytest.mark.parametrize(("num_mels", "num_cepstra"), [(80, 40), (23, 13), (20, 30)])
-def test_mfcc_is_kaldis(num_mels, num_cepstra):
+def test_mfcc(num_mels, num_cepstra):
     options = KaldiMfccOptions(num_mels=num_mels, num_cepstra=num_cepstra, normalize="none")
     if num_cepstra > num_mels:
         assert next(options.problems())[0] == "num_cepstra"
@@ -94,7 +94,7 @@ def test_mfcc_is_kaldis(num_mels, num_cepstra):
         ("lhotse", 44100, {"snip_edges": False, "high_freq": -400.0}),
     ],
 )
-def test_fbank_is_kaldis(window, scale, style, rate, kaldis):
+def test_fbank(window, scale, style, rate, kaldis):
     waves, _ = some_speech((16000, 16000))
     options = KaldiFbankOptions(num_mels=80, scale=scale, window=window, normalize="none", style=style)
     found = KaldiFbank(options, rate).eval()(waves)
@@ -104,7 +104,7 @@ def test_fbank_is_kaldis(window, scale, style, rate, kaldis):
         torch.testing.assert_close(found[row].T, expected, atol=2e-3, rtol=1e-4)
 
 
-def test_dither_is_training_only_and_repeats_with_its_count():
+def test_dither():
     waves, _ = some_speech((4000,))
     front_end = KaldiFbank(KaldiFbankOptions(num_mels=80, dither=1.0), seed=5)
     plain = front_end.eval()(waves)
@@ -122,7 +122,7 @@ def test_dither_is_training_only_and_repeats_with_its_count():
     ("name", "options"),
     [*((name, {}) for name in FEATURES), ("log_mel", {"normalize": "none"}), ("fbank", {"style": "lhotse"})],
 )
-def test_a_batch_of_lengths_gives_what_each_alone_gives(name, options):
+def test_batch_of_lengths(name, options):
     front_end: FrontEnd = create(FEATURES[name], FEATURES[name].options(**options)).eval()
     assert torch.isfinite(front_end(torch.zeros(1, 8000))).all()
     waves, lengths = some_speech()
@@ -136,7 +136,7 @@ def test_a_batch_of_lengths_gives_what_each_alone_gives(name, options):
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_float32_whatever_the_autocast(name):
+def test_float32_under_autocast(name):
     front_end = create(FEATURES[name], FEATURES[name].options()).eval()
     waves, _ = some_speech((8000,))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -167,11 +167,11 @@ def test_refusals(make, values):
 def wave_of(num_samples, generator):
     times = torch.arange(num_samples) / 16000
     tone = 0.1 * torch.randn(num_samples, generator=generator) + 0.3 * torch.sin(2 * math.pi * 440 * times)
-    # From silence to loud: the cut-off 80 dB below the loudest acts.
+    # From silence to loud, so the limit 80 dB below the maximum takes effect.
     return tone[None] * torch.linspace(0.0, 1.0, num_samples) ** 4
 
 
-def test_speechbrains_filterbank_is_that_of_the_original():
+def test_speechbrain_filterbank():
     generator = torch.Generator().manual_seed(5)
     front_end = SpeechBrainFbank(SpeechBrainFbankOptions(num_mels=80))
     for num_samples, golden in GOLDEN.items():
@@ -181,7 +181,7 @@ def test_speechbrains_filterbank_is_that_of_the_original():
             assert features[frame, band].item() == pytest.approx(value, abs=2e-3), (num_samples, frame, band)
 
 
-def test_waveforms_are_normalised_over_their_own_samples():
+def test_normalised_waveforms():
     waves = torch.randn(2, 500, generator=torch.Generator().manual_seed(4)) * 3 + 2
     found = normalize_waveforms(waves, torch.tensor([500, 200]))
     torch.testing.assert_close(found[1, :200], normalize_waveforms(waves[1:, :200])[0])
@@ -193,7 +193,7 @@ def make(name, **options):
 
 
 def speech(num_samples, seed=0):
-    """Noise whose spectrum falls by 60 dB, as speech's does, with pauses."""
+    """Noise with pauses and a spectrum that falls by 60 dB, as in speech."""
     generator = torch.Generator().manual_seed(seed)
     white = torch.randn(2, num_samples, generator=generator)
     spectrum = torch.fft.rfft(white)
@@ -211,7 +211,7 @@ FORMS = [(name, {}) for name in FEATURES] + [
 
 
 @pytest.mark.parametrize(("name", "options"), FORMS)
-def test_features_are_the_same(name, options):
+def test_equal_features(name, options):
     plain = make(name, **options).eval()
     convolved = copy.deepcopy(plain)
     use_convolution(convolved)
@@ -227,7 +227,7 @@ def operators(front_end):
     return {str(node.target) for graph in graphs for node in graph.nodes}
 
 
-def test_no_fft_is_left():
+def test_no_fft():
     front_end = make("fbank").eval()
     assert any("fft" in name for name in operators(front_end))
     use_convolution(front_end)

@@ -1,4 +1,4 @@
-"""SpecAugment, dither and vocal tracts: drawn by utterance, by hand, resumed, never in evaluation."""
+"""SpecAugment, dither and vocal tracts: drawn by utterance, resumed, never in evaluation; values by hand."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_masks_by_hand():
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 90), st.integers(0, 120), st.integers(0, 3), st.integers(0, 1000))
-def test_stretches_fit(size, max_width, count, seed):
+def test_masked_stretches_fit(size, max_width, count, seed):
     start, width = draw_stretches(random_of(8, seed), 0, count, max_width, size)
     assert start.shape == width.shape == (8, count)
     if count:
@@ -62,7 +62,7 @@ def test_stretches_fit(size, max_width, count, seed):
         assert start.min() >= 0 and (start + width).max() <= size
 
 
-def test_every_utterance_has_its_own_masks_in_training_only():
+def test_masks_by_utterance():
     augment = spec_augment(1, mel_masks=2, mel_mask_width=10, frame_masks=2, frame_mask_width=30)
     features = torch.ones(16, 40, 200)
     assert len({tuple(row.flatten().tolist()) for row in augment(features)}) > 12
@@ -85,7 +85,7 @@ def test_masks_follow_the_utterance():
     whole, other = spec_augment(), spec_augment()
     whole.draws.key_draws(3, np.array([11, 5, 8, 2]))
     expected = whole(features)
-    other(features)  # another rank, after other passes
+    other(features)  # another rank, after a different number of passes
     other.draws.key_draws(3, np.array([8, 11]))
     assert torch.equal(other(features[:2]), expected[[2, 0]])
     other.draws.key_draws(4, np.array([8, 11]))
@@ -96,7 +96,7 @@ def test_masks_follow_the_utterance():
 
 
 def by_hand(key, place):
-    """SplitMix64 in Python's own numbers, then Box and Muller."""
+    """SplitMix64 in Python integers, then Box-Muller."""
     word, every = (key + (place // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64, 2**64
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % every
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB % every
@@ -106,7 +106,7 @@ def by_hand(key, place):
     return radius * (np.sin(angle) if place % 2 else np.cos(angle))
 
 
-def test_dither_is_a_function_of_utterance_and_place():
+def test_keys_of_dither():
     keys = torch.tensor([5, 2**53 - 1, 123456789])
     noise = normal_noise(keys, 7)
     expected = [[by_hand(int(key), place) for place in range(7)] for key in keys]
@@ -119,16 +119,16 @@ def test_dither_is_a_function_of_utterance_and_place():
     assert torch.equal(draws.normal_like(torch.zeros(1, 30)), pair[1:, :30])
 
 
-def test_dither_is_normal_and_uncorrelated():
+def test_distribution_of_dither():
     noise = normal_noise(torch.arange(16), 20000).double()
     assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
-    # Of 320,000 numbers the standard error of a mean or a correlation is 0.0018.
+    # With 320,000 numbers the standard error of a mean or a correlation is 0.0018.
     pairs = [(noise[:, :-1], noise[:, 1:]), (noise[:, :-2], noise[:, 2:]), (noise[:-1], noise[1:])]
     assert all((one * other).mean().abs() < 0.009 for one, other in pairs) and noise.mean().abs() < 0.009
 
 
 @pytest.mark.parametrize("factor", [0.7, 0.9, 1.0, 1.1, 1.4])
-def test_the_warp_rises_and_keeps_its_ends(factor):
+def test_warp(factor):
     hertz = torch.linspace(0, 8000, 801, dtype=torch.float64)
     moved = warped(hertz, factor, 16000)
     assert moved[0] == 0 and moved[-1] == pytest.approx(8000) and (moved.diff() > 0).all()
@@ -140,7 +140,7 @@ def test_the_warp_rises_and_keeps_its_ends(factor):
 
 
 @pytest.mark.parametrize("name", WITH_BANDS)
-def test_each_utterance_has_its_own_factor(name, speech):
+def test_factors_by_utterance(name, speech):
     plain, warping = front_end(name), front_end(name)
     warping.warp(FACTORS)
     expected = plain(speech)
@@ -163,7 +163,7 @@ def test_each_utterance_has_its_own_factor(name, speech):
 
 @pytest.mark.parametrize("name", [one for one in WITH_BANDS if one != "mfcc"])
 @pytest.mark.parametrize("factor", [0.9, 1.1])
-def test_a_warped_tone_is_a_tone_of_the_moved_frequency(name, factor):
+def test_warped_tone(name, factor):
     warping = front_end(name)
     warping.warp((1.0, factor))
 
@@ -177,14 +177,14 @@ def test_a_warped_tone_is_a_tone_of_the_moved_frequency(name, factor):
         assert moved == loudest_band(hertz * factor) != loudest_band(hertz)
 
 
-def test_samples_have_no_bands():
+def test_warps_need_bands():
     raw = create(FEATURES["raw"], FEATURES["raw"].options(name="raw"), sample_rate=16000, seed=0)
     with pytest.raises(ValueError, match=r"augment\.warp_factors"):
         raw.warp(FACTORS)
 
 
 @pytest.mark.slow
-def test_compiled_code_draws_in_every_pass(speech):
+def test_draws_of_compiled_code(speech):
     compiled, plain = front_end("log_mel"), front_end("log_mel")
     compiled.warp(FACTORS)
     plain.warp(FACTORS)

@@ -1,4 +1,4 @@
-"""Dockerfile and compose.yaml: stages, users, volumes and commands are those that there are; hadolint finds nothing."""
+"""Dockerfile and compose.yaml: stages, users, volumes and commands are valid; hadolint finds nothing."""
 
 import fnmatch
 import json
@@ -48,7 +48,7 @@ def test_stages():
     assert 9 <= int(torch.partition(".")[2]) < 12, "within the bounds of setup.py"
 
 
-def test_what_is_copied_is_there():
+def test_copied_files():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for sources in of("base", "COPY"):
         for source in sources.split()[:-1]:
@@ -61,7 +61,7 @@ def test_commands():
     port = int(of("base", "EXPOSE")[0])
     for words in (json.loads(of("base", "CMD")[0]), SERVICE["command"]):
         options = served(words)
-        # Only a container's own address: published ports lead to it.
+        # All addresses of the container, so that published ports reach it.
         assert (options.host, options.port) == ("0.0.0.0", port)
         assert options.store.is_relative_to("/store") and options.model.startswith("/models/")
     check = of("base", "HEALTHCHECK")[0].partition("CMD ")[2]
@@ -71,7 +71,7 @@ def test_commands():
 
 def test_compose():
     assert re.fullmatch(r"\$\{\w+:-(\w+)\}", SERVICE["build"]["target"]).group(1) in STAGES
-    assert "ports" not in SERVICE and "443:443" in PROXY["ports"], "the proxy alone is reached from outside"
+    assert "ports" not in SERVICE and "443:443" in PROXY["ports"], "only the proxy has public ports"
     assert PROXY["command"][-1] == f"speakernet:{of('base', 'EXPOSE')[0]}"
     assert PROXY["depends_on"]["speakernet"]["condition"] == "service_healthy"
     options = served(SERVICE["command"])

@@ -1,4 +1,4 @@
-"""Imports run one way, between packages and between files; some libraries have one door; late imports have a reason."""
+"""Imports point one way between packages and files; some libraries have one importer; late imports give a reason."""
 
 import ast
 import functools
@@ -21,7 +21,7 @@ ALLOWED = {
     "parallel": {"files", "machine"},
     "checkpoint": {"files"},
     "run_folder": {"files", "checkpoint"},
-    # Composes the option modules of the packages (`test_config_imports_option_modules_only`).
+    # Composes the option modules of the packages (`test_config_imports`).
     "config": {"options", "files", "run_folder", *OPTIONS},
     "data": BASE,
     "corpora": {*BASE, "data"},
@@ -38,7 +38,7 @@ ALLOWED = {
         *("config", "data", "corpora", "frontend", "models", "losses", "training", "evaluation", "checks", "inference"),
     },
 }
-"""Package -> the packages that it may import; `cli` may import everything."""
+"""Package -> packages it may import; `cli` may import everything."""
 
 ONE_DOOR = {
     "torchaudio": {"frontend"},
@@ -55,9 +55,9 @@ ONE_DOOR = {
     "fastapi": {"inference"},
     "uvicorn": {"inference"},
 }
-"""Library -> the packages or files that may import it."""
+"""Library -> packages or files that may import it."""
 
-MOST_LATE_IMPORTS = 24  # beside those of the commands, all of which import what they run late
+MOST_LATE_IMPORTS = 24  # without those of the commands, all of which import late
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -86,7 +86,7 @@ def package_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_packages_import_only_what_the_table_allows():
+def test_table():
     for path in FILES:
         package = package_of(path)
         if package in ("cli", "__init__", "__main__"):
@@ -102,14 +102,14 @@ def is_option_module(name):
     return "options" in name.split(".")[2:]
 
 
-def test_config_imports_option_modules_only():
+def test_config_imports():
     for path in sorted((PACKAGE / "config").glob("*.py")):
         for module in imported_modules(path) & MODULES.keys():
             if module.count(".") > 1 and module.split(".")[1] in OPTIONS:
                 assert is_option_module(module), f"{path.name} imports {module}"
 
 
-def test_option_modules_import_nothing_heavy():
+def test_imports_of_option_modules():
     light = {"speakernet.options"}
     for name, path in MODULES.items():
         if is_option_module(name):
@@ -119,7 +119,7 @@ def test_option_modules_import_nothing_heavy():
                 assert module not in MODULES or module in light or is_option_module(module), f"{name}: {module}"
 
 
-def test_no_file_imports_itself_through_others():
+def test_no_cycles():
     # Importing a file also runs the `__init__` of the folders above it.
     graph = {name: imported_modules(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
     try:
@@ -129,7 +129,7 @@ def test_no_file_imports_itself_through_others():
 
 
 def late_imports(path):
-    """Line of each import inside a function, and whether a comment stands on it or above its block."""
+    """Line of each import inside a function, and whether it has a comment on its line or above its block."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     for function in ast.walk(ast.parse(text)):
@@ -143,14 +143,14 @@ def late_imports(path):
                 yield node.lineno, "#" in lines[node.lineno - 1] or lines[above].strip().startswith("#")
 
 
-def test_late_imports_are_few_and_say_why():
+def test_late_imports():
     found = {(path.relative_to(PACKAGE).as_posix(), *one) for path in FILES for one in late_imports(path)}
     without = sorted(f"{name}:{line}" for name, line, has_reason in found if not has_reason)
     assert not without, f"no comment says why these are late: {', '.join(without)}"
     assert len([name for name, _, _ in found if not name.startswith("cli/")]) <= MOST_LATE_IMPORTS
 
 
-def test_libraries_with_one_door():
+def test_libraries_with_one_importer():
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
         libraries = {module.split(".")[0] for module in imported_modules(path)}
@@ -159,16 +159,16 @@ def test_libraries_with_one_door():
                 assert package_of(path) in doors or name in doors, f"{name} imports {library}; only {doors} may"
 
 
-def test_what_only_posix_has_is_imported_late_or_in_a_branch():
-    """At the top of a file such an import ends every command on Windows."""
+def test_posix_modules():
+    """Imported at the top of a file, they end every command on Windows."""
     for path in FILES:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         imported = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
         assert not imported & {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}, path
 
 
-def test_yaml_is_read_through_one_door():
-    """Which has the limits; writing is free."""
+def test_yaml_has_one_reader():
+    """The reader has the limits; writing is unrestricted."""
     for path in FILES:
         if path.name != "files.py":
             text = path.read_text(encoding="utf-8")

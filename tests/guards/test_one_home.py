@@ -14,7 +14,7 @@ OWNERS = {
     *(component.options for choice in CHOICES.values() for component in choice.table.values()),
 }
 OPTION_NAMES = {name for owner in OWNERS for name in owner.model_fields}
-# Words that mean other things too, in places that know no configuration.
+# Words with other meanings in code without configuration.
 COMMON_WORDS = {
     *("name", "options", "seed", "style", "device", "scale"),
     *("channels", "threads", "metadata", "score", "window", "normalize"),
@@ -29,22 +29,22 @@ def defaults_of(function):
     return [(one.arg, value) for one, value in [*named, *only]]
 
 
-def is_a_second_default(value):
-    """Whether a default is written out: neither a constant by its name nor a "not given" (None, an empty name)."""
+def is_literal_default(value):
+    """Whether a default is a literal, other than None and an empty string."""
     return isinstance(value, ast.Constant) and value.value not in (None, "")
 
 
-def test_no_default_of_an_option_is_written_twice():
+def test_defaults():
     for path in SOURCES:
         if "options" in path.with_suffix("").parts:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 for name, value in defaults_of(node):
-                    is_second = name in OPTION_NAMES - COMMON_WORDS and is_a_second_default(value)
+                    is_second = name in OPTION_NAMES - COMMON_WORDS and is_literal_default(value)
                     assert not is_second, f"{path}:{node.lineno}: {name} has its default in an options class"
 
 
-def test_every_options_class_says_what_it_is():
+def test_docstrings_of_options():
     for owner in OWNERS:
         assert issubclass(owner, Options) and (owner.__doc__ or "").strip().endswith("."), owner

@@ -1,4 +1,4 @@
-"""What stands around the code parses, and names commands, pages and versions that there are."""
+"""Project files parse, and the versions and folders they name are consistent."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def text_of(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_the_workflow_tries_every_version_that_the_package_names():
+def test_versions_of_the_workflow():
     matrix = read(WORKFLOW)["jobs"]["test"]["strategy"]["matrix"]
     (minors,) = re.findall(r"Python :: 3\.\{minor\}\" for minor in \(([\d, ]+)\)", text_of("setup.py"))
     assert matrix["python"] == [f"3.{minor}" for minor in minors.split(", ")]
@@ -28,13 +28,13 @@ def test_the_workflow_tries_every_version_that_the_package_names():
     assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
 
 
-def test_the_version_has_one_home_and_the_newest_changes_are_its():
+def test_version():
     newest = re.findall(r"^## (\S+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)[0]
     assert newest == speakernet.__version__
     for name in ("setup.py", "pyproject.toml", "README.md"):
         assert speakernet.__version__ not in text_of(name), name
 
 
-def test_what_tests_keep_lies_in_their_own_folder(tmp_path_factory):
-    """In the user's cache another run of the tests would find it, under folders of the same names."""
+def test_cache_of_tests(tmp_path_factory):
+    """Not in the user's cache: another run of the tests has folders of the same names."""
     assert default_cache_folder().is_relative_to(tmp_path_factory.getbasetemp())

@@ -1,4 +1,4 @@
-"""Files and functions stay readable, what users import is documented, nothing unfinished or of one machine is left."""
+"""Files and functions stay short, public names are documented, and nothing is unfinished or machine-specific."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ def parse(path):
 
 
 def functions_of(path):
-    """Name and number of lines and of arguments of every function in a file."""
+    """Name, number of lines and number of arguments of every function in a file."""
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
@@ -48,11 +48,11 @@ def test_size():
     assert len(of_package) <= 1, of_package
 
 
-def test_every_file_says_what_it_is_for():
+def test_docstrings_of_files():
     assert not [identity(path) for path in SOURCES if len(ast.get_docstring(parse(path)) or "") <= 20]
 
 
-def test_nothing_unfinished():
+def test_unfinished():
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), path
@@ -61,7 +61,7 @@ def test_nothing_unfinished():
         assert not bare, f"{path}: bare except"
 
 
-def test_tracked_files_are_small_and_hold_no_recordings():
+def test_tracked_files():
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout")

@@ -1,4 +1,4 @@
-"""Cases of the readers: each batch in a process with a memory limit, continued behind a case that died or hung."""
+"""Cases of the readers, in processes with a memory limit; after a crash or hang the next process continues."""
 
 import logging
 import multiprocessing
@@ -17,20 +17,20 @@ from typing import Any
 from targets import TARGETS, Target
 
 CASE_SECONDS = 20.0
-"""A case that takes longer hangs; a machine may be busy with other things."""
+"""A case that takes longer counts as hanging; generous, as the machine may be busy."""
 START_SECONDS = 120.0
 SPARE_BYTES = 512 << 20
-"""Address space that the cases may take above what the process holds when they begin."""
+"""Address space that the cases may use beyond that of the process at their start."""
 READ, REFUSED, FAILED = "read", "refused", "failed"
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# By names that are found without the tests' own path, which this process does not have.
+# Absolute names: this process does not have the tests' path.
 READERS = ("data.packing", "corpora.archives", "corpora.pack_inputs", "evaluation.report", "models.speaker_net")
 CONTEXT.set_forkserver_preload([f"speakernet.{name}" for name in READERS])
 
 
 def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
-    """Run cases of a target; how often each outcome came, and what failed, in words."""
+    """Run cases of a target; returns the count of each outcome and descriptions of failures."""
     outcomes: Counter[str] = Counter()
     failures: list[str] = []
     left = list(seeds)
@@ -45,13 +45,13 @@ def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
 
 
 def _run_some(name: str, folder: str, seeds: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Outcomes until the process ended, died or hung; the last two are an outcome too."""
+    """Outcomes until the process ended, died or hung; dying and hanging are outcomes too."""
     answers, other_end = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=run_cases, args=(other_end, name, folder, seeds))
     process.start()
     other_end.close()
     try:
-        assert answers.poll(START_SECONDS) and answers.recv() == "ready", f"{name}: the whole files cannot be read"
+        assert answers.poll(START_SECONDS) and answers.recv() == "ready", f"{name}: the undamaged files cannot be read"
         for _ in seeds:
             try:
                 if not answers.poll(CASE_SECONDS):
@@ -69,14 +69,14 @@ def _run_some(name: str, folder: str, seeds: Sequence[int]) -> Iterator[tuple[st
 
 
 def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int]) -> None:
-    """In the process: the cases, one after the other."""
+    """Run the cases in turn; called in the child process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     target = TARGETS[name]
     original, case = Path(folder) / "original", Path(folder) / "case"
     original.mkdir()
     target.make(original)
-    # Once undamaged: imports that come late, and what a checked answer is compared with.
+    # First undamaged, for late imports and as the reference of checked answers.
     shutil.copytree(original, case)
     right = target.read(case)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -84,25 +84,25 @@ def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int])
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     answers.send("ready")
     for seed in seeds:
-        # Another draw for every target, from the one seed.
+        # Every target has its own draws from the same seed.
         answers.send(run_case(target, original, case, random.Random(zlib.crc32(name.encode()) ^ seed), right))
 
 
 def run_case(target: Target, original: Path, case: Path, draw: random.Random, right: Any) -> tuple[str, str]:
-    """Damage a copy of the files and read it; the outcome, and words if it is a failure."""
+    """Damage a copy of the files and read it; returns the outcome and, for a failure, a description."""
     shutil.rmtree(case)
     shutil.copytree(original, case)
     damaged = target.damage(case, draw)
     try:
         found = target.read(case)
     except BaseException as error:
-        said = f"{damaged}: {type(error).__name__}: {error}"[:300]
+        output = f"{damaged}: {type(error).__name__}: {error}"[:300]
         names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
-        # UnicodeDecodeError and its like are ValueErrors too, which no reader should let through.
+        # UnicodeDecodeError and similar are ValueErrors too, but readers must not let them through.
         is_ours = isinstance(error, ValueError) and (type(error) is ValueError or type(error).__module__ != "builtins")
         if not is_ours:
-            return FAILED, said
-        return (REFUSED, "") if any(one in str(error) for one in names) else (FAILED, f"names no file: {said}")
+            return FAILED, output
+        return (REFUSED, "") if any(one in str(error) for one in names) else (FAILED, f"names no file: {output}")
     if target.is_checked and found != right:
         return FAILED, f"{damaged}: damage was not noticed"
     return READ, ""

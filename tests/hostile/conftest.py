@@ -1,4 +1,4 @@
-"""Makes the harness beside the tests importable (--import-mode=importlib leaves the test folder out of the path)."""
+"""Makes the modules beside the tests importable (--import-mode=importlib does not add the folder to the path)."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-/* A disk that fails: preloaded, it counts the calls that change files below one folder, and lets one of them fail, or
-   ends the process there by a signal (an error below zero).
+/* A failing disk: preloaded, it counts the calls that change files below one folder and makes one of them fail, or
+   kills the process there with a signal (a negative error).
 
-   Nothing is counted before `hostile_arm`, nor in other processes than the one that called it. */
+   It counts only after `hostile_arm`, in the process that called it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
-"""Forks commands from one warm process, so that a hundred starts do not import torch a hundred times.
+"""Forks commands from one warm process, so torch is imported only once.
 
-Reads a line of JSON for each from its input: `arguments`, the file `said` for its output, and a `fault` of the disk if
-one is to be injected. Answers with the process, and when that has ended with its status.
+Reads a line of JSON per command from standard input: `arguments`, the file `output`, and optionally a `fault` of the
+disk. Answers with the process id and, when the process has ended, its status.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-import speakernet.evaluation.report  # imported late by the run and the commands over stores; here once
+import speakernet.evaluation.report  # imported late by runs and store commands; here once for all forks
 import speakernet.training.tensorboard  # noqa: F401
 from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401
@@ -24,7 +24,7 @@ DROPOUT = 0.2
 
 
 def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
-    """The network of a run, with a layer that draws from torch's global generator: no published trunk here has one."""
+    """The network of a run, with a dropout on torch's global generator, which no published trunk here has."""
     net = build(config)
 
     def drop(module: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -35,12 +35,12 @@ def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
 
 
 def run(order: dict[str, Any]) -> None:
-    """In the fork: the command to its end, with its own files and a session of its own."""
+    """Run the command in the fork, with its own files and session."""
     os.setsid()
-    said = os.open(order["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     if fault := order.get("fault"):
         place, count = os.fsencode(fault["folder"]), os.fsencode(fault["count"])
         numbers = (ctypes.c_long(fault["call"]), ctypes.c_int(fault["error"]), ctypes.c_int(fault["lasts"]))
@@ -51,7 +51,7 @@ def run(order: dict[str, Any]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # As at the end of every process: threads that write checkpoints are waited for, workers ended.
+        # As when any process ends: wait for threads that write checkpoints, end workers.
         import multiprocessing.util
         import threading
 
@@ -61,11 +61,11 @@ def run(order: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """One command after the other, until the input ends."""
+    """Run commands in turn until the input ends."""
     torch.set_num_threads(1)
-    # Here and not above: pytest imports this file too, to look for examples, and would train every test's run with it.
+    # Not at module level: pytest imports this file for doctests and would change the networks of all tests.
     runs.build_model = functools.partial(with_dropout, runs.build_model)
-    # A run collects garbage before and after each evaluation: of what this process has imported there is none.
+    # A run collects garbage around each evaluation; this excludes everything imported here.
     gc.collect()
     gc.freeze()
     print("ready", flush=True)

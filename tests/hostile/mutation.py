@@ -1,4 +1,4 @@
-"""Hostile variants of small files, drawn from a seed: of bytes, of text, of JSON-like values."""
+"""Hostile variants of small files, drawn from a seed: bytes, text, JSON-like values."""
 
 import random
 import re
@@ -23,14 +23,14 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "nan", "../x", "a" * 5000, "\x00", "\u202e", [], {}, [[]], [None], [1, "a"]),
     *({"a": {}}, [10**7], [0.5] * 3),
 )
-"""What stands in the place of any value of a tree."""
+"""Replacements for any value of a tree."""
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:
     """A few random changes to the bytes of a file."""
     changed = bytearray(content)
     for _ in range(1 + min(int(draw.expovariate(0.8)), MOST_CHANGES - 1)):
-        # Headers decide more than bodies do: half of all changes are made near the beginning or the end.
+        # Headers matter more than bodies, so half of all changes are near the beginning or the end.
         size, where = len(changed), draw.random()
         place = draw.randrange((min(size, 64) if where < 0.35 else size) + 1)
         if 0.35 <= where < 0.5:
@@ -59,14 +59,14 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 def mutated_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
-    """A copy of nested dictionaries and lists in which a few entries are gone, doubled or something else."""
+    """A copy of nested dictionaries and lists with a few entries removed, doubled or replaced."""
     for _ in range(1 + min(int(draw.expovariate(1.0)), MOST_CHANGES - 1)):
         tree = _changed(tree, draw, values)
     return tree
 
 
 def _changed(tree: Any, draw: random.Random, values: Sequence[Any]) -> Any:
-    """The tree with one entry changed, somewhere down a random path."""
+    """The tree with one entry changed, somewhere on a random path."""
     if not isinstance(tree, dict | list) or not tree or draw.random() < 0.05:
         return draw.choice(values)
     keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))

@@ -1,4 +1,4 @@
-"""Small runs that are killed or whose disk fails, and what they must come to all the same."""
+"""Small runs that are killed or whose disk fails, and the outcome they must still have."""
 
 import contextlib
 import json
@@ -16,35 +16,35 @@ from typing import Any
 
 from targets import tiny_voice_corpus
 
-from tests.outcomes import came_to, differences
+from tests.outcomes import differences, outcome_of
 from tests.tiny_recipe import EVERY_STAGE, write_recipe
 
 HERE = Path(__file__).parent
 END_SECONDS = 120
 LINES_ARE_LOST = re.compile(r"lines are dropped|they will appear twice")
-"""What a run prints if the disk does not take its log, metrics or curves."""
+"""Printed by a run if its log, metrics or curves cannot be written."""
 
 BEST_IS_LOST = re.compile(r"could not write \S+/best\.pt")
 
 
 def tiny_run(folder: Path, workers: int) -> Path:
-    """The configuration of a run into `folder`/run, over the corpus beside it."""
+    """Writes the configuration of a run into `folder`/run with the corpus beside it."""
     paths = (folder / "run.yaml", folder.parent / "corpus", folder / "run")
     return write_recipe(*paths, EVERY_STAGE, {"data": {"num_workers": workers}})
 
 
 def printed(folder: Path) -> str:
-    """The end of what the runs of a folder printed."""
-    return (folder / "said.txt").read_text(errors="replace")[-1500:]
+    """The end of the output of a folder's runs."""
+    return (folder / "output.txt").read_text(errors="replace")[-1500:]
 
 
 def fault(folder: Path, call: int, error: int, lasts: bool, count: Path | str = "") -> dict[str, Any]:
-    """For `hostile_arm` of failing_disk.c: which call below a folder fails; call 0 only counts them."""
+    """Arguments of `hostile_arm` in failing_disk.c: which call below a folder fails; call 0 only counts calls."""
     return {"folder": str(folder), "call": call, "error": error, "lasts": int(lasts), "count": str(count)}
 
 
 class Starter:
-    """A warm process that forks commands; see `forked.py`. `shim` is the library of the failing disk."""
+    """A warm process that forks commands (`forked.py`); `shim` is the library of the failing disk."""
 
     def __init__(self, folder: Path, shim: Path | None = None) -> None:
         self.folder, self.can_fail = folder, shim is not None
@@ -66,18 +66,18 @@ class Starter:
         self._process.wait()
 
     def start(self, arguments: Sequence[str], folder: Path, **order: Any) -> int:
-        """Begin a command, whose output goes to `said.txt` in the folder; its process. `end` must follow."""
-        whole = {"arguments": list(arguments), "said": str(folder / "said.txt"), **order}
+        """Start a command with its output in the folder's `output.txt`; returns its process. `end` must follow."""
+        whole = {"arguments": list(arguments), "output": str(folder / "output.txt"), **order}
         self._process.stdin.write(json.dumps(whole) + "\n")
         self._process.stdin.flush()
         return int(self._answer())
 
     def end(self) -> int:
-        """Wait for the command that was begun; its status."""
+        """Wait for the started command; returns its status."""
         return int(self._answer())
 
     def command(self, arguments: Sequence[str], folder: Path, **order: Any) -> int:
-        """A command to its end; one that takes too long is killed."""
+        """Run a command to its end; one that takes too long is killed."""
         process = self.start(arguments, folder, **order)
         watch = subprocess.Popen(["sh", "-c", f"sleep {END_SECONDS}; kill -9 -{process}"], start_new_session=True)
         try:
@@ -87,7 +87,6 @@ class Starter:
             watch.wait()
 
     def run(self, recipe: Path, **order: Any) -> int:
-        """A training run to its end."""
         return self.command(["train", "--config", str(recipe)], recipe.parent, **order)
 
     def _answer(self) -> str:
@@ -95,7 +94,7 @@ class Starter:
 
 
 class Kills:
-    """Kills runs at random moments, a few in each folder, and compares what they come to in the end."""
+    """Kills runs at random moments, a few times in each folder, and compares the final outcomes."""
 
     def __init__(self, starter: Starter, workers: int, seed: int) -> None:
         self.starter, self.workers = starter, workers
@@ -104,18 +103,18 @@ class Kills:
         folder, begin = starter.folder / f"straight{workers}", time.monotonic()
         assert starter.run(tiny_run(folder, workers)) == 0, printed(folder)
         self.seconds = time.monotonic() - begin
-        self.expected = came_to(folder / "run")
+        self.expected = outcome_of(folder / "run")
 
     def round(self, most_kills: int) -> list[str]:
-        """One folder: kills while there are any left, then a run to its end; what went wrong, in words."""
+        """One folder: kills while any are left, then a run to its end; returns problems in words."""
         folder = self.starter.folder / f"killed{self.workers}"
         shutil.rmtree(folder, ignore_errors=True)
         recipe, problems = tiny_run(folder, self.workers), []
         for _ in range(most_kills):
             process = self.starter.start(["train", "--config", str(recipe)], folder)
-            # A resumed run is shorter, so the kills fall over all of it.
+            # A resumed run is shorter, so the kills cover all of it.
             time.sleep(self.draw.uniform(0, 0.6 * self.seconds))
-            # The whole group, as a container ends it, or the process alone, as a system without memory does.
+            # The whole group, as when a container ends, or only the process, as when memory runs out.
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if self.draw.random() < 0.5 else os.kill)(process, signal.SIGKILL)
             status = self.starter.end()
@@ -125,11 +124,11 @@ class Kills:
         status = self.starter.run(recipe)
         if status:
             return [*problems, f"status {status} at the last: {printed(folder)}"]
-        return problems + [f"{name} differs" for name in differences(came_to(folder / "run"), self.expected)]
+        return problems + [f"{name} differs" for name in differences(outcome_of(folder / "run"), self.expected)]
 
 
 def build_shim(folder: Path) -> Path | None:
-    """The library of the failing disk; None without a compiler or without Linux."""
+    """The library of the failing disk; None without a compiler or on other systems than Linux."""
     compiler = shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
@@ -139,7 +138,7 @@ def build_shim(folder: Path) -> Path | None:
 
 
 class DiskFaults:
-    """Lets one call that changes the disk fail in a run, and compares what the next run comes to."""
+    """Makes one disk-changing call of a run fail, and compares the outcome of the next run."""
 
     def __init__(self, starter: Starter) -> None:
         self.starter = starter
@@ -147,24 +146,24 @@ class DiskFaults:
         recipe = tiny_run(folder, 0)
         assert starter.run(recipe, fault=fault(folder / "run", 0, 0, False, count)) == 0, printed(folder)
         self.num_calls = int(count.read_text())
-        self.expected = came_to(folder / "run")
+        self.expected = outcome_of(folder / "run")
 
     def case(self, call: int, error: int, *, lasts: bool) -> list[str]:
-        """The run with the fault and, if that failed, another one; what went wrong, in words."""
+        """Run with the fault and, if that fails, again without; returns problems in words."""
         folder = self.starter.folder / "failing"
         shutil.rmtree(folder, ignore_errors=True)
         recipe = tiny_run(folder, 0)
         status = self.starter.run(recipe, fault=fault(folder / "run", call, error, lasts))
-        words, problems = (folder / "said.txt").read_text(errors="replace"), []
+        words, problems = (folder / "output.txt").read_text(errors="replace"), []
         if "Traceback" in words or status not in (0, 1):
             problems.append(f"status {status}: {words[-1500:]}")
         if status and self.starter.run(recipe):
             return [*problems, f"did not resume: {printed(folder)}"]
-        names = differences(came_to(folder / "run"), self.expected)
+        names = differences(outcome_of(folder / "run"), self.expected)
         if BEST_IS_LOST.search(words):
-            # The last model is kept in its place; the training itself is the same.
+            # The last model takes its place; the training is the same.
             names = [name for name in names if name == "large_margin/last.pt"]
-        # Lines that the run says it dropped are gone; all the rest is what it would have been.
+        # Lines reported as dropped are missing; everything else is the same.
         if LINES_ARE_LOST.search(words):
             names = [name for name in names if name not in ("numbers", "files", "report")]
         return problems + [f"{name} differs" for name in names]

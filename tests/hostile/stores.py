@@ -1,4 +1,4 @@
-"""Commands over a store of people that are killed or whose disk fails, at each call that changes the disk."""
+"""Commands on a store of people, killed or with a failing disk at each call that changes the disk."""
 
 import shutil
 import signal
@@ -14,15 +14,15 @@ from speakernet.inference.people import HALF_WORD, PeopleStore
 from speakernet.models.model_file import model_file_contents
 
 KILL = -signal.SIGKILL
-"""In the place of an error: the process ends there."""
+"""Instead of an error number: the process is killed there."""
 GONE = "Purgatoria"
 SAME_ENDS = ("nobody is called", "is of another model")
-"""What a command prints that finds its work done by an earlier try."""
+"""Printed by a command whose work an earlier attempt has done."""
 NEW = "enroll into a new store"
 
 
 class StoreFaults:
-    """Lets a command over a small store with a backup fail at one call, and looks at what the next try comes to."""
+    """Makes a command on a small store with a backup fail at one call, and checks the outcome of the next attempt."""
 
     def __init__(self, starter: Starter) -> None:
         self.starter, self.folder = starter, starter.folder / "stores"
@@ -33,7 +33,7 @@ class StoreFaults:
             with torch.no_grad():
                 net.embedding.weight.add_(seed)
             write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
-        # A backup with everybody: embedded again with the same model.
+        # Embedding again with the same model makes a backup with everybody.
         enrolled = [self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))]
         for arguments in (*enrolled, self._reembed(whole, "model.pt")):
             assert starter.command(arguments, whole) == 0, printed(whole)
@@ -47,7 +47,7 @@ class StoreFaults:
             self.after[command] = _state(folder)
 
     def commands(self, folder: Path) -> dict[str, list[str]]:
-        """Name of each command, and its words for the store in a folder."""
+        """Name -> words of each command for the store in a folder."""
         store = str(folder / "people.db")
         return {
             "enroll": self._enroll(folder, "Cy", 6),
@@ -58,7 +58,7 @@ class StoreFaults:
         }
 
     def case(self, command: str, call: int, error: int, *, lasts: bool = False) -> list[str]:
-        """The command with the fault, then again without; what went wrong, in words."""
+        """Run the command with the fault, then without; returns problems in words."""
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
         begun, expected = _state(folder), self.after[command]
@@ -72,7 +72,7 @@ class StoreFaults:
         found = _state(folder)
         if found not in ((expected,) if status == 0 else (begun, expected)):
             problems.append(f"half done: {found}")
-        (folder / "said.txt").unlink()
+        (folder / "output.txt").unlink()
         if self.starter.command(arguments, folder) and not any(end in printed(folder) for end in SAME_ENDS):
             problems.append(f"does not resume: {printed(folder)}")
         if _state(folder) != expected:
@@ -83,9 +83,9 @@ class StoreFaults:
         return problems + [f"{name} was left behind" for name in left]
 
     def _begin(self, folder: Path, command: str) -> list[str]:
-        """A copy of the store, and the words of a command over it."""
+        """Copy the store; returns the words of a command on it."""
         shutil.rmtree(folder, ignore_errors=True)
-        kept = ("said.txt", "people.db*") if command == NEW else ("said.txt",)
+        kept = ("output.txt", "people.db*") if command == NEW else ("output.txt",)
         shutil.copytree(self.folder / "whole", folder, ignore=shutil.ignore_patterns(*kept))
         return self.commands(folder)[command]
 
@@ -98,7 +98,7 @@ class StoreFaults:
 
 
 def _state(folder: Path) -> Any:
-    """Who is in the store of a folder, and of which model it is; None if nobody is, or it was not yet made."""
+    """The people in the store of a folder and its model; None if it is empty or does not exist yet."""
     path = folder / "people.db"
     if not path.exists() or not path.stat().st_size:
         return None
@@ -107,7 +107,7 @@ def _state(folder: Path) -> Any:
             kept = sorted((one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings())
             return (store.facts["fingerprint"], kept) if kept else None
     except ValueError as error:
-        # Its making was taken back, or it is of no model yet.
+        # Its creation was undone, or it has no model yet.
         if "an empty file" in str(error) or "of no model yet" in str(error):
             return None
         raise

@@ -1,4 +1,4 @@
-"""What is given hostile files: every reader with small valid files to begin from, and what its answers must be."""
+"""The readers that are given hostile files, with small valid files to start from and checks of their answers."""
 
 import copy
 import json
@@ -49,16 +49,16 @@ class Target:
     make: Callable[[Path], None]
     """Writes the valid files into a folder."""
     read: Callable[[Path], Any]
-    """Reads them from there; raises AssertionError if the answer cannot be right."""
+    """Reads them; raises AssertionError if the answer cannot be right."""
     files: tuple[str, ...]
-    """Those that are damaged, one at a time."""
+    """The files that are damaged, one at a time."""
     changes: Callable[[Path, random.Random], None] | None = None
-    """How; random bytes if None."""
+    """How they are damaged; random bytes if None."""
     is_checked: bool = False
-    """Damage is found or changes nothing: what is read equals what the whole files gave."""
+    """Whether the answer must equal that of the undamaged files, unless the damage is reported."""
 
     def damage(self, folder: Path, draw: random.Random) -> str:
-        """Change one of the files in `folder`, which holds them as `make` wrote them; its name."""
+        """Change one of the files written by `make` into `folder`; returns its name."""
         name = draw.choice(self.files)
         path = folder / name
         if self.changes is not None:
@@ -74,7 +74,7 @@ def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
 
 
 def tiny_voice_corpus(root: Path) -> None:
-    """Six speakers to train on, with two utterances each, four with three for trials; lists beside the audio."""
+    """Six training speakers with two utterances each, four trial speakers with three; lists beside the audio."""
     names = [f"spk{speaker}/{row}.wav" for speaker in range(10) for row in range(2 if speaker < 6 else 3)]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -150,13 +150,11 @@ runtime: {device: cpu, seed: 3}
 
 
 def tiny_net() -> SpeakerNet:
-    """The smallest network there is."""
     torch.manual_seed(3)
     return SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1], "stem_stride": 4})
 
 
 def tiny_model() -> dict[str, Any]:
-    """What a model file of it holds."""
     summary = {"epoch": 2, "step": 20, "best_eer_percent": 12.5}
     backend = {"score": "cosine", "embedding": "crops", "eval_frames": 400, "num_crops": 10}
     fit = {"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0, "prior": 0.01}
@@ -206,7 +204,7 @@ def _read_packed(folder: Path) -> Any:
 
 
 def _index_with_its_sum(path: Path, draw: random.Random) -> None:
-    """A hostile index that says of itself that it is whole."""
+    """A hostile index with a valid checksum."""
     path.write_bytes(mutated(path.read_bytes(), draw))
     description = json.loads((path.parent / "corpus.json").read_text())
     description["index_sha256"] = sha256_of(path)
@@ -286,7 +284,7 @@ def _make_embeddings(folder: Path) -> None:
 
 def _embeddings(folder: Path) -> Any:
     kept = load_embeddings(folder / "e.npz", "key")
-    # What is damaged is embedded again: no embeddings, or the very ones.
+    # Damaged ones are embedded again: either none or the same are read.
     assert kept is None or (kept.shape == (len(NAMES), 1, 8) and (kept == 1).all())
 
 

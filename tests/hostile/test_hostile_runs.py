@@ -1,4 +1,4 @@
-"""Runs and stores that are killed, or whose disk fails, lose nothing; `make hostile` sets how many are tried."""
+"""Runs and stores that are killed, or whose disk fails, lose nothing; `make hostile` sets the number of cases."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory):
-    """One warm process for all runs; its disk fails when it is asked to, if there is a compiler."""
+    """One warm process for all runs; if there is a compiler, its disk can fail on request."""
     folder = tmp_path_factory.mktemp("hostile")
     with Starter(folder, build_shim(folder)) as one:
         yield one
@@ -31,7 +31,7 @@ def failing_starter(starter):
     return starter
 
 
-def test_kills_and_workers_change_nothing(starter):
+def test_kills(starter):
     """Weights, optimizer, random state (a dropout draws from it), scores, figures and report."""
     both = [Kills(starter, workers, SEED) for workers in (0, 2)]
     assert both[0].expected == both[1].expected
@@ -41,7 +41,7 @@ def test_kills_and_workers_change_nothing(starter):
         assert kills.num_kills >= NUM_KILLS // 5
 
 
-def test_a_failing_disk_loses_lines_at_most(failing_starter):
+def test_failing_disk(failing_starter):
     draw, faults = random.Random(SEED), DiskFaults(failing_starter)
     assert faults.num_calls > 100
     for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
@@ -50,8 +50,8 @@ def test_a_failing_disk_loses_lines_at_most(failing_starter):
             assert not faults.case(call, error, lasts=lasts), f"{errno.errorcode[error]} at call {call}"
 
 
-def test_a_store_is_as_it_was_or_as_it_should_be(failing_starter):
-    """And the same command comes to what it should, wherever it was cut short."""
+def test_stores(failing_starter):
+    """After a failure at any call, a store is unchanged or complete, and the same command completes it."""
     faults = StoreFaults(failing_starter)
     assert len(faults.places) > 200
     draw = random.Random(SEED)

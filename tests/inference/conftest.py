@@ -1,4 +1,4 @@
-"""Synthetic voices in files, and a small model that tells them apart, calibrated and not."""
+"""Synthetic voices in files, and a small model that distinguishes them, calibrated and uncalibrated."""
 
 import itertools
 import sys
@@ -23,7 +23,7 @@ DIM = NUM_SPEAKERS - 1
 
 
 def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray:
-    """A synthetic voice with pauses and a little noise, another one in each recording; (samples,) at 16 kHz."""
+    """A synthetic voice with pauses and noise that differ in each recording; (samples,) at 16 kHz."""
     voice = tiny_voice(speaker, utterance, seconds)
     random = np.random.default_rng([7, speaker, utterance])
     is_pause = (np.arange(len(voice)) // 4000) % 5 == 4
@@ -74,7 +74,7 @@ def calibrated(voices: Path, uncalibrated: Path, tmp_path_factory: pytest.TempPa
 
 
 def make_discriminant(net: SpeakerNet, voices: Path) -> None:
-    """Set the last layer so that recordings of one voice fall together and the voices' mean at zero."""
+    """Set the last layer so that recordings of one voice coincide and the mean of the voices is zero."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     from speakernet.data.audio import read_audio

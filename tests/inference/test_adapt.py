@@ -1,4 +1,4 @@
-"""`speakernet adapt`: the commands that use an adapted file, what is written, and what is refused."""
+"""`speakernet adapt`: written files, the commands that use them, and refusals."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def adapted(voices, uncalibrated, tmp_path_factory):
     return folder
 
 
-def test_the_network_gives_adapted_embeddings(voices, uncalibrated, adapted):
+def test_adapted_embeddings(voices, uncalibrated, adapted):
     files = sorted(map(str, voices.glob("s*/*.wav")))
     plain, white = (speakernet.load(one, "cpu").embed(files) for one in (uncalibrated, adapted / "whitening.pt"))
     centred = plain - plain.mean(axis=0)
@@ -50,12 +50,12 @@ def test_the_network_gives_adapted_embeddings(voices, uncalibrated, adapted):
     variances, directions = np.linalg.eigh(shrunk)
     np.testing.assert_allclose(white, centred @ (directions / np.sqrt(variances)) @ directions.T, atol=1e-4)
 
-    # What is adapted already is adapted as it was before.
+    # Adapting an adapted model starts from its embeddings before adaptation.
     again = adapt(adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening", device="cpu")
     np.testing.assert_allclose(speakernet.load(again.path, "cpu").embed(files[:1]), white[:1], atol=1e-5)
 
 
-def test_every_command_uses_it(voices, uncalibrated, adapted, tmp_path, capsys):
+def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
     model, a, b, c = adapted / "plda.pt", *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
     verifier, store = speakernet.load(model, "cpu"), tmp_path / "people.db"
     assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
@@ -66,19 +66,22 @@ def test_every_command_uses_it(voices, uncalibrated, adapted, tmp_path, capsys):
     given = ["--model", str(model), "--device", "cpu"]
     assert main(["verify", a, b, *given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(same, abs=1e-4)
+    assert main(["verify", a, b, *given, "--threshold", "default"]) == 2, "0.4 is a cosine"
     for speaker in (0, 1, 2):
         assert main(["enroll", f"V{speaker}", str(voices / f"s0{speaker}/0.wav"), *given, "--store", str(store)]) == 0
     capsys.readouterr()
     assert main(["identify", a, *given, "--store", str(store)]) == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("V0")
-    # Another adaptation is another model.
+    # A different adaptation is a different model.
     with pytest.raises(StoreError, match="another model"):
         speakernet.load(adapted / "whitening.pt", "cpu").people(store)
     assert main(["embed", a, *given, "--out", str(tmp_path / "e.npz")]) == 0
     assert np.load(tmp_path / "e.npz")["embeddings"].shape[1] == verifier.embedding_dim
     assert main(["info", str(model)]) == 0 and "training adaptation" in capsys.readouterr().out
     trials = ["--trials", str(voices / "trials.txt"), "--out", str(tmp_path / "calibrated.pt")]
+    capsys.readouterr()
     assert main(["calibrate", *given, *trials]) == 0
+    assert "for PLDA scores" in capsys.readouterr().out
     again = ["calibrate", "--model", str(tmp_path / "calibrated.pt"), "--store", str(store)]
     assert main([*again, "--out", str(tmp_path / "c.pt"), "--cohort", str(voices / "s05")]) == 1
     assert main(["export", str(model), "--out", str(tmp_path / "m.onnx"), "--speech", a, b]) == 0
@@ -88,7 +91,7 @@ def test_every_command_uses_it(voices, uncalibrated, adapted, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("method", ["whitening", "plda"])
-def test_evaluation_scores_as_verify_does(tiny_corpus, adapted, tmp_path, method):
+def test_evaluation(tiny_corpus, adapted, tmp_path, method):
     short = {"evaluation": {"eval_frames": 0, "bootstrap_samples": 0, "subtract_mean": True}}
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", short)
     config = load_config(["--config", str(path)]).config
@@ -100,7 +103,7 @@ def test_evaluation_scores_as_verify_does(tiny_corpus, adapted, tmp_path, method
     assert found.results.backend["adaptation"] == verifier.contents["adaptation"]["name"]
 
 
-def test_the_choice_is_by_speakers_that_were_left_out(voices, uncalibrated, tmp_path, capsys):
+def test_choice_of_the_method(voices, uncalibrated, tmp_path, capsys):
     # A table with sessions, embeddings of `embed`, and trials to compare on.
     names = [f"s{speaker:02d}/{number}.wav" for speaker in range(12) for number in range(5)]
     with (tmp_path / "who.csv").open("w", newline="") as file:
@@ -119,7 +122,7 @@ def test_the_choice_is_by_speakers_that_were_left_out(voices, uncalibrated, tmp_
     assert summary["licence"] == "MIT" and summary["adaptation"]["recordings"] == 59
 
 
-def test_cross_validation_compares_strangers_across_sessions():
+def test_cross_validation():
     random = np.random.default_rng(0)
     who = np.stack([np.repeat(np.arange(20), 4), np.repeat(np.arange(40), 2)])
     rows = random.standard_normal((80, 5))
@@ -137,7 +140,7 @@ def test_cross_validation_compares_strangers_across_sessions():
     assert trials.labels.sum() == 80 and abs(error - eer(scores, trials.labels)) < 15
 
 
-def test_a_narrow_band_gets_a_floor(voices, tmp_path):
+def test_floor_for_a_narrow_band(voices, tmp_path):
     net = SpeakerNet.named(
         "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}, front_end="fbank"
     )
@@ -150,7 +153,7 @@ def test_a_narrow_band_gets_a_floor(voices, tmp_path):
     assert found.path == tmp_path / "m.adapted.pt" and "upper band" in found.notes[0]
     model = speakernet.load(found.path, "cpu")
     assert model.contents["front_end"]["options"]["energy_floor_db"] > 0 and model.fingerprint != before
-    # One by one or in a batch, a recording has the same embedding.
+    # A recording has the same embedding alone and in a batch.
     files = sorted(map(str, (tmp_path / "calls").glob("*/*.wav")))[:3]
     np.testing.assert_allclose(model.embed(files)[:1], model.embed(files[0]), atol=1e-5)
 
@@ -170,7 +173,7 @@ def test_a_narrow_band_gets_a_floor(voices, tmp_path):
         "coral alone": "--out-of-domain",
     }.items(),
 )
-def test_what_cannot_be_adapted(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
+def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
     calls, out, options, model = tmp_path / "calls", tmp_path / "new.pt", [], uncalibrated
     copied = {"one recording": ["s00/0"], "one speaker": [f"s00/{n}" for n in range(5)]}
     for name in copied.get(case, [f"s0{speaker}/{n}" for speaker in range(3) for n in range(5)]):
@@ -202,8 +205,8 @@ def test_what_cannot_be_adapted(voices, uncalibrated, adapted, tmp_path, capsys,
 
 
 @pytest.mark.slow
-def test_telephone_calls_of_people_outside(shared_data, tmp_path):
-    """Five parts of the people: fitted on the calls of four, trials of the fifth, pooled; short calls, to be quick."""
+def test_telephone_calls(shared_data, tmp_path):
+    """Five folds of people: fitted on the calls of four, tested on the fifth, trials pooled; short calls, for speed."""
     calls, model = shared_data / "telephone_calls", tmp_path / "model.pt"
     published = shared_data.parent / "reference" / "campplus_3dspeaker_192.pt"
     if not calls.is_dir() or not published.is_file():

@@ -1,4 +1,4 @@
-"""verify, embed, enroll, identify, people and calibrate as users give them, with the mistakes that users make."""
+"""verify, embed, enroll, identify, people and calibrate as users run them, and common mistakes."""
 
 import io
 import json
@@ -15,10 +15,12 @@ from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.inference.people import PeopleStore
+from speakernet.models.model_file import model_file_contents
+from tests.small_networks import small_network
 
 
 @pytest.fixture()
-def say(capsys):
+def call(capsys):
     """Run a command in this process: exit status, standard output, standard error."""
 
     def run(*words: object) -> tuple[int, str, str]:
@@ -44,38 +46,38 @@ def store(voices: Path, calibrated: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def with_other_bias(model: Path, path: Path) -> Path:
-    """A copy of a model file that is another model."""
+    """A copy of a model file with different weights."""
     contents = read_checkpoint(model)
     contents["weights"]["embedding.bias"] += 0.5
     write_checkpoint(path, contents)
     return path
 
 
-def test_verify(say, voices, calibrated):
+def test_verify(call, voices, calibrated):
     verifier, fit = speakernet.load(calibrated, "cpu"), read_checkpoint(calibrated)["calibration"]["fits"][0]
     one, same, other = voices / "s00/3.wav", voices / "s00/4.wav", voices / "s05/4.wav"
     for second, expected, words in ((same, 0, "same speaker: score "), (other, 1, "different speakers: score ")):
-        status, out, _ = say("verify", one, second, "--model", calibrated)
+        status, out, _ = call("verify", one, second, "--model", calibrated)
         assert status == expected and out.startswith(words) and "(false accepts 1 %)" in out and out.count("\n") == 1
-        found = json.loads(say("verify", one, second, "--model", calibrated, "--far", "0.01", "--json")[1])
+        found = json.loads(call("verify", one, second, "--model", calibrated, "--far", "0.01", "--json")[1])
         assert found == vars(verifier.verify(one, second, false_accept_rate=0.01))
         score = verifier.compare(verifier.embed(one), verifier.embed(second))
         assert found["score"] == pytest.approx(score, abs=1e-6)
         assert found["log_likelihood_ratio"] == pytest.approx(fit["offset"] + fit["weights"][0] * score, abs=1e-4)
 
 
-def test_verify_without_calibration(say, voices, uncalibrated):
+def test_verify_without_calibration(call, voices, uncalibrated):
     files = [voices / "s00/3.wav", voices / "s00/4.wav", "--model", uncalibrated]
-    status, out, err = say("verify", *files)
+    status, out, err = call("verify", *files)
     assert (status, out) == (2, "") and f"speakernet calibrate --model {uncalibrated}" in err
-    assert say("verify", *files, "--far", "0.01")[0] == 2
+    assert call("verify", *files, "--far", "0.01")[0] == 2
     for threshold, expected in (("-1", 0), ("1.5", 1), ("default", 0)):
-        status, out, _ = say("verify", *files, "--json", f"--threshold={threshold}")
+        status, out, _ = call("verify", *files, "--json", f"--threshold={threshold}")
         assert status == expected and json.loads(out)["log_likelihood_ratio"] is None
     assert json.loads(out)["threshold"] == 0.4
 
 
-def test_every_error_of_verify_is_two(say, voices, calibrated, tmp_path, monkeypatch):
+def test_verify_errors(call, voices, calibrated, tmp_path, monkeypatch):
     good = voices / "s00/3.wav"
     (tmp_path / "empty.wav").touch()
     (tmp_path / "text.wav").write_text("this is no audio\n" * 100)
@@ -83,22 +85,23 @@ def test_every_error_of_verify_is_two(say, voices, calibrated, tmp_path, monkeyp
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
     (tmp_path / "broken.pt").write_bytes(calibrated.read_bytes()[:-700])
     for name in ("absent.wav", "empty.wav", "text.wav", "short.wav", "silence.wav", ""):
-        status, out, err = say("verify", good, tmp_path / name, "--model", calibrated)
+        status, out, err = call("verify", good, tmp_path / name, "--model", calibrated)
         assert (status, out) == (2, "") and str(tmp_path / name) in err and "Traceback" not in err, (name, err)
     for model in (tmp_path / "broken.pt", tmp_path / "absent.pt", good, tmp_path):
-        status, out, err = say("verify", good, good, "--model", model)
+        status, out, err = call("verify", good, good, "--model", model)
         assert (status, out) == (2, "") and str(model) in err, err
     options = ("--far=2", "--far=0.0001", "--threshold=nan", "--threshold=often", "--fat=1")
-    assert [say("verify", good, good, "--model", calibrated, one)[0] for one in options] == [2] * 5
-    status, _, err = say("verify", good, "absent.wav", "--model", calibrated, "--debug")
+    assert [call("verify", good, good, "--model", calibrated, one)[0] for one in options] == [2] * 5
+    assert "--modl" in call("verify", good, good, "--modl", calibrated)[2].splitlines()[-1]
+    status, _, err = call("verify", good, "absent.wav", "--model", calibrated, "--debug")
     assert status == 2 and "Traceback" in err
-    # An error in the program is not an answer either.
+    # A bug in the program must not look like an answer either.
     monkeypatch.setattr("speakernet.inference.recordings.inspect_recording", lambda *_, **__: 1 / 0)
-    status, out, err = say("verify", good, good, "--model", calibrated)
+    status, out, err = call("verify", good, good, "--model", calibrated)
     assert (status, out) == (2, "") and "ZeroDivisionError" in err
 
 
-def test_verify_has_no_answer_for_numbers_that_are_not_finite(say, voices, calibrated, tmp_path):
+def test_verify_non_finite_scores(call, voices, calibrated, tmp_path):
     contents = read_checkpoint(calibrated)
     name = next(one for one in contents["weights"] if one.endswith("running_var"))
     contents["weights"][name].fill_(-1.0)
@@ -110,55 +113,55 @@ def test_verify_has_no_answer_for_numbers_that_are_not_finite(say, voices, calib
         ["embed", good, "--out", tmp_path / "e.npz"],
         ["embed", good, "--out", tmp_path / "e.npz", "--skip-broken"],
     ):
-        status, out, err = say(*words, "--model", tmp_path / "m.pt")
+        status, out, err = call(*words, "--model", tmp_path / "m.pt")
         assert status == (2 if words[0] == "verify" else 1) and not out and "NaN" in err
     assert not (tmp_path / "e.npz").exists()
 
 
-def test_an_answer_that_cannot_be_written_is_two(voices, calibrated, monkeypatch):
+def test_verify_unwritable_answer(voices, calibrated, monkeypatch):
     file = str(voices / "s00/3.wav")
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
         assert main(["verify", file, file, "--model", str(calibrated)]) == 2
 
 
-def test_identify(say, voices, calibrated, store):
+def test_identify(call, voices, calibrated, store):
     words, right = ["--model", calibrated, "--store", store], 0
     for speaker in range(8):
         file = voices / f"s{speaker:02d}/4.wav"
-        status, out, _ = say("identify", file, *words)
+        status, out, _ = call("identify", file, *words)
         nearest = out.splitlines()[1].split(maxsplit=2)[2]
         assert status == 0 and out.startswith((f"{nearest} score ", "unknown score ")), out
         assert "threshold" in out and "log-likelihood-ratio" in out
-        right += say("identify", file, *words, "--threshold=-1")[1].startswith(f"Voice {speaker} score ")
+        right += call("identify", file, *words, "--threshold=-1")[1].startswith(f"Voice {speaker} score ")
     assert right >= 7
-    status, out, _ = say("identify", voices / "s00/4.wav", *words, "--threshold", "2")
+    status, out, _ = call("identify", voices / "s00/4.wav", *words, "--threshold", "2")
     assert status == 0 and out.startswith("unknown score ") and len(out.splitlines()) == 6
-    found = json.loads(say("identify", voices / "s03/4.wav", *words, "--top", "2", "--json")[1])
-    # 0.01 over eight people needs 0.00125 in a comparison: the strictest threshold of the file is used.
+    found = json.loads(call("identify", voices / "s03/4.wav", *words, "--top", "2", "--json")[1])
+    # 0.01 over eight people needs 0.00125 per comparison, so the strictest threshold of the file is used.
     strictest = max(one["threshold"] for one in read_checkpoint(calibrated)["thresholds"])
     assert (found["num_people"], len(found["candidates"]), found["decision"]["threshold"]) == (8, 2, strictest)
 
 
-def test_mistakes_with_stores(say, voices, calibrated, uncalibrated, store, tmp_path):
+def test_mistakes_with_stores(call, voices, calibrated, uncalibrated, store, tmp_path):
     good = voices / "s00/4.wav"
     (tmp_path / "text.db").write_text("people")
     for name in ("absent.db", "text.db"):
-        status, out, err = say("identify", good, "--model", calibrated, "--store", tmp_path / name)
+        status, out, err = call("identify", good, "--model", calibrated, "--store", tmp_path / name)
         assert (status, out) == (1, "") and name in err and len(err.strip().splitlines()) == 1, err
-    status, out, err = say("identify", good, "--model", uncalibrated, "--store", store)
+    status, out, err = call("identify", good, "--model", uncalibrated, "--store", store)
     assert (status, out) == (1, "") and "speakernet calibrate" in err
     other = with_other_bias(uncalibrated, tmp_path / "other.pt")
-    status, _, err = say("enroll", "X", good, "--model", other, "--store", store)
+    status, _, err = call("enroll", "X", good, "--model", other, "--store", store)
     assert status == 1 and "people reembed" in err
-    # An enrolment that fails makes no store.
+    # A failed enrolment does not create a store.
     write_audio(silent := tmp_path / "silent.wav", np.zeros(16000), 16000)
     for name, file in (("X", "absent.wav"), ("X", silent), (".", good)):
-        assert say("enroll", name, file, "--model", calibrated, "--store", tmp_path / "new.db")[0] == 1
+        assert call("enroll", name, file, "--model", calibrated, "--store", tmp_path / "new.db")[0] == 1
         assert not (tmp_path / "new.db").exists()
 
 
-def test_enroll_many(say, voices, calibrated, tmp_path, caplog):
+def test_enroll_many(call, voices, calibrated, tmp_path, caplog):
     folder, words = tmp_path / "my_voices", ["--model", calibrated, "--store", tmp_path / "p.db"]
     for name, speaker in (("Ada", 0), ("Bo", 5), ("Cy", 6)):
         (folder / name / "monday").mkdir(parents=True)
@@ -167,45 +170,50 @@ def test_enroll_many(say, voices, calibrated, tmp_path, caplog):
     (folder / ".hidden").mkdir()
     (folder / "notes.txt").write_text("not a person")
     write_audio(folder / "Bo" / "silent.wav", np.zeros(16000), 16000)
-    status, out, _ = say("enroll", "--folder", folder, *words)
+    status, out, _ = call("enroll", "--folder", folder, *words)
     assert status == 1 and "2 people of 3 enrolled" in out and "Bo" not in out
     assert "Bo is left out" in caplog.text and "silent.wav" in caplog.text
     (folder / "Bo" / "silent.wav").unlink()
-    status, out, _ = say("enroll", "--folder", folder, *words)
+    status, out, _ = call("enroll", "--folder", folder, *words)
     assert status == 0 and "3 people of 3 enrolled" in out and "Bo: 2 recordings added" in out
-    assert "Ada: 0 recordings added" in out
-    assert say("identify", voices / "s05/3.wav", *words, "--threshold=-1")[1].startswith("Bo score ")
+    assert "Ada: 0 recordings added, 2 in all" in out
+    assert call("identify", voices / "s05/3.wav", *words, "--threshold=-1")[1].startswith("Bo score ")
     for wrong in (
         [],
         ["Ada"],
         ["Ada", voices / "s00/0.wav", "--folder", folder],
+        [voices / "s00/0.wav", voices / "s00/1.wav"],
         ["--folder", folder / "Ada" / "monday"],
     ):
-        assert say("enroll", *wrong, *words)[0] == 1
+        assert call("enroll", *wrong, *words)[0] == 1
     (folder / "unknown").mkdir()
     shutil.copy(voices / "s07/0.wav", folder / "unknown")
-    assert "unknown" in say("enroll", "--folder", folder, *words[:3], tmp_path / "new.db")[2]
-    assert not (tmp_path / "new.db").exists(), "all names are looked at first"
+    assert "unknown" in call("enroll", "--folder", folder, *words[:3], tmp_path / "new.db")[2]
+    assert not (tmp_path / "new.db").exists(), "names are checked first"
 
 
-def test_enroll_warns_and_refuses_when_strict(say, voices, calibrated, tmp_path, caplog):
+def test_enroll_strict(call, voices, calibrated, tmp_path, caplog):
     names = [voices / "s00/0.wav", voices / "s00/1.wav", voices / "s00/2.wav", voices / "s06/0.wav"]
     words = ["--model", calibrated, "--store", tmp_path / "p.db"]
-    status, out, err = say("enroll", "Ada", *names, *words, "--strict")
+    status, out, err = call("enroll", "Ada", *names, *words, "--strict")
     assert status == 1 and not out and "s06/0.wav: does not sound like" in err and not (tmp_path / "p.db").exists()
-    assert "Ada: 4 recordings added (" in say("enroll", "Ada", *names, *words)[1] and "does not sound" in caplog.text
-    # One file of the batch again, alone.
-    assert "0 recordings added" in say("enroll", "Ada", names[1], *words)[1] and "s00/1.wav: enrolled" in caplog.text
-    assert "sounds like 'Ada'" in say("enroll", "Eve", voices / "s00/3.wav", *words, "--strict")[2]
+    assert "Ada: 4 recordings added (" in call("enroll", "Ada", *names, *words)[1] and "does not sound" in caplog.text
+    # One file of the batch again, by itself.
+    assert "0 recordings added" in call("enroll", "Ada", names[1], *words)[1] and "s00/1.wav: enrolled" in caplog.text
+    assert "sounds like 'Ada'" in call("enroll", "Eve", voices / "s00/3.wav", *words, "--strict")[2]
+    for is_copy in (False, True):
+        caplog.clear()
+        assert call("enroll", "Eve", voices / "s00/3.wav", *words)[0] == 0
+        assert ("sounds like" in caplog.text) != is_copy, "a copy adds nothing to doubt"
 
 
-def test_embed_files_folders_lists_and_standard_input(say, voices, uncalibrated, tmp_path, monkeypatch):
+def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch):
     verifier = speakernet.load(uncalibrated, "cpu")
     (voices / "files.txt").write_text("s00/0.wav\nspeaker s01/1.wav\n\n")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{voices}/s02/0.wav\n"))
     out = tmp_path / "e.npz"
     command = ["embed", voices / "s03", voices / "files.txt", "-", "--model", uncalibrated, "--out", out]
-    assert say(*command)[0] == 0
+    assert call(*command)[0] == 0
     with np.load(out) as found:
         names, embeddings = found["names"].tolist(), found["embeddings"]
         assert str(found["fingerprint"]) == verifier.fingerprint
@@ -213,146 +221,146 @@ def test_embed_files_folders_lists_and_standard_input(say, voices, uncalibrated,
     np.testing.assert_allclose(embeddings, verifier.embed(names), atol=1e-4)
 
 
-def test_embed_continues_and_embeds_changed_files_again(say, voices, uncalibrated, tmp_path, monkeypatch):
+def test_embed_resumes(call, voices, uncalibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 2)
     folder, out = tmp_path / "some", tmp_path / "e.npz"
     shutil.copytree(voices / "s04", folder)
     command = ("embed", folder, "--model", uncalibrated, "--out", out)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("speakernet.inference.bulk.atomic_write", lambda *_: 1 / 0)
-        say(*command)
+        call(*command)
     shutil.copy(voices / "s05/0.wav", folder / "4.wav")
-    assert ", 4 of them" in say(*command)[1]
+    assert ", 4 of them" in call(*command)[1]
     with np.load(out) as found:
         wanted = speakernet.load(uncalibrated, "cpu").embed(voices / "s05/0.wav")[0]
         np.testing.assert_allclose(found["embeddings"][4], wanted, atol=1e-4)
     assert not out.with_name("e.npz.parts").exists()
 
 
-def test_embed_counts_what_it_leaves_out(say, voices, uncalibrated, tmp_path):
+def test_embed_skipped_files(call, voices, uncalibrated, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text("".join(f"s{s:02d} s{s:02d}/0.wav\n" for s in range(4)))
     assert main(["pack", str(tmp_path / "packed"), "--list", str(listed), "--source", str(voices)]) == 0
-    status, out, err = say("embed", tmp_path / "packed", "--model", uncalibrated, "--out", tmp_path / "p.npz")
+    status, out, err = call("embed", tmp_path / "packed", "--model", uncalibrated, "--out", tmp_path / "p.npz")
     assert status == 0 and "4 embeddings of 11 numbers" in out, err
     (tmp_path / "text.wav").write_text("no audio")
     words = ["embed", voices / "s00/0.wav", tmp_path / "text.wav", "absent.wav", "--model", uncalibrated]
-    status, _, err = say(*words, "--out", tmp_path / "x.npz")
+    status, _, err = call(*words, "--out", tmp_path / "x.npz")
     assert status == 1 and "2 of 3 recordings" in err and not (tmp_path / "x.npz").exists()
-    status, out, _ = say(*words, "--out", tmp_path / "x.npz", "--skip-broken")
+    status, out, _ = call(*words, "--out", tmp_path / "x.npz", "--skip-broken")
     assert status == 1 and "1 embedding of 11 numbers; 2 left out" in out
     (tmp_path / "nothing").mkdir()
     for given, target in ((voices / "s00", "e.txt"), (voices / "s00", "."), (tmp_path / "nothing", "y.npz")):
-        status, out, err = say("embed", given, "--model", uncalibrated, "--out", tmp_path / target)
+        status, out, err = call("embed", given, "--model", uncalibrated, "--out", tmp_path / target)
         assert status == 1 and not out and str(tmp_path) in err
 
 
-def test_folders_with_m4a(say, voices, calibrated, tmp_path):
+def test_folders_with_m4a(call, voices, calibrated, tmp_path):
     try:
         command = [find_ffmpeg(), "-nostdin", "-loglevel", "error"]
     except FfmpegError:
         pytest.skip("needs ffmpeg")
-    # Without loss: what another ffmpeg makes of AAC could be another speaker to a network this small.
+    # Lossless, because AAC of another ffmpeg could look like another speaker to so small a network.
     subprocess.run([*command, "-i", voices / "s00/3.wav", "-c:a", "alac", tmp_path / "3.m4a"], check=True)
-    assert say("verify", voices / "s00/4.wav", tmp_path / "3.m4a", "--model", calibrated)[0] == 0
-    assert "1 embedding " in say("embed", tmp_path, "--model", calibrated, "--out", tmp_path / "e.npz")[1]
+    assert call("verify", voices / "s00/4.wav", tmp_path / "3.m4a", "--model", calibrated)[0] == 0
+    assert "1 embedding " in call("embed", tmp_path, "--model", calibrated, "--out", tmp_path / "e.npz")[1]
 
 
-def test_embed_in_parts(say, voices, uncalibrated, tmp_path, monkeypatch):
+def test_embed_in_parts(call, voices, uncalibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 1)
     whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
-    assert say("embed", voices / "s03", "--model", uncalibrated, "--out", whole)[0] == 0
+    assert call("embed", voices / "s03", "--model", uncalibrated, "--out", whole)[0] == 0
     command = ("embed", voices / "s03", "--model", uncalibrated, "--out", parts, "--part")
-    assert "1/2" in say(*command, "2/2")[1] and not parts.exists()
-    assert say(*command, "1/2")[0] == 0 and parts.read_bytes() == whole.read_bytes()
-    # Whichever comes again finds everything there.
-    assert "an earlier run" in say(*command, "2/2")[1] and parts.read_bytes() == whole.read_bytes()
-    assert say(*command, "3/2")[0] == 1
+    assert "1/2" in call(*command, "2/2")[1] and not parts.exists()
+    assert call(*command, "1/2")[0] == 0 and parts.read_bytes() == whole.read_bytes()
+    # Repeating a part finds everything done.
+    assert "an earlier run" in call(*command, "2/2")[1] and parts.read_bytes() == whole.read_bytes()
+    assert call(*command, "3/2")[0] == 1
 
 
-def test_people(say, calibrated, store, tmp_path):
+def test_people(call, calibrated, store, tmp_path):
     path = shutil.copy(store, tmp_path / "p.db")
-    out = say("people", "list", "--store", path)[1]
+    out = call("people", "list", "--store", path)[1]
     assert out.splitlines()[1].split()[:3] == ["Voice", "0", "3"] and "8 people, model" in out
-    assert [say("people", "remove", "Voice 1", "--store", path)[0] for _ in range(2)] == [0, 1]
-    assert say("people", "export", "--store", path, "--out", tmp_path / "all.npz")[0] == 0
-    assert say("people", "export", "--store", path, "--out", tmp_path / "one.json", "--name", "Voice 2")[0] == 0
+    assert [call("people", "remove", "Voice 1", "--store", path)[0] for _ in range(2)] == [0, 1]
+    assert call("people", "export", "--store", path, "--out", tmp_path / "all.npz")[0] == 0
+    assert call("people", "export", "--store", path, "--out", tmp_path / "one.json", "--name", "Voice 2")[0] == 0
     everybody = PeopleStore(path, fingerprint=None, embedding_dim=None).recordings()
     with np.load(tmp_path / "all.npz") as exported:
         np.testing.assert_array_equal(exported["embeddings"], [one.embedding for one in everybody])
     kept = json.loads((tmp_path / "one.json").read_text())
     assert [one["name"] for one in kept["recordings"]] == ["Voice 2"] * 3 and kept["embedding_dim"] == 11
     verifier = speakernet.load(with_other_bias(calibrated, tmp_path / "new.pt"), "cpu")
-    assert say("people", "reembed", "--model", verifier.name, "--store", path)[0] == 0
+    assert call("people", "reembed", "--model", verifier.name, "--store", path)[0] == 0
     first = verifier.people(path).recordings("Voice 2")[0]
     np.testing.assert_allclose(first.embedding, verifier.embed(first.source)[0], atol=1e-5)
-    assert say("people", "purge", "Voice 2", "--store", path)[1].count("p.db") == 2
+    assert call("people", "purge", "Voice 2", "--store", path)[1].count("p.db") == 2
     assert not any(b"Voice 2" in one.read_bytes() for one in tmp_path.glob("p.db*"))
-    assert say("people", "burn", "--store", path)[0] == 2 and say("people")[0] == 2
+    assert call("people", "burn", "--store", path)[0] == 2 and call("people")[0] == 2
 
 
-def test_keys(say, voices, calibrated, tmp_path, monkeypatch):
+def test_keys(call, voices, calibrated, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     (tmp_path / "key").write_text("secret words\n")
     file, words = voices / "s00/0.wav", ["--model", calibrated, "--store", tmp_path / "p.db"]
-    assert say("enroll", "Ada", file, *words, "--key-file", tmp_path / "key")[0] == 0
-    assert "--key-file" in say("identify", file, *words)[2]
+    assert call("enroll", "Ada", file, *words, "--key-file", tmp_path / "key")[0] == 0
+    assert "--key-file" in call("identify", file, *words)[2]
     for key, status in (("secret words", 0), ("other", 1)):
         monkeypatch.setenv("SPEAKERNET_STORE_KEY", key)
-        assert say("identify", file, *words)[0] == status
+        assert call("identify", file, *words)[0] == status
     monkeypatch.delenv("SPEAKERNET_STORE_KEY")
-    assert "encrypted" in say("people", "list", "--store", tmp_path / "p.db")[1]
+    assert "encrypted" in call("people", "list", "--store", tmp_path / "p.db")[1]
 
 
-def test_calibrate(say, voices, uncalibrated, tmp_path):
+def test_calibrate(call, voices, uncalibrated, tmp_path):
     path, store = tmp_path / "m.pt", tmp_path / "p.db"
     shutil.copy(uncalibrated, path)
     before = path.read_bytes()
     words = ["--model", path, "--store", store]
-    assert say("enroll", "Ada", voices / "s00/0.wav", voices / "s00/1.wav", *words)[0] == 0
-    status, out, err = say("calibrate", "--model", path, "--trials", voices / "trials.txt")
+    assert call("enroll", "Ada", voices / "s00/0.wav", voices / "s00/1.wav", *words)[0] == 0
+    status, out, err = call("calibrate", "--model", path, "--trials", voices / "trials.txt")
     backup = tmp_path / "m.before-calibration.pt"
     assert status == 0 and str(backup) in out and backup.read_bytes() == before, err
     assert "95 % interval" in out and "threshold 0." in out
-    assert str(backup) not in say("calibrate", "--model", path, "--trials", voices / "trials.txt")[1]
+    assert str(backup) not in call("calibrate", "--model", path, "--trials", voices / "trials.txt")[1]
     assert backup.read_bytes() == before
     fits, thresholds = (read_checkpoint(path)[name] for name in ("calibration", "thresholds"))
     assert len(fits["fits"]) == 1 and [one["name"] for one in thresholds] == ["eer", "far_5%", "far_1%"]
     # A store knows its model by its weights.
-    assert say("identify", voices / "s00/1.wav", *words)[1].startswith("Ada score ")
-    info, fingerprint = say("info", path)[1], speakernet.load(path, "cpu").fingerprint
+    assert call("identify", voices / "s00/1.wav", *words)[1].startswith("Ada score ")
+    info, fingerprint = call("info", path)[1], speakernet.load(path, "cpu").fingerprint
     assert all(word in info for word in ("far_1%", "embedding=whole", "MIT", fingerprint))
     assert fingerprint == speakernet.load(uncalibrated, "cpu").fingerprint
 
 
-def test_a_good_calibration_is_not_replaced(say, voices, calibrated, store, tmp_path):
+def test_good_calibration_is_kept(call, voices, calibrated, store, tmp_path):
     path, swapped = tmp_path / "m.pt", tmp_path / "swapped.txt"
     shutil.copy(calibrated, path)
     lines = (voices / "trials.txt").read_text().splitlines()
     swapped.write_text("".join(f"{1 - int(line[0])}{line[1:]}\n" for line in lines))
     for words in (["--trials", swapped, "--audio", voices], ["--store", store]):
-        status, out, err = say("calibrate", "--model", path, *words)
+        status, out, err = call("calibrate", "--model", path, *words)
         assert status == 1 and not out and ("swapped" if "--audio" in words else "--out") in err
     assert path.read_bytes() == calibrated.read_bytes() and not list(tmp_path.glob("m.before*"))
 
 
-def test_few_pairs_cause_a_warning(say, voices, uncalibrated, tmp_path, caplog):
+def test_calibrate_few_pairs(call, voices, uncalibrated, tmp_path, caplog):
     path, lines = tmp_path / "m.pt", (voices / "trials.txt").read_text().splitlines(keepends=True)
     shutil.copy(uncalibrated, path)
     targets, others = ([line for line in lines if line[0] == label] for label in "10")
     (tmp_path / "few.txt").write_text("".join(targets[:40] + others[:50]))
-    assert say("calibrate", "--model", path, "--trials", tmp_path / "few.txt", "--audio", voices)[0] == 0
+    assert call("calibrate", "--model", path, "--trials", tmp_path / "few.txt", "--audio", voices)[0] == 0
     assert "only 50 " in caplog.text
     caplog.clear()
-    assert say("verify", voices / "s00/0.wav", voices / "s00/1.wav", "--model", path)[0] == 0
-    assert "only 50 " in caplog.text and "50 non-target" in say("info", path)[1]
+    assert call("verify", voices / "s00/0.wav", voices / "s00/1.wav", "--model", path)[0] == 0
+    assert "only 50 " in caplog.text and "50 non-target" in call("info", path)[1]
 
 
-def test_calibrate_on_own_people(say, voices, calibrated, store, tmp_path):
+def test_calibrate_on_own_people(call, voices, calibrated, store, tmp_path):
     out = tmp_path / "own.pt"
     cohort = [voices / f"s{speaker:02d}" for speaker in range(8, 12)]
-    status, text, err = say("calibrate", "--model", calibrated, "--store", store, "--cohort", *cohort, "--out", out)
-    # 8 people x 3 recordings against themselves without that recording, against 7 others, and 20 strangers against 8.
+    status, text, err = call("calibrate", "--model", calibrated, "--store", store, "--cohort", *cohort, "--out", out)
+    # 24 recordings against the rest of their person and against 7 others; 20 strangers against 8 people.
     assert status == 0 and f"{24 + 24 * 7 + 20 * 8:,} trials, 24 of them targets" in text, err
     assert "24 same-speaker pairs" in text and read_checkpoint(out)["calibration"]["fits"][-1]["list"] == "people.db"
     for bad, found in (
@@ -364,5 +372,23 @@ def test_calibrate_on_own_people(say, voices, calibrated, store, tmp_path):
         (["--trials", voices / "files_absent.txt"], "files_absent.txt"),
         (["--trials", voices / "trials.txt", "--prior", "1"], "--prior 1.0"),
     ):
-        status, _, err = say("calibrate", "--model", calibrated, *bad)
+        status, _, err = call("calibrate", "--model", calibrated, *bad)
         assert status == 1 and found in err, err
+
+
+def test_pretrained_backbone(call, voices, tmp_path):
+    pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
+    model, store, adapted = (tmp_path / name for name in ("model.pt", "people.db", "adapted.pt"))
+    write_checkpoint(model, model_file_contents(small_network("Pretrained"), loss_normalizes=True))
+    files = [voices / "s00/0.wav", voices / "s01/0.wav"]
+    assert call("embed", *files, "--model", model, "--out", tmp_path / "e.npz")[0] == 0
+    with np.load(tmp_path / "e.npz") as found:
+        np.testing.assert_allclose(found["embeddings"], speakernet.load(model, "cpu").embed(files), atol=1e-4)
+    for name, file in zip("AB", files, strict=True):
+        assert call("enroll", name, file, "--model", model, "--store", store)[0] == 0
+    status, out, _ = call("identify", files[1], "--model", model, "--store", store, "--threshold", "0.9")
+    assert status == 0 and out.startswith("B score 1.0")
+    folders = [voices / f"s0{speaker}" for speaker in range(4)]
+    words = ["--recordings", *folders, "--method", "whitening", "--out", adapted]
+    assert call("adapt", "--model", model, *words)[0] == 0
+    assert speakernet.load(adapted, "cpu").embed(files).shape == (2, 32)

@@ -1,4 +1,4 @@
-"""Decisions and identification: which threshold is used, for how many people, and what is refused."""
+"""Decisions and identification: the threshold used, the number of people, refusals."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ NAMES = quality_inputs(["duration"])
 
 
 def rule(*thresholds, calibration=(8.0, -2.0)):
-    """(name, threshold, measured false-accept rate) each."""
+    """A decision rule with thresholds (name, threshold, measured false-accept rate)."""
     fits = [{"inputs": ["score"], "weights": [calibration[0]], "offset": calibration[1], "prior": 0.5, "backend": WAY}]
     kept = [{"name": n, "threshold": t, "false_accept_rate": r, "backend": WAY} for n, t, r in thresholds]
     contents = {"thresholds": kept, "calibration": {"fits": fits if calibration[0] else []}}
@@ -33,7 +33,7 @@ LONG_LIST = [("eer", 0.2, 0.08), ("far_5%", 0.25, 0.05), ("far_1%", 0.4, 0.01), 
 @pytest.mark.parametrize(
     ("thresholds", "num_people", "rate", "expected"),
     [
-        # Nothing keeps 1 %: the strictest one, not the last one.
+        # No threshold keeps 1 %, so the strictest is used, not the last.
         (SHORT_LIST, 1, None, "eer"),
         (SHORT_LIST, 1, 0.02, "eer"),
         (SHORT_LIST, 1, 0.06, "far_5%"),
@@ -41,25 +41,35 @@ LONG_LIST = [("eer", 0.2, 0.08), ("far_5%", 0.25, 0.05), ("far_1%", 0.4, 0.01), 
         (LONG_LIST, 2, None, "far_0.1%"),
         (LONG_LIST, 1000, None, "far_0.1%"),
         (LONG_LIST, 10, 0.1, "far_1%"),
-        # No error on the list says nothing about a rate.
+        # A threshold without errors on the list has no known rate.
         ([("eer", 0.3, 0.0), ("far_5%", 0.2, 0.05)], 4, None, "eer"),
         ([("eer", 0.3, 0.0), ("far_1%", 0.2, 0.01)], 1, None, "far_1%"),
     ],
 )
-def test_the_threshold_for_many_people(thresholds, num_people, rate, expected):
+def test_threshold_for_many_people(thresholds, num_people, rate, expected):
     assert rule(*thresholds)[1].threshold_of_many(num_people, rate) == expected
 
 
-def test_rates_and_thresholds_that_are_refused():
+def test_refused_rates_and_thresholds():
     for rate in (0.0, 1.0, float("nan")):
         with pytest.raises(ValueError, match=r"false_accept_rate"):
             rule(*LONG_LIST)[1].threshold_of_many(1, rate)
     with pytest.raises(NotCalibratedError):
         rule()[1].threshold_of_many(1)
+    # No list gives a threshold at this rate, however long it is.
+    with pytest.raises(NotCalibratedError, match=r"5, 1, 0\.1, 0\.01 %.*--threshold"):
+        rule(*LONG_LIST)[1].decide(0.5, false_accept_rate=0.1)
 
 
-def test_a_pair_is_decided_by_its_qualities(random_trials):
-    """Short pairs have higher scores here: the same score is enough of a long pair, and not of a short one."""
+def test_odds_below_a_strict_threshold():
+    """Odds of more than one are no contradiction where the threshold asks for more."""
+    below, above = (rule(*LONG_LIST)[1].decide(score) for score in (0.3, 0.5))
+    assert below.log_likelihood_ratio > 0 and not below.same_speaker
+    assert below.sentence.endswith("1 % false accepts") and above.sentence.endswith("from two")
+
+
+def test_decision_with_quality_measures(random_trials):
+    """Short pairs have higher scores here, so the same score is enough for a long pair but not for a short one."""
     trials, scores, seconds = random_trials
     columns = quality_columns(NAMES, scores, {"duration": seconds}, trials.enrol, trials.test)
     plain = fit_scores(trials, scores, 0.5, WAY)
@@ -76,7 +86,7 @@ def test_a_pair_is_decided_by_its_qualities(random_trials):
         assert decision.log_likelihood_ratio == pytest.approx(fine.calibration.apply(row)[0])
         assert decision.same_speaker == (decision.log_likelihood_ratio >= limit) == (pair == (8.0, 8.0)), pair
         assert (decision.score, decision.false_accept_rate) == (0.5, 0.01)
-    # A later calibration by the score alone is of another list: that with quality measures goes with it.
+    # A later calibration by score only is of another list, so the one with quality measures is removed.
     assert plain.changes(contents) == plain.changes({})
     assert fine.changes(contents) == contents
 
@@ -114,8 +124,8 @@ def network():
     return SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}).eval()
 
 
-def test_identify_refuses_what_verify_refuses(network, tmp_path):
-    # A score of 1 (the very recording) lies below every threshold of the file but the loosest one.
+def test_identify_refusals(network, tmp_path):
+    # A score of 1 (the same recording) is below every threshold of the file except the lowest.
     strict = rule(("eer", 1.5, 0.0183), ("far_5%", 0.312, 0.05))[0]
     loose = ("eer", 0.05, 0.02), ("far_1%", 0.1, 0.01)
     verifier, unlikely, uncalibrated = (
@@ -129,14 +139,14 @@ def test_identify_refuses_what_verify_refuses(network, tmp_path):
         assert found.name is None and found.decision.threshold == 1.5
         named = identify(verifier, store, sound(0), sample_rate=16000, threshold="far_5%")
         assert named.name == "Ada"
-        # Odds below one name nobody, unless a threshold is given or there are none.
+        # Odds below one identify nobody, unless a threshold is given or there are no odds.
         found = identify(unlikely, store, sound(0), sample_rate=16000)
         assert found.decision.same_speaker and found.decision.log_likelihood_ratio < 0 and found.name is None
         assert identify(unlikely, store, sound(0), sample_rate=16000, threshold=0.1).name == "Ada"
         assert identify(uncalibrated, store, sound(0), sample_rate=16000).name == "Ada"
 
 
-def test_a_recording_counts_once_alone_and_in_a_batch(network, tmp_path):
+def test_repeated_recordings(network, tmp_path):
     verifier = SpeakerVerifier(ModelFile(network, {}))
     clips = [sound(seed, 1.0 + 0.37 * seed) for seed in range(4)]
     with verifier.people(tmp_path / "p.db") as store:
@@ -144,7 +154,7 @@ def test_a_recording_counts_once_alone_and_in_a_batch(network, tmp_path):
         for clip in clips:
             done = enroll(verifier, store, "Ada", [clip, clip], sample_rate=16000)
             assert (done.added, done.total) == (0, 4)
-        # A store of 0.2.0 has no digests, and embeddings of one recording differ by the batch.
+        # A store of 0.2.0 has no digests, and the embedding of a recording depends slightly on the batch.
         kept = [dataclasses.replace(one, digest="") for one in store.recordings()]
         store.remove("Ada")
         nearly = np.stack([one.embedding for one in kept]) * np.float32(1 + 1e-6)

@@ -1,4 +1,4 @@
-"""Models in other programs: equal embeddings in every format and family, and no file where they are not equal."""
+"""Models in other programs: equal embeddings in every format and family; otherwise no file is written."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ KINDS = ["RawNet3", "ECAPA_TDNN", "CAMPPlus"]
 
 
 def made(name, front_end=None, **how):
-    """A network with norms as training leaves them."""
+    """A network with trained-looking batch norms."""
     net = small_network(name, front_end=front_end, **how).eval()
     for part in net.modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
@@ -75,7 +75,7 @@ def model_path(tmp_path_factory, speech):
 
 @pytest.fixture(scope="module")
 def exported(model_path, tmp_path_factory):
-    """Its ONNX file, as the command writes it."""
+    """The ONNX file written by the command."""
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
     assert main(["export", str(model_path), "--out", str(path)]) == 0
     return path
@@ -95,14 +95,14 @@ def test_outputs_of_onnx(model_path, exported, speech):
         directions.append(direction[0])
     first, second = (verifier.embed(clip, sample_rate=RATE) for clip in speech[:2])
     assert directions[0] @ directions[1] == pytest.approx(verifier.compare(first, second), abs=1e-4)
-    # Batch and length are free.
+    # Batch size and length are dynamic.
     for shape in ((5, 12345), (2, 320)):
         wanted = embedded(load_model_file(model_path).net, noise(*shape))
         found = session.run(None, {"waveforms": noise(*shape)})[0]
         np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-def test_the_graph_is_standard_and_described(exported):
+def test_graph(exported):
     model = onnx.load(exported)
     onnx.checker.check_model(model, full_check=True)
     assert {one.domain for one in model.opset_import} <= {"", "ai.onnx"} and not model.functions
@@ -139,11 +139,11 @@ def test_eight_bits(model_path, tmp_path, speech, capsys):
     assert "after int8: least cosine 0." in out_text and "EER of 4 trials" in out_text and "in int8 (" in out_text
     kinds = [node.op_type for node in onnx.load(out).graph.node]
     assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
-    # The spectra stay in float32.
+    # Spectra remain in float32.
     assert kinds.index("Conv") < kinds.index("ConvInteger")
 
 
-def test_an_export_with_other_numbers_is_not_written(model_path, tmp_path, speech, monkeypatch):
+def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch):
     def other(path):
         model = load_model_file(path)
         wrong = ModelFile(made("ResNet", model_options={"channels": 8, "blocks": [1]}), model.contents)
@@ -176,7 +176,7 @@ def test_an_export_with_other_numbers_is_not_written(model_path, tmp_path, speec
         (["--out", "one.txt/x.onnx"], "x.onnx"),
     ],
 )
-def test_bad_options_write_nothing(model_path, tmp_path, monkeypatch, capsys, options, message):
+def test_bad_options(model_path, tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
     (tmp_path / "one.txt").write_text("1 a.wav b.wav\n")
@@ -187,7 +187,7 @@ def test_bad_options_write_nothing(model_path, tmp_path, monkeypatch, capsys, op
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_the_example_needs_no_speakernet(repository, model_path, exported, tmp_path, speech):
+def test_example_without_speakernet(repository, model_path, exported, tmp_path, speech):
     example = repository / "examples" / "verify_onnx.py"
     for number in (0, 1):
         write_audio(tmp_path / f"{number}.wav", speech[number])
@@ -200,6 +200,16 @@ def test_the_example_needs_no_speakernet(repository, model_path, exported, tmp_p
     assert float(found.split()[1]) == pytest.approx(decision.score, abs=2e-3)
     assert f"{'same' if decision.same_speaker else 'different'} at the threshold 0.2500 (eer)" in found
     assert "log-likelihood ratio" in found
+    net, scores_by_plda = made("ResNet", model_options={"channels": 8, "blocks": [1]}), tmp_path / "plda.pt"
+    net.adapt({"name": "made", "maps": [[32, 32]], "score": "plda"})
+    net.adaptation.between.copy_(torch.linspace(0.1, 3, 32))
+    net.adaptation.weights.copy_(torch.linspace(0.5, 1, 32))
+    write_checkpoint(scores_by_plda, model_file_contents(net, loss_normalizes=True))
+    assert main(["export", str(scores_by_plda), "--out", str(tmp_path / "plda.onnx")]) == 0
+    arguments[0] = str(tmp_path / "plda.onnx")
+    found = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    expected = speakernet.load(scores_by_plda, device="cpu").verify(*arguments[1:], threshold=0.0)
+    assert float(found.split()[1]) == pytest.approx(expected.score, abs=5e-3)
     bad = [*command, str(exported), str(example), str(example)]
     assert "16000 Hz" in subprocess.run(bad, capture_output=True, text=True, cwd=tmp_path).stderr
 
@@ -209,7 +219,7 @@ def assert_parity(model, ending, speech):
     graph = open_it(write(model))
     parity = compare(model, graph, speech)
     assert parity.cosine > LEAST_COSINE and parity.difference <= 1e-3 * parity.scale, str(parity)
-    # One frame more or less at the ends, and segments that are not full.
+    # One frame more or fewer at the ends, and incomplete segments.
     shortest = noise(2, model.net.min_samples if ending == ".onnx" else max(model.net.min_samples, RATE))
     wanted = embedded(model.net, shortest)
     np.testing.assert_allclose(graph(shortest)[0], wanted, atol=1e-3 * np.abs(wanted).max())
@@ -219,7 +229,7 @@ def assert_parity(model, ending, speech):
     ("name", "ending"),
     [
         *(pytest.param(name, ".pt2", marks=pytest.mark.slow) for name in KINDS),
-        # The compiler behind torch's exporter takes up to a minute for each.
+        # The compiler behind torch's exporter takes up to a minute per network.
         *(pytest.param(name, ".onnx", marks=pytest.mark.compiled) for name in SMALLEST),
     ],
 )
@@ -256,7 +266,7 @@ def saved(path, front_end_options, mean=None):
         ({"style": "lhotse"}, ["--out", "x.onnx", "--for", "sherpa"], "sherpa-onnx"),
     ],
 )
-def test_what_sherpa_does_not_have_is_refused(tmp_path, monkeypatch, capsys, front_end, options, message):
+def test_unsupported_by_sherpa(tmp_path, monkeypatch, capsys, front_end, options, message):
     monkeypatch.chdir(tmp_path)
     path = saved(tmp_path / "model.pt", front_end)
     assert main(["export", str(path), "--for", "sherpa-onnx", *options]) == 1
@@ -265,7 +275,7 @@ def test_what_sherpa_does_not_have_is_refused(tmp_path, monkeypatch, capsys, fro
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scale", "normalize"), [(1.0, "mean"), (32768.0, "none")])
-def test_sherpa_embeds_as_we_do(tmp_path, capsys, shared_data, repository, scale, normalize):
+def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
     sherpa_onnx = pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed")
     how = {"style": "lhotse", "scale": scale, "normalize": normalize}
     path, out = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32)), tmp_path / "phone.onnx"
@@ -289,12 +299,12 @@ def test_sherpa_embeds_as_we_do(tmp_path, capsys, shared_data, repository, scale
     source, program = repository / "examples" / "verify_sherpa.cpp", tmp_path / "verify"
     subprocess.run([compiler, "-std=c++17", source, *flags, *libraries, "-o", program], check=True)
     clips = [tmp_path / "1.wav", tmp_path / "2.wav"]
-    said = subprocess.run([program, out, *clips], check=True, capture_output=True, text=True).stdout
-    assert float(said.split()[1]) == pytest.approx(verifier.verify(*clips, threshold=0.0).score, abs=1e-3)
+    output = subprocess.run([program, out, *clips], check=True, capture_output=True, text=True).stdout
+    assert float(output.split()[1]) == pytest.approx(verifier.verify(*clips, threshold=0.0).score, abs=1e-3)
 
 
 @pytest.mark.parametrize(("command", "library"), [("export", "onnxruntime"), ("serve", "uvicorn")])
-def test_a_missing_library(model_path, tmp_path, monkeypatch, capsys, command, library):
+def test_missing_library(model_path, tmp_path, monkeypatch, capsys, command, library):
     for name in [
         name for name in sys.modules if name.startswith(("speakernet.inference.", "speakernet.assembly.exchange"))
     ]:

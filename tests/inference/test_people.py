@@ -1,4 +1,4 @@
-"""The store of people: who is nearest, two processes, kills, other models, keys, and nothing left after a purge."""
+"""The store of people: nearest person, two processes, kills, other models, keys, purging."""
 
 import contextlib
 import multiprocessing
@@ -18,7 +18,20 @@ from speakernet.inference.people import PROOF, PeopleStore, StoreError, StoreKey
 
 DIM = 16
 NAMES = ["Zoë O'Brien", "José; DROP TABLE people;--", "名前", "a/b\\c", "  spaced  out ", '"quoted" 🙂', "%s %d \\n"]
-BAD_NAMES = ["", "  ", "two\nlines", "x" * 201, "\udcff", ".", "..", "A\u200bda", "\u3164", "\u2800", "A\ufe0f"]
+BAD_NAMES = [
+    "",
+    "  ",
+    "two\nlines",
+    "x" * 201,
+    "\udcff",
+    ".",
+    "..",
+    "A\u200bda",
+    "Speaker 2",
+    "\u3164",
+    "\u2800",
+    "A\ufe0f",
+]
 UNKNOWNS = ["Unknown", "unkn0wn", "\uff55nknown", "unkn\u043ewn", "\u03c5\u03b7known", "u\u0308nknown"]
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
@@ -36,7 +49,7 @@ def opened(path: Path, **how) -> PeopleStore:
     return PeopleStore(path, **{"fingerprint": "model", "embedding_dim": DIM, **how})
 
 
-def of_any_model(path: Path, **how) -> PeopleStore:
+def opened_for_any_model(path: Path, **how) -> PeopleStore:
     return PeopleStore(path, fingerprint=None, embedding_dim=None, **how)
 
 
@@ -58,7 +71,7 @@ def run_sql(path: Path, *statements: str) -> None:
 
 
 def old_store(path: Path, key: str | None = None) -> None:
-    """A store as speakernet 0.2.0 made it, with two recordings of Ada and one of Bo."""
+    """A store of speakernet 0.2.0 with two recordings of Ada and one of Bo."""
     run_sql(path, people.SCHEMA, f"PRAGMA application_id = {people.APPLICATION_ID}", "PRAGMA user_version = 1")
     facts = {"fingerprint": "model", "embedding_dim": DIM, "model": "best.pt", "created": "2026-01-01T00:00:00Z"}
     aead = people._aead(key, b"0" * 16) if key else None
@@ -96,7 +109,7 @@ def test_names(path):
     kept = [name.strip() for name in NAMES]
     assert {one.name for one in store.people()} == set(kept)
     assert [nearest(store, voice(number)) for number in range(len(NAMES))] == kept
-    # Composed and decomposed letters are one name.
+    # Composed and decomposed letters are the same name.
     assert store.enroll("Zoe\u0308 O'Brien", voice(50)) == 2
     for name in [*BAD_NAMES, *UNKNOWNS]:
         with pytest.raises(StoreError, match="name"):
@@ -104,7 +117,7 @@ def test_names(path):
     assert len(store) == len(NAMES)
 
 
-def test_bad_embeddings_write_nothing(path):
+def test_bad_embeddings(path):
     store, ones = opened(path), np.ones((1, DIM))
     bad = [np.zeros((1, 3)), np.zeros((0, DIM)), np.full((1, DIM), np.nan)]
     for embeddings, weights in [*((one, None) for one in bad), (ones, [1.0, 1.0]), (ones, [0.0]), (ones, [np.inf])]:
@@ -114,7 +127,7 @@ def test_bad_embeddings_write_nothing(path):
 
 
 @needs_fork
-def test_a_kill_loses_only_what_was_not_committed(path):
+def test_kill(path):
     receiver, sender = FORK.Pipe(duplex=False)
 
     def enrol_many() -> None:
@@ -133,14 +146,14 @@ def test_a_kill_loses_only_what_was_not_committed(path):
             last = receiver.recv()
     store = opened(path)
     there = {one.name: one.recordings for one in store.people()}
-    # What was under way may be there whole, or not at all.
+    # The last transaction is complete or absent.
     assert set(there) - {f"p{last + 1}"} == {f"p{number}" for number in range(last + 1)}
     assert set(there.values()) == {2}
     store.enroll("after", voice(1))
 
 
 @needs_fork
-def test_equal_enrolments_at_once_keep_each_recording_once(path):
+def test_simultaneous_enrolments(path):
     def enrol() -> None:
         opened(path).enroll("Ada", voice(0, 3), None, [{"digest": digest} for digest in "abc"])
 
@@ -176,7 +189,7 @@ def test_reembed(path, tmp_path):
     np.testing.assert_array_equal(store.recordings("Ada")[1].embedding, np.arange(4) + 2)
     assert nearest(store, np.ones(4)) == "Ada"
     store.export(tmp_path / "out.json")
-    # Whoever has it open for the old model notices.
+    # A store opened for the old model notices the change.
     for ask in (lambda: other.identify(voice(0)), lambda: other.enroll("Cy", voice(1))):
         with pytest.raises(StoreError, match="another model"):
             ask()
@@ -186,7 +199,7 @@ def test_reembed(path, tmp_path):
 
 
 @with_and_without_key
-def test_purge_leaves_no_bytes_in_any_file(path, tmp_path, key):
+def test_purge(path, tmp_path, key):
     secret, store = voice(7777, 40), opened(path, key=key)
     for person in range(40):
         store.enroll(f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3)
@@ -208,7 +221,7 @@ def test_purge_leaves_no_bytes_in_any_file(path, tmp_path, key):
     assert {one.name for one in tmp_path.iterdir()} == {path.name, backups_of(path)[0].name}
 
 
-def test_a_replaced_file_is_read_again(path, tmp_path):
+def test_replaced_file(path, tmp_path):
     store, new = opened(path), opened(tmp_path / "new.db")
     store.enroll("Ada", voice(0))
     new.enroll("Bo", voice(1))
@@ -216,7 +229,7 @@ def test_a_replaced_file_is_read_again(path, tmp_path):
     (tmp_path / "new.db").replace(path)
     assert [name for name, _ in store.identify(voice(0))] == ["Bo"]
     store.enroll("Cy", voice(2))
-    # A file that cannot be used is refused every time, and a good one is used again.
+    # An unusable file is refused every time; a good one works again.
     for make in (path.unlink, lambda: path.write_text("no store"), lambda: run_sql(path, "CREATE TABLE a (b)")):
         make()
         for _ in range(2):
@@ -235,8 +248,8 @@ def test_keys(path, tmp_path):
         with pytest.raises(StoreKeyError):
             opened(path, key=key)
     assert opened(path, key="right").identify(voice(0))[0] == ("Ada", pytest.approx(1.0, abs=1e-5))
-    # Without the key people can be listed and removed, not read.
-    store = of_any_model(path)
+    # Without the key, people can be listed and removed but not read.
+    store = opened_for_any_model(path)
     assert [one.name for one in store.people()] == ["Ada"] and store.facts["is_encrypted"]
     for ask in (store.recordings, lambda: store.export(tmp_path / "x.json")):
         with pytest.raises(StoreKeyError, match=r"p.db"):
@@ -249,13 +262,13 @@ def test_keys(path, tmp_path):
 
 @needs_keys
 @pytest.mark.parametrize("is_old", [False, True])
-def test_names_are_authenticated(path, is_old):
+def test_authenticated_names(path, is_old):
     if is_old:
         old_store(path, "key")
     store = opened(path, key="key")
     store.enroll("Ada", voice(5))
     store.enroll("Bo", voice(6))
-    # Exchange the names, with checksums that fit.
+    # Exchange the names, with matching checksums.
     renames = (("x", 1), ("Ada", 2), ("Bo", 1))
     run_sql(path, *(f"UPDATE people SET name = '{name}' WHERE id = {person}" for name, person in renames))
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
@@ -267,7 +280,7 @@ def test_names_are_authenticated(path, is_old):
 
 
 @with_and_without_key
-def test_stores_of_0_2_are_read_and_written(path, key):
+def test_stores_of_0_2(path, key):
     old_store(path, key)
     before, store = path.read_bytes(), opened(path, key=key)
     assert store.identify(voice(2), top=1)[0] == ("Bo", pytest.approx(1.0, abs=1e-5))
@@ -276,13 +289,13 @@ def test_stores_of_0_2_are_read_and_written(path, key):
         assert store.enroll("Ada", voice(1), None, [{"digest": "a"}]) == 3
     np.testing.assert_array_equal(opened(path, key=key).recordings("Ada")[0].embedding, voice(1, 2)[0])
     assert len(store.purge("Bo")) == 1
-    # 0.2.0 allowed more names; they can be removed, also without the key.
+    # Names that only 0.2.0 allowed can be removed, even without the key.
     old_store(path.with_name("old.db"), key)
     run_sql(path.with_name("old.db"), "UPDATE people SET name = '..' WHERE name = 'Ada'")
-    assert of_any_model(path.with_name("old.db")).remove("..") == 2
+    assert opened_for_any_model(path.with_name("old.db")).remove("..") == 2
 
 
-def test_secrets_have_one_reader(tmp_path, monkeypatch):
+def test_secrets(tmp_path, monkeypatch):
     file = tmp_path / "key"
     file.write_bytes(b" two words \r\n")
     assert read_secret(file, "S") == b" two words " and read_secret(None, "S") is None
@@ -296,7 +309,7 @@ def test_secrets_have_one_reader(tmp_path, monkeypatch):
             read_secret(bad, "S")
 
 
-def test_other_files_are_refused_and_left_alone(tmp_path):
+def test_other_files(tmp_path):
     (tmp_path / "text.db").write_text("people of mine\n" * 10)
     (tmp_path / "empty.db").touch()
     run_sql(tmp_path / "other.db", "CREATE TABLE people (name TEXT)")
@@ -309,13 +322,13 @@ def test_other_files_are_refused_and_left_alone(tmp_path):
         with pytest.raises(StoreError, match=str(tmp_path / name)):
             opened(tmp_path / name)
     for name in ("empty.db", "absent.db"):
-        for open_it in (of_any_model, lambda path: opened(path, must_exist=True)):
+        for open_it in (opened_for_any_model, lambda path: opened(path, must_exist=True)):
             with pytest.raises(StoreError, match=f"{name}.*speakernet enroll"):
                 open_it(tmp_path / name)
     assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
-def test_a_damaged_store_gives_no_wrong_answer_and_stays_as_it_is(path):
+def test_damaged_store(path):
     store = opened(path)
     for row in range(40):
         store.enroll(f"p{row}", voice(row, 2))
@@ -327,7 +340,7 @@ def test_a_damaged_store_gives_no_wrong_answer_and_stays_as_it_is(path):
             broken[place] ^= 1 << int(random.integers(8))
         path.write_bytes(broken)
         try:
-            # Names and embeddings have a checksum: what is answered is right.
+            # Names and embeddings have checksums, so any answer is right.
             assert [opened(path).identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)] == right
         except ValueError as error:
             refused += 1
@@ -339,7 +352,7 @@ def test_a_damaged_store_gives_no_wrong_answer_and_stays_as_it_is(path):
         opened(path)
 
 
-def test_a_writer_is_waited_for(path, monkeypatch):
+def test_waiting_for_a_writer(path, monkeypatch):
     store = opened(path)
     with contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Recordings: what each is worth, what a command line names, and a WAV that comes through a pipe."""
+"""Recordings: speech and quality, inputs of a command line, a WAV from a pipe."""
 
 import io
 import json
@@ -17,7 +17,7 @@ RATE = 16000
 
 
 def speech(seconds=4.0, pauses=0.25, rate=RATE):
-    """Noise-like syllables, wide-band, with pauses."""
+    """Wide-band, noise-like syllables with pauses."""
     random = np.random.default_rng(3)
     times = np.arange(int(seconds * rate)) / rate
     signal = random.standard_normal(len(times)) * np.clip(np.sin(2 * np.pi * 3 * times), 0.1, 1)
@@ -42,8 +42,8 @@ def test_seconds_of_speech():
         (speech(1.0), RATE, "too short"),
         (np.clip(40 * speech(), -1, 1), RATE, "clipped"),
         (speech() + noise(0.02), RATE, "noisy"),
-        (noise(0.1), RATE, "too short: 0.0 s"),
-        (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "too short: 0.0 s"),
+        (noise(0.1), RATE, "too short: 0.00 s"),
+        (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "too short: 0.00 s"),
         (speech(rate=8000), 8000, "band-limited"),
     ],
 )
@@ -51,7 +51,7 @@ def test_warnings(audio, rate, expected):
     assert expected in " ".join(inspect_recording(audio, sample_rate=rate).warnings)
 
 
-def test_a_file_that_is_cut_off(tmp_path):
+def test_truncated_file(tmp_path):
     path = tmp_path / "cut.wav"
     write_audio(path, speech(), RATE)
     whole = inspect_recording(path)
@@ -78,9 +78,9 @@ def test_refused_recordings(tmp_path):
             inspect_recording(tmp_path / name)
 
 
-def test_long_recordings_are_read_in_pieces(tmp_path):
+def test_long_recordings(tmp_path):
     longest = []
-    # A file of an hour that takes no disk: its samples are a hole.
+    # An hour in a sparse file, which takes no disk space.
     size = 2 * RATE * 3600
     write_audio(tmp_path / "hour.wav", np.zeros(1, np.int16), RATE)
     with (tmp_path / "hour.wav").open("r+b") as file:
@@ -104,28 +104,28 @@ def test_long_recordings_are_read_in_pieces(tmp_path):
 
 
 class Pipe(io.BytesIO):
-    """Gives at most seven bytes at a time, as a slow recorder might."""
+    """Returns at most seven bytes at a time, like a slow recorder."""
 
     def read(self, size=-1):
         return super().read(min(7, size) if size >= 0 else 7)
 
 
 def endless(content):
-    """A header as recorders write it before they know the length."""
+    """The header that recorders write before they know the length."""
     return content[:4] + b"\xff\xff\xff\xff" + content[8:40] + b"\xff\xff\xff\xff" + content[44:]
 
 
-def test_a_pipe_in_small_blocks(voices):
+def test_pipe(voices):
     content = endless((voices / "s00/3.wav").read_bytes())
     pipe = Pipe(content[: 44 + 2 * 3000 + 1])
     info, begun = open_piped(pipe)
     assert (info.sample_rate, info.num_channels) == (RATE, 1)
     found = np.concatenate(list(chunks_of(pipe, info, begun)))[:, 0]
-    # Half a sample at the end is not a sample.
+    # Half a sample at the end is ignored.
     np.testing.assert_array_equal(found, read_audio(voices / "s00/3.wav")[:3000])
 
 
-def test_verify_answers_while_it_reads(voices, uncalibrated, monkeypatch, capsys):
+def test_verify_while_reading(voices, uncalibrated, monkeypatch, capsys):
     content = endless((voices / "s00/3.wav").read_bytes())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     enrolled, model = str(voices / "s00/4.wav"), str(uncalibrated)
@@ -143,6 +143,6 @@ def test_verify_answers_while_it_reads(voices, uncalibrated, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("content", [b"", b"no sound at all", b"RIFF\0\0\0\0WAVEjunk", b"fLaC" + bytes(100)])
-def test_a_pipe_without_a_wav(content):
+def test_pipe_without_a_wav(content):
     with pytest.raises(AudioError, match="standard input"):
         open_piped(io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""The commands and examples of docs/use.md and README.md, run as they are written."""
+"""The commands and examples of docs/use.md and README.md, run as written."""
 
 import re
 import shlex
@@ -46,7 +46,7 @@ def test_examples_in_python(page, repository, voices, calibrated, tmp_path, monk
     shutil.copy(calibrated, "exps/exp01/best.pt")
     shutil.copy(voices / "s00/3.wav", "a.wav")
     shutil.copy(voices / "s00/4.wav", "b.wav")
-    # Published models by name are fetched from the hub: tests/assembly/test_published.py has a server for them.
+    # Examples with published models need the hub; tests/assembly/test_published.py has a server for them.
     examples = [block for block in blocks(repository / page, "python") if 'speakernet.load("exps/' in block]
     samples = 0.1 * np.random.default_rng(0).standard_normal(16000)
     names = {"waveform": samples.astype(np.float32), "features": torch.randn(2, 80, 24)}

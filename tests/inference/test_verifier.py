@@ -1,4 +1,4 @@
-"""`speakernet.load`: embeddings of files, arrays, features and streams, each against the plain way, and bad input."""
+"""`speakernet.load`: embeddings of files, arrays, features and streams against a plain reference; bad input."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +17,7 @@ from speakernet.models.speaker_net import SpeakerNet
 
 SMALL = {"channels": 8, "blocks": [1, 1]}
 MELS = 16
-# Batch norms are merged into the layers before them.
+# Batch norms are merged into the preceding layers.
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -52,7 +52,7 @@ def test_arrays_and_tensors(verifier, model_path):
     assert abs(np.linalg.norm(found) - 1) > 1e-3
     tensor = verifier.embed(torch.from_numpy(voice()), sample_rate=16000)
     np.testing.assert_array_equal(tensor.numpy(), found)
-    # What is given as a tensor can be trained on.
+    # Embeddings of tensors can be trained on.
     head = torch.nn.Linear(8, 2)
     head(tensor).sum().backward()
     assert head.weight.grad is not None and not tensor.requires_grad
@@ -138,7 +138,7 @@ def test_long_recordings(verifier, tmp_path):
 def test_tracks(verifier, tmp_path):
     clip = voice(16000 * 6 + 8000)
     track = verifier.embed_track(clip, sample_rate=16000, window_seconds=2.0, hop_seconds=1.0)
-    # The last window ends with the recording.
+    # The last window ends at the end of the recording.
     assert track.start_seconds.tolist() == [0, 1, 2, 3, 4, 4.5] and track.stop_seconds[-1] == 6.5
     third = verifier.embed(clip[32000:64000], sample_rate=16000)
     np.testing.assert_allclose(track.embeddings[2], third[0], atol=1e-5)
@@ -157,7 +157,7 @@ def test_threads(verifier):
         np.testing.assert_array_equal(embedding, verifier.embed(clip, sample_rate=16000))
 
 
-def test_only_a_mean_of_whole_utterances_is_subtracted(model_path, tmp_path):
+def test_mean(model_path, tmp_path):
     contents = torch.load(model_path, weights_only=True)
     mean = torch.linspace(-2, 2, 8)
     plain = {}
@@ -170,11 +170,11 @@ def test_only_a_mean_of_whole_utterances_is_subtracted(model_path, tmp_path):
     for verifier, rows in ((plain["whole"], centred), (plain["crops"], [one, other])):
         expected = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
         assert verifier.compare(one, other[None]) == pytest.approx(expected, abs=1e-5)
-    # One of these has, rounded, 1.0000001 with itself.
+    # Without clipping, one of these has a cosine of 1.0000001 with itself.
     assert max(plain["crops"].compare(row, row) for row in np.random.default_rng(0).normal(size=(50, 8))) <= 1.0
     for size in (1e300, 1e-200):
         assert plain["crops"].compare(one * np.float64(size), other) == pytest.approx(expected, abs=1e-5)
-    # Whoever calibrated before the mean came learns why that no longer counts.
+    # A calibration from before the mean was stored is refused with the reason.
     kept = {**contents, "thresholds": [{"name": "eer", "threshold": 0.5, "backend": whole_cosine(False)}]}
     write_checkpoint(path, {**kept, "embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}})
     with pytest.raises(ValueError, match="mean embedding"):
@@ -183,7 +183,7 @@ def test_only_a_mean_of_whole_utterances_is_subtracted(model_path, tmp_path):
         plain["whole"].compare(one, np.zeros(3))
 
 
-def test_verify_a_file_and_an_array(verifier, tmp_path):
+def test_verify(verifier, tmp_path):
     write_audio(tmp_path / "a.wav", voice(32000), 16000)
     decision = verifier.verify(tmp_path / "a.wav", voice(32000)[::2], sample_rate=8000, threshold=-1)
     assert decision.same_speaker and decision.false_accept_rate is None and decision.log_likelihood_ratio is None
@@ -207,7 +207,7 @@ def feed(stream, samples, chunk):
 
 
 @pytest.mark.parametrize("chunk", [160, 3001, 16000, 50000])
-def test_a_stream_is_a_recording_of_its_seconds(verifier, chunk):
+def test_streams(verifier, chunk):
     enrolled, samples = verifier.embed(sound(3, seed=1), sample_rate=16000), sound(3.5)
     stream = verifier.stream(16000, enrolled, threshold=0.5)
     states = feed(stream, samples, chunk)
@@ -241,7 +241,7 @@ def test_long_streams(verifier):
     wanted = (2 * parts[0] + 2 * parts[1] + parts[2]) / 5
     np.testing.assert_allclose(states[-1].embedding, wanted, atol=1e-5)
     np.testing.assert_allclose(states[9].embedding, parts[0], atol=1e-6)
-    # A moment too short for the network ends a long stream without a complaint.
+    # A rest too short for the network ends a long stream without an error.
     stream = verifier.stream(16000)
     last = feed(stream, sound(WINDOW_SECONDS), 8000)[-1]
     stream.add(np.zeros(20, dtype=np.float32))

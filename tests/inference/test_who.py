@@ -1,4 +1,4 @@
-"""Who speaks when: speech, clusters, turns, names, files and error rates, on synthetic voices and by hand."""
+"""Who speaks when: speech, clusters, turns, names, files and error rates; synthetic voices, results by hand."""
 
 import io
 import json
@@ -22,7 +22,7 @@ TURN_SECONDS, PAUSE_SECONDS = 3.0, 0.8
 
 @pytest.fixture(scope="module")
 def meeting(speak, tmp_path_factory):
-    """Three voices in nine turns: a file and its reference."""
+    """A folder with a recording of three voices in nine turns, and its reference."""
     folder = tmp_path_factory.mktemp("meeting")
     noise = 0.003 * np.random.default_rng(1).standard_normal(round(PAUSE_SECONDS * 16000)).astype(np.float32)
     parts, lines, at = [noise], [], PAUSE_SECONDS
@@ -37,7 +37,7 @@ def meeting(speak, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def by_energy(monkeypatch):
-    """Synthetic voices are not speech for silero-vad, and the tiny network needs three seconds of them."""
+    """silero-vad does not take synthetic voices for speech, and the tiny network needs windows of three seconds."""
     monkeypatch.setattr(speech, "silero", lambda: None)
     monkeypatch.setattr(conversation, "WINDOW_SECONDS", 3.0)
     monkeypatch.setattr(conversation, "HOP_SECONDS", 1.5)
@@ -73,7 +73,7 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
     assert order_of(verifier.who(samples, sample_rate=rate, num_speakers=3)) == order_of(found)
 
 
-def test_the_command_writes_and_enrols(meeting, calibrated, tmp_path, capsys):
+def test_command(meeting, calibrated, tmp_path, capsys):
     people, out = tmp_path / "people.db", tmp_path / "out"
     words = ["who", str(meeting / "meeting.wav"), "--model", str(calibrated), "--store", str(people), "--speakers", "3"]
     assert main([*words, "--enroll", "speaker 3=Zoë <3", "--enroll", "speaker 1=Ada", "--out", str(out)]) == 0
@@ -113,11 +113,11 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
 
 def test_stretches_of_speech():
     found = speech.stretches(np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.15, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4)
-    # Two stretches 0.4 s apart, less twice the padding, are one; what never reaches the beginning's threshold is none.
+    # Stretches 0.4 s apart merge, since padding leaves 0.2 s; a stretch that never reaches `BEGIN` is dropped.
     assert found == pytest.approx(np.array([[0.9, 5.5]]))
 
 
-def test_a_recording_that_is_never_surely_speech_has_none(monkeypatch):
+def test_doubtful_speech(monkeypatch):
     for probability, expected in ((0.7, 0), (0.9, 1)):
         detector = SimpleNamespace(audio_forward=lambda _, value=probability: np.full(62, value))
         monkeypatch.setattr(speech, "silero", lambda detector=detector: detector)
@@ -125,7 +125,7 @@ def test_a_recording_that_is_never_surely_speech_has_none(monkeypatch):
         assert len(found) == expected and name == "silero-vad"
 
 
-def test_clusters_are_found():
+def test_clusters():
     random = np.random.default_rng(0)
     truth = random.integers(4, size=400)
     rows = np.eye(24)[truth] + 0.12 * random.standard_normal((400, 24))
@@ -139,7 +139,7 @@ def test_clusters_are_found():
     assert cluster(units[truth == 0]).max() == 0
 
 
-def test_many_windows_are_clustered_in_blocks(monkeypatch):
+def test_many_windows(monkeypatch):
     monkeypatch.setattr("speakernet.inference.who.clustering.MOST_POINTS", 60)
     monkeypatch.setattr("speakernet.inference.who.clustering.BLOCK", 100)
     random = np.random.default_rng(0)
@@ -149,27 +149,27 @@ def test_many_windows_are_clustered_in_blocks(monkeypatch):
     assert (cluster(units) == truth).all()
 
 
-def test_sections_change_between_the_middles_of_windows():
+def test_sections():
     windows = np.array([[0.0, 1.5], [0.75, 2.25], [4.0, 5.0]])
     found = sections(np.array([[0.0, 2.25], [4.0, 5.0]]), windows, np.array([0, 1, 1]))
     assert found == [(0.0, 1.125, 0), (1.125, 2.25, 1), (4.0, 5.0, 1)]
 
 
-def test_a_mixture_has_a_second_voice():
+def test_second_voice():
     middle = np.eye(2)
     units = np.array([[1.0, 0.0], [0.7071, 0.7071], [0.0, 1.0]])
     found = conversation._second_voices(np.array([[0, 1], [1, 2], [2, 3]]), units, np.array([0, 0, 1]), middle)
     assert found == [(1.0, 2.0, 1)]
 
 
-def test_error_rates_by_hand(tmp_path, capsys):
+def test_error_rates(tmp_path, capsys):
     def written(name, *turns):
         lines = (f"SPEAKER {file} 1 {a} {b - a} <NA> <NA> {who} <NA> <NA>" for file, a, b, who in turns)
         (tmp_path / name).write_text("\n".join(lines) + "\n")
         return str(tmp_path / name)
 
     true = written("true.rttm", ("x", 0, 10, "a"), ("x", 8, 16, "b"), ("y", 0, 4, "c"))
-    # Of 22 s: one second missed in x (overlap half found), 2 s false in y, 1 s of b taken for a.
+    # 22 s of speech: 1 s missed in x (half of the overlap), 2 s of false alarm in y, 1 s of b attributed to a.
     ours = written("ours.rttm", ("x", 0, 10, "1"), ("x", 9, 15, "2"), ("x", 15, 16, "1"), ("y", 0, 6, "1"))
     nothing = written("nothing.rttm", ("x", 0, 0, "1"), ("y", 0, 0, "1"))
     assert main(["der", true, ours, nothing, "--each"]) == 0
@@ -178,7 +178,7 @@ def test_error_rates_by_hand(tmp_path, capsys):
     assert of_all[:4] == pytest.approx([400 / 22, 100 / 22, 200 / 22, 100 / 22], abs=0.006)
     assert of_x[:4] == pytest.approx([200 / 18, 100 / 18, 0, 100 / 18], abs=0.006)
     assert of_y == pytest.approx([50, 0, 50, 0, 100 / 3], abs=0.006)
-    # a: 10 of 11 s are shared, b: 6 of 8.
+    # Shared by reference and hypothesis: 10 of 11 s of a, 6 of 8 s of b.
     assert of_x[4] == pytest.approx(100 * (1 / 11 + 2 / 8) / 2, abs=0.006)
     assert float(lines[5].split()[1]) == 100 and "against" in lines[-1]
     (tmp_path / "only.uem").write_text("x 1 0 8\ny 1 0 4\n")
@@ -194,7 +194,7 @@ def test_error_rates_by_hand(tmp_path, capsys):
         assert "Traceback" not in capsys.readouterr().err
 
 
-def test_transcripts_get_names(tmp_path):
+def test_transcripts(tmp_path):
     turns = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo")]
     (tmp_path / "a.srt").write_text(
         "1\n00:00:00,500 --> 00:00:01,000\nhello\n\n2\n00:00:03,000 --> 00:00:03,500\nyes\n"
@@ -208,7 +208,7 @@ def test_transcripts_get_names(tmp_path):
     assert json.loads(text)["segments"][0]["words"][0]["speaker"] == "Bo"
 
 
-def test_a_pipe_gives_turns_as_they_end(meeting, calibrated, monkeypatch, capsys):
+def test_pipe(meeting, calibrated, monkeypatch, capsys):
     class Pipe:
         buffer = io.BytesIO((meeting / "meeting.wav").read_bytes())
 
@@ -219,3 +219,17 @@ def test_a_pipe_gives_turns_as_they_end(meeting, calibrated, monkeypatch, capsys
     starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
     assert len(rows) >= len(ORDER) and all(np.abs(starts - float(row[0])).min() < TURN_SECONDS for row in rows)
     assert float(rows[-1][1]) == pytest.approx(starts[-1] + TURN_SECONDS, abs=0.4)
+
+
+def test_each_name_goes_to_one_voice():
+    voices = [
+        conversation.Speaker(name, f"speaker {row}", 1.0, 0.9, score, np.zeros(2), "")
+        for row, (name, score) in enumerate([("Ada", 0.5), ("speaker 1", 0.1), ("Ada", 0.7)])
+    ]
+    named = conversation._named_once(voices)
+    assert [(one.name, one.posterior) for one in named] == [("speaker 0", None), ("speaker 1", 0.9), ("Ada", 0.9)]
+
+
+def test_equal_windows_are_one_speaker():
+    units = np.tile(np.eye(4, dtype=np.float32)[:1], (5, 1))
+    assert cluster(units).max() == 0 and cluster(units, num_speakers=2).max() == 0

@@ -1,4 +1,4 @@
-"""The notebook of your own voices: its cells run in order on synthetic ones, with a small model."""
+"""Run the cells of `your_own_voices.ipynb` in order, on synthetic voices with a small model."""
 
 import itertools
 import json

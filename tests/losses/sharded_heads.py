@@ -1,6 +1,6 @@
-"""What each of two processes finds that compares its shard of a head with the whole head, which it computes itself.
+"""Compares each process's shard of a head with the whole head: loss, gradients, weights after steps.
 
-Loss, gradients, weights after steps; `tests/parallel/test_same_meaning.py` starts the processes.
+`tests/parallel/test_same_meaning.py` starts the two processes.
 """
 
 import torch
@@ -27,7 +27,7 @@ HEADS = [
     AAMSoftmaxOptions(inter_top_k=3, inter_top_k_penalty=0.1),
     AAMSoftmaxOptions(inter_top_k=50, sub_centers=2),
     SphereFace2Options(margin_type="A", margin=0.15),
-    # At its usual scale the gradient's norm is 70 here: steps of 0.1 would enlarge what rounding leaves.
+    # At its usual scale the gradient's norm is 70 here, and steps of 0.1 would amplify rounding errors.
     HAMSoftmaxOptions(scale=2.0),
     CombinedOptions(classification=AAMSoftmaxOptions(sub_centers=2), metric=TripletOptions()),
 ]
@@ -44,7 +44,7 @@ def optimizer_over(net, loss):
 
 
 def batch_of(step):
-    """(utterances, dim) and (utterances,), two utterances of each speaker after another."""
+    """(utterances, dim) and (utterances,); the two utterances of a speaker are adjacent."""
     generator = torch.Generator().manual_seed(step)
     speakers = torch.randperm(CLASSES, generator=generator)[:SPEAKERS]
     return torch.randn((SPEAKERS * UTTERANCES, DIM), generator=generator), speakers.repeat_interleave(UTTERANCES)
@@ -57,7 +57,7 @@ def loss_of(loss, embeddings, labels):
 
 
 def compare(options, rank):
-    """The largest difference of each kind between two shares and the whole head, and how large the head is here."""
+    """The largest differences between the shards and the whole head, by kind, and the size of this rank's shard."""
     whole, net = loss_and_net(options)
     shard, twin = loss_and_net(options)
     shard_classes(shard, rank, 2)
@@ -66,7 +66,7 @@ def compare(options, rank):
     worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
 
     def note(name, left, right):
-        # Of their size: a loss of 20 is rounded in its sixth digit, and otherwise by each processor.
+        # Relative to their size: a loss of 20 is rounded in its sixth digit, differently on each processor.
         size = max(1.0, float(left.detach().abs().max()))
         worst[name] = max(worst[name], float((left - right).detach().abs().max()) / size)
 
@@ -83,7 +83,7 @@ def compare(options, rank):
             optimizer.zero_grad()
         for name, left, right in zip(("loss", "accuracy", "embeddings", "norm"), *results, strict=True):
             note(name, left, right)
-    # Every rank is asked, and rank 0 gets the whole.
+    # All ranks call it, and rank 0 gets the whole head.
     state = shard.state_dict()
     moments = join_state(own_optimizer.state_dict()["state"], parameters_of(own_optimizer))
     if rank == 0:
@@ -99,7 +99,7 @@ def compare(options, rank):
 
 
 def _loads_into_shares(whole, options, moments, rank):
-    """Whether the state of a whole head, as one process saves it, becomes this rank's share of it, and is kept."""
+    """Whether the state of a whole head, saved by one process, loads into this rank's shard and stays unchanged."""
     saved = whole.state_dict()
     before = {name: tensor.clone() for name, tensor in saved.items() if tensor.ndim}
     fresh, net = loss_and_net(options)

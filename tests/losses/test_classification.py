@@ -24,7 +24,7 @@ def batch(num_classes=7, dim=5, size=6, seed=0):
 
 
 def cosines_of(loss, embeddings):
-    """Of each embedding and speaker, one by one."""
+    """Cosines of each embedding and speaker, one by one."""
     for embedding in embeddings.double().tolist():
         yield [
             sum(a * b for a, b in zip(embedding, vector, strict=True)) / (math.hypot(*embedding) * math.hypot(*vector))
@@ -76,7 +76,7 @@ def test_softmax_by_hand():
         loss.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
         loss.bias.copy_(torch.tensor([0.0, 1.0]))
     value, accuracy = loss(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]))
-    # logits (1, 1) and (3, 1): -log(1/2) and -log(e²/(e² + 1))
+    # Logits (1, 1) and (3, 1): -log(1/2) and -log(e²/(e² + 1)).
     assert value.item() == pytest.approx((math.log(2) + math.log(1 + math.exp(-2))) / 2, rel=1e-6)
     assert value.ndim == accuracy.ndim == 0
 
@@ -122,7 +122,7 @@ def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
 
 
-def test_the_penalty_of_neighbours_grows_with_the_margin():
+def test_penalty_of_neighbours():
     embeddings, labels = batch()
     plain, pushed = (AAMSoftmax(AAMSoftmaxOptions(inter_top_k=k), 5, 7) for k in (0, 3))
     pushed.load_state_dict(plain.state_dict())
@@ -164,7 +164,7 @@ def test_sphereface2_against_a_loop(margin_type, margin, exponent):
 @pytest.mark.parametrize("margin", [0.0, 0.4])
 def test_hamsoftmax_against_a_loop(curvature, margin):
     embeddings, labels = batch(size=20)
-    # Some within the ball, some beyond it.
+    # Some are inside the ball, some outside.
     embeddings = embeddings * torch.linspace(0.05, 2.0, 20).unsqueeze(1)
     loss = HAMSoftmax(HAMSoftmaxOptions(margin=margin, scale=5.0, curvature=curvature), 5, 7)
     torch.nn.init.normal_(loss.weight, std=0.3, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Weighted sums of two losses against the two apart; softmaxproto as it was."""
+"""Weighted sums of two losses against the separate losses; softmaxproto against golden values."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every name in the table: scalars, gradients to embeddings and parameters, state dictionary, declared facts."""
+"""Every loss in the table: scalars, gradients to embeddings and parameters, state dictionary, declared properties."""
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ def test_accuracy_by_hand():
         (Triplet(TripletOptions()), (4, 3, 8), "3 of 4"),
     ],
 )
-def test_other_numbers_of_utterances(loss, shape, words):
+def test_wrong_numbers_of_utterances(loss, shape, words):
     with pytest.raises(ValueError, match=words):
         loss(torch.randn(shape), torch.arange(4))
 
@@ -107,7 +107,7 @@ def unit_distances(embeddings):
     return [[math.dist(left[0], right[1]) ** 2 for right in unit] for left in unit]
 
 
-def test_triplet_with_the_hardest_negatives_against_a_loop():
+def test_hardest_triplets_against_a_loop():
     embeddings, labels = batch(speakers=6, utterances=2)
     total = 0.0
     for index, row in enumerate(unit_distances(embeddings)):
@@ -117,7 +117,7 @@ def test_triplet_with_the_hardest_negatives_against_a_loop():
 
 
 @pytest.mark.parametrize(("rank", "probability"), [(0, 1.0), (2, 1.0), (50, 1.0), (2, 0.0), (-1, 0.5)])
-def test_mined_negatives_are_those_allowed(rank, probability):
+def test_mined_negatives(rank, probability):
     embeddings, _ = batch(speakers=7, utterances=2)
     distances = torch.tensor(unit_distances(embeddings))
     loss = Triplet(TripletOptions(margin=0.5, hard_probability=probability, hard_rank=rank))
@@ -130,7 +130,7 @@ def test_mined_negatives_are_those_allowed(rank, probability):
         assert set(drawn[:, index].tolist()) == allowed
 
 
-def test_triplet_draws_go_on_after_a_resume():
+def test_triplet_draws_resume():
     distances = torch.tensor(unit_distances(batch(speakers=30, utterances=2)[0]))
     straight, stopped = Triplet(TripletOptions(), seed=4), Triplet(TripletOptions(), seed=4)
     first = straight.mine(distances)

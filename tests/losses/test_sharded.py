@@ -1,4 +1,4 @@
-"""Which losses have a head that can be sharded, and its shares; `tests/parallel/test_same_meaning.py` trains them."""
+"""Losses with a head that can be sharded, and its shards; `tests/parallel/test_same_meaning.py` trains them."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_sharding_needs_a_head():
     assert [field for field, message in within.problems() if "loss.sharded" in message] == ["classification"]
 
 
-def test_shares_are_the_whole():
+def test_shards_make_the_whole():
     with pytest.raises(ValueError, match=r"3 speakers .* 4"):
         ClassShard(3, 0, 4)
     whole = torch.arange(22.0).reshape(11, 2)

@@ -1,4 +1,4 @@
-"""The device and torch's settings: what is asked for, applied, refused; threads in lanes; memory of the process."""
+"""The device and torch's settings: requested, applied, refused; threads in lanes; memory of the process."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ from speakernet.machine.threads import in_lanes, lanes_of
 
 @pytest.fixture()
 def gpus(monkeypatch):
-    """A machine with two GPUs; the list has those that were made current."""
+    """A fake machine with two GPUs; the list records the devices that become current."""
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -47,7 +47,7 @@ def gpus(monkeypatch):
 )
 def test_find_device(gpus, options, rank, expected):
     assert find_device(MachineOptions(**options), rank) == torch.device(expected)
-    assert gpus == [], "finding has no effect"
+    assert gpus == [], "finding does not make it current"
 
 
 def test_choose_device(gpus, caplog):
@@ -58,7 +58,7 @@ def test_choose_device(gpus, caplog):
     assert "device: cpu (" in caplog.text and len(gpus) == 1
 
 
-def test_a_gpu_that_is_missing(gpus, monkeypatch):
+def test_missing_gpu(gpus, monkeypatch):
     with pytest.raises(ValueError, match=r"gpu_id: 2\b"):
         find_device(MachineOptions(gpu_id=2))
     with pytest.raises(ValueError, match="rank 2 "):
@@ -73,7 +73,7 @@ def test_a_gpu_that_is_missing(gpus, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _torch_as_before():
+def _restore_torch():
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
     torch.set_num_threads(4)
@@ -97,7 +97,7 @@ def test_settings_are_applied():
 
 
 @pytest.mark.parametrize(("device", "bound"), [("cuda:1", True), ("cpu", False), (None, True)])
-def test_the_memory_bound_goes_to_the_chosen_gpu(device, bound, monkeypatch, caplog):
+def test_memory_limit_of_the_chosen_gpu(device, bound, monkeypatch, caplog):
     bounds: list[tuple] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
@@ -117,7 +117,7 @@ def test_the_memory_bound_goes_to_the_chosen_gpu(device, bound, monkeypatch, cap
         ({"deterministic": True}, False),
     ],
 )
-def test_convolutions_are_timed_if_their_shapes_come_again(options, benchmark, monkeypatch):
+def test_cudnn_benchmark(options, benchmark, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert applied(torch.device("cuda:0"), **options)["cudnn_benchmark"] is benchmark
     with many_shapes():
@@ -126,8 +126,8 @@ def test_convolutions_are_timed_if_their_shapes_come_again(options, benchmark, m
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_for_convolutions_alone(tf32, monkeypatch):
-    """Filters, pooling and heads are products of matrices, and keep all bits of float32."""
+def test_tf32_only_for_convolutions(tf32, monkeypatch):
+    """Filters, pooling and heads are matrix products and keep full float32 precision."""
     torch.set_float32_matmul_precision("high")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     applied(torch.device("cuda:0"), tf32=tf32)
@@ -143,7 +143,7 @@ def test_tf32_is_for_convolutions_alone(tf32, monkeypatch):
         ({"memory_fraction": 7.0}, "memory_fraction"),
     ],
 )
-def test_settings_without_sense_are_refused(options, message):
+def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         applied(**options)
 
@@ -151,14 +151,14 @@ def test_settings_without_sense_are_refused(options, message):
 SCRIPTS = [
     "given_back = faults(4, 64)\n"
     "assert keep_freed_memory()\n"
-    # Small allocations take bites out of the freed place, and the heap grows by another: up to six times was seen.
+    # Small allocations fragment the freed memory, and the heap grows again; up to six times was seen.
     "faults(32, 64)\n"
     "kept = faults(4, 64)\n"
     "release_freed_memory()\n"
     "print(given_back, kept, faults(1, 64))\n",
     "assert keep_freed_memory(keeps=False)\nfaults(8, 24)\nprint(faults(4, 24))\n",
 ]
-"""Memory that is kept, and given back; `faults(times, mebibytes)` counts the page faults of tensors made and freed."""
+"""Memory kept and returned; `faults(times, mebibytes)` counts the page faults of tensors created and freed."""
 
 OWNER = """
 import json, os, resource, sys, torch
@@ -182,7 +182,7 @@ for script in json.loads(sys.argv[1]):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept and given back with glibc only")
 def test_page_faults():
-    """In copies of a process whose memory no test has grown, without huge pages, each of which is one fault."""
+    """In forks of a fresh process, without huge pages, each of which would be one fault."""
     command = [sys.executable, "-c", OWNER, json.dumps(SCRIPTS)]
     environment = {**os.environ, HUGE_PAGES: "0"}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -190,7 +190,7 @@ def test_page_faults():
         [int(number) / (2**20 // mmap.PAGESIZE) for number in line.split()] for line in result.stdout.splitlines()
     )
     assert given_back >= 4 * 64 and kept < 64 / 4 and released > 64 / 2
-    # By itself the C library usually keeps tensors of up to 32 MiB once it has freed one.
+    # By default the C library usually keeps tensors of up to 32 MiB once it has freed one.
     assert returned >= 4 * 24
 
 
@@ -221,7 +221,7 @@ def test_order_bounds_and_threads():
     assert {one[1:] for one in found} == {(2, False)} and torch.get_num_threads() == 4
 
 
-def test_an_error_comes_in_its_turn():
+def test_errors_in_order():
     done = []
 
     def work(number):
@@ -234,7 +234,7 @@ def test_an_error_comes_in_its_turn():
     assert len(done) < 10 and torch.get_num_threads() == 4
 
 
-def test_one_lane_is_the_callers_thread():
+def test_one_lane():
     here = threading.get_ident()
     assert set(in_lanes(lambda _: (threading.get_ident(), torch.get_num_threads()), range(3), 1)) == {(here, 4)}
 

@@ -1,4 +1,4 @@
-"""Cores, memory and quotas in containers, versions, GPUs and drivers; a reading that fails ends nothing."""
+"""Cores, memory and quotas in containers, versions, GPUs and drivers; failed readings are not fatal."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Bui
 
 
 def write(folder, **files):
-    """Files of a group; __ stands for the dot."""
+    """Files of a control group; __ stands for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
         (folder / name.replace("__", ".")).write_text(f"{value}\n")
@@ -47,7 +47,7 @@ UNLIMITED = {"cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
     [
         (V2, "0::/", Quota(2.5, 8 * GIB, 8 * GIB - 3 * GIB + GIB // 2 + GIB // 4)),
         (TIGHTEST, "0::/jobs/mine", Quota(3.0, 4 * GIB, GIB)),
-        # The path is the host's.
+        # A path of the host.
         (V1, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/a", Quota(2.0, 2 * GIB, GIB + GIB // 4)),
         (V1, "4:cpu,cpuacct:/job", Quota(1.5)),
         (UNLIMITED, "2:cpu:/\n1:memory:/", Quota(math.inf)),
@@ -75,7 +75,7 @@ def container(tmp_path, monkeypatch):
     system_info.cache_clear()
 
 
-def test_what_a_process_may_use(container):
+def test_limits(container):
     assert facts.usable_cores() == 1
     assert facts.usable_memory_bytes() == 2 << 20 and facts.total_memory_bytes() == 8 << 20
     write(container, cpu__max="6400000 100000", memory__current=9 << 20)
@@ -84,8 +84,8 @@ def test_what_a_process_may_use(container):
     assert facts.usable_cores() == 1
 
 
-def test_everything_counts_cores_and_memory_here(container, monkeypatch):
-    # It imports torchaudio in a process of its own, which `tests/checks/test_doctor.py` waits for.
+def test_users_of_the_limits(container, monkeypatch):
+    # It imports torchaudio in another process, which is slow; `tests/checks/test_doctor.py` covers it.
     monkeypatch.setattr("speakernet.checks.doctor._torch_pair", lambda: Finding("ok", "torch", ""))
     assert free_shared_memory() <= 2 << 20
     assert BatchSizeFinder(torch.nn.Linear(2, 2), int, int).limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
@@ -112,7 +112,7 @@ def test_everything_counts_cores_and_memory_here(container, monkeypatch):
     ],
     ids=["x86", "Arm", "no /proc"],
 )  # fmt: skip
-def test_the_processor(text, name, flags, bf16, monkeypatch):
+def test_processor(text, name, flags, bf16, monkeypatch):
     monkeypatch.setattr(facts, "_text", lambda path: text)
     monkeypatch.setattr(facts.platform, "processor", lambda: "")
     monkeypatch.setattr(facts.platform, "machine", lambda: "aarch64")
@@ -125,7 +125,7 @@ def test_the_processor(text, name, flags, bf16, monkeypatch):
 
 @pytest.fixture()
 def machine(tmp_path, monkeypatch):
-    """No GPU for torch, which is built for CUDA 13; the folder is the PATH and has the driver's file, if any."""
+    """torch, built for CUDA 13, sees no GPU; the folder is the PATH and may have the driver's file."""
     monkeypatch.setattr(facts, "VERSION_FILE", tmp_path / "version")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -135,7 +135,7 @@ def machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), ("something else", "")])
-def test_the_driver(machine, text, version):
+def test_driver(machine, text, version):
     assert driver_version() == ""
     (machine / "version").write_text(text.format(version))
     assert driver_version() == version
@@ -145,8 +145,8 @@ def test_the_driver(machine, text, version):
 
 
 @pytest.mark.parametrize(("cuda", "found"), [("13.0", "built for CUDA 13.0"), (None, "built without CUDA")])
-def test_an_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
-    """Training warns of it and so does the doctor, unless the CPU was asked for."""
+def test_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
+    """Training and the doctor warn of it, unless the CPU was requested."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     (machine / "version").write_text(OPEN.format("535.129.03"))
     assert choose_device(MachineOptions()).type == "cpu"
@@ -165,7 +165,7 @@ def test_an_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
 
 
 class NVMLError(Exception):
-    """Like pynvml's: not a subclass of anything that callers expect."""
+    """Like pynvml's, which is not a subclass of an exception that callers expect."""
 
 
 def refuse(*arguments, **options):
@@ -173,7 +173,7 @@ def refuse(*arguments, **options):
 
 
 def test_failed_readings(tmp_path, monkeypatch, caplog):
-    """Left out, and logged once; nothing ends because of them."""
+    """They are omitted and logged once."""
     monkeypatch.setattr(facts, "_failed_readings", set())
     caplog.set_level(logging.INFO)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Every family, in its smallest size, with every pooling it takes: shapes, gradients, lengths, its description."""
+"""Every family in its smallest size with every pooling: shapes, gradients, lengths, description."""
 
 import copy
 
@@ -13,7 +13,7 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.compiling import enable_gradient_checkpointing
 from tests.small_networks import SMALLEST, small_network
 
-# Further options that change how a network works, beside its size.
+# Options that change how a network works, not only its size.
 REDIM_STAGES = [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
 FORMS = {
     "ResNet": [{"channels": 8, "blocks": [1, 2, 1], "mel_strides": [2, 2, 2], "frame_strides": [1, 2, 1]}],
@@ -28,9 +28,9 @@ FORMS = {
         {"stages": REDIM_STAGES, "block": "convnext_like", "aggregate_channels": 0, "grouped_strides": False},
     ],
 }
-# Long enough for three strides; unlike each other in every stride's remainder.
+# Long enough for three strides, with different remainders for every stride.
 LENGTHS = (12600, 11373, 10122)
-# float16 is emulated on a CPU: these have code of their own for it.
+# float16 is emulated on a CPU; these have special code for it.
 SIXTEEN_BITS = [(name, torch.bfloat16) for name in SMALLEST] + [
     pytest.param(name, torch.float16, marks=pytest.mark.slow)
     for name in ("ResNetSE34L", "SimAM_ResNet34", "CAMPPlus", "ECAPA_TDNN")
@@ -44,7 +44,7 @@ def make(name, pooling="auto", model_options=None):
 
 
 def randomize_norms(net):
-    """Batch norms as training leaves them, so that a forgotten mask or a wrong order shows."""
+    """Trained-looking batch norms, so that a missing mask or a wrong order is noticed."""
     generator = torch.Generator().manual_seed(1)
     for part in net.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -61,7 +61,7 @@ def waves(lengths=LENGTHS):
 
 
 def embed(net, batch, lengths=None):
-    """Full waveforms unless `lengths` says otherwise."""
+    """Full waveforms unless `lengths` is given."""
     lengths = torch.full((len(batch),), batch.shape[1]) if lengths is None else lengths
     return net.embed(batch, lengths, sample_rate=net.sample_rate)
 
@@ -70,7 +70,7 @@ EVERY = [(name, pooling) for name in SMALLEST for pooling in MODELS[name].option
 
 
 @pytest.mark.parametrize(("name", "pooling"), EVERY)
-def test_gradient_reaches_every_parameter(name, pooling):
+def test_gradients(name, pooling):
     net = make(name, pooling).train()
     embeddings = net(waves((16000, 16000, 16000)))
     assert embeddings.shape == (3, 32) and embeddings.dtype == torch.float32
@@ -78,7 +78,7 @@ def test_gradient_reaches_every_parameter(name, pooling):
     trained = [(key, parameter) for key, parameter in net.named_parameters() if parameter.requires_grad]
     for key, parameter in trained:
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), key
-        # All of a narrow gate's few ReLUs may happen to be off.
+        # All of a narrow gate's few ReLUs may be off by chance.
         assert parameter.grad.abs().sum() > 0 or ".gate." in key, key
 
 
@@ -119,21 +119,21 @@ def test_16_bits(name, dtype):
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_memory_layout(name, monkeypatch):
-    # In evaluation mode: the batch statistics of two utterances amplify rounding errors.
+    # In evaluation mode, because batch statistics of two utterances amplify rounding errors.
     net = make(name).eval()
     if not is_safe_in_channels_last(net.trunk):
-        # No 2-D convolutions, or too narrow ones: left as they were made.
+        # Without 2-D convolutions, or with too narrow ones, the layout does not change.
         assert all(part.weight.is_contiguous() for part in net.trunk.modules() if isinstance(part, nn.Conv2d))
         return
     features = net.front_end(waves((10200, 10200)))
     contiguous = outputs_and_gradients(net.to(memory_format=torch.contiguous_format), features)
     channels_last = outputs_and_gradients(net.to(memory_format=torch.channels_last), features)
     exact = exact_outputs_and_gradients(net, features, monkeypatch)
-    # ReLUs near zero flip with the rounding of some processors' kernels, in either layout.
+    # In either layout, ReLUs near zero flip with the rounding of some processors' kernels.
     assert distance(channels_last, exact) < max(1e-3, 3 * distance(contiguous, exact))
 
 
-# Small networks, as every other test has them; one a kind soon, all others take a minute or more each.
+# One network per backend in the default tests; the others take a minute or more each.
 SOON = [("ResNet", "inductor"), ("XVector", "aot_eager")]
 LATER = [pytest.param(name, "inductor", marks=pytest.mark.compiled) for name in SMALLEST]
 
@@ -144,8 +144,8 @@ def test_compiled(name, backend, monkeypatch):
     net = make(name).train()
     features = net.front_end(waves((16000,) * 4))
     eager, compiled = outputs_and_gradients(net, features), outputs_and_gradients(net, features, backend)
-    # The statistics of a small batch and every ReLU amplify rounding errors, in eager code too: ERes2NetV2's gradients
-    # differ by 0.23 from those in float64, and its compiled ones by 0.04. A wrong kernel differs by more.
+    # Statistics of a small batch and ReLUs amplify rounding errors, in eager code too: ERes2NetV2's eager gradients
+    # differ by 0.23 from float64, its compiled ones by 0.04. A wrong kernel differs by more.
     exact = exact_outputs_and_gradients(net, features, monkeypatch)
     found, rounding = distances(compiled, exact), distances(eager, exact)
     assert found[0] < max(5e-3, 3 * rounding[0])
@@ -153,7 +153,7 @@ def test_compiled(name, backend, monkeypatch):
 
 
 def outputs_and_gradients(net, features, backend=None):
-    """What a training step runs, the whole of it from features to embedding."""
+    """The forward and backward pass of a training step, from features to embedding."""
     twin = copy.deepcopy(net)
     run = twin.from_features
     if backend is not None:
@@ -168,13 +168,13 @@ def outputs_and_gradients(net, features, backend=None):
 def exact_outputs_and_gradients(net, features, monkeypatch):
     """The same in float64."""
     with monkeypatch.context() as patch:
-        # The casts that protect 16-bit runs would round to float32 here.
+        # The casts that protect 16-bit runs would round to float32.
         patch.setattr(torch.Tensor, "float", lambda tensor: tensor)
         return outputs_and_gradients(net.double(), features.double())
 
 
 def distance(found, expected):
-    """The largest relative distance of a tensor from its fellow; small ones count beside the largest."""
+    """The largest relative distance between corresponding tensors; small ones are relative to the largest tensor."""
     return max(distances(found, expected))
 
 
@@ -231,7 +231,7 @@ def given(waveforms, lengths=None, rate=16000):
         (given(torch.zeros(1, 16000), torch.tensor([16001])), "16001"),
     ],
 )
-def test_components_that_do_not_fit(make_net, words):
+def test_incompatible_components(make_net, words):
     with pytest.raises(ValueError, match=words):
         make_net()
 

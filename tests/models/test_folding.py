@@ -1,4 +1,4 @@
-"""Batch norms merged into the layers before them: every family gives the same numbers, and has fewer norms."""
+"""Batch norms merged into the preceding layers: every family gives the same numbers with fewer norms."""
 
 import copy
 
@@ -9,19 +9,19 @@ from torch import nn
 from speakernet.models.speaker_net import fold_batch_norms
 from tests.small_networks import SMALLEST, small_network
 
-# Families whose norms all stand behind an activation.
+# Families whose norms all follow an activation.
 NOTHING_TO_MERGE = {"Pretrained", "RawNet3", "XVector", "ECAPA_TDNN"}
 LENGTHS = torch.tensor([12600, 11373])
 
 
 def trained(name):
-    """A network with batch norms as training leaves them."""
+    """A network with trained-looking batch norms."""
     net = small_network(name).eval()
     for part in norms_of(net):
         part.running_mean.normal_(0, 0.2)
         part.running_var.uniform_(0.5, 1.5)
         if part.affine:
-            # Some channels turned round, one ignored.
+            # Some channels negated, one ignored.
             part.weight.data.uniform_(-1.5, 1.5)[0] = 0
             part.bias.data.normal_(0, 0.2)
     return net
@@ -36,7 +36,7 @@ def strides_of(net):
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_every_family_gives_the_same_numbers(name):
+def test_every_family(name):
     net = trained(name)
     folded = copy.deepcopy(net)
     count = fold_batch_norms(folded)
@@ -49,7 +49,7 @@ def test_every_family_gives_the_same_numbers(name):
     assert (theirs - ours).norm() <= 1e-5 * ours.norm()
 
 
-def test_a_norm_behind_an_activation_stays():
+def test_norm_after_an_activation():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2))
     with pytest.raises(AssertionError):
         fold_batch_norms(net)

@@ -1,7 +1,7 @@
-"""Checkpoints of voxceleb_trainer: every architecture and pooling against golden outputs of its own code (f51bab8).
+"""Checkpoints of voxceleb_trainer: every architecture and pooling against golden outputs of its code (f51bab8).
 
-The golden file has the names and shapes of its parameters and what its definitions gave with weights drawn from those
-names, so that the importer is tested on checkpoints that it did not make.
+The golden file has the names and shapes of its parameters, and its outputs with weights drawn from those names, so the
+importer is tested on checkpoints that are independent of it.
 """
 
 import itertools
@@ -26,14 +26,13 @@ GOLDEN = json.loads(lzma.decompress((HERE / "golden_voxceleb_trainer.json.xz").r
 
 
 def golden_waves():
-    """Two utterances of 1.5 s: fading noise, and the same rumbling."""
+    """Two utterances of 1.5 s: fading noise, and the same with a rumble."""
     waves = 0.1 * np.random.RandomState(1).standard_normal((2, 24000)) * np.linspace(1, 0.2, 24000)
     waves[1] = np.cumsum(waves[1]) * 0.05
     return torch.from_numpy(waves.astype(np.float32))
 
 
 def embed(net):
-    """Embeddings of the golden utterances."""
     return net.embed(golden_waves(), torch.tensor([24000, 24000]), sample_rate=16000)
 
 
@@ -45,7 +44,7 @@ def network_for(case):
 
 
 def foreign_state(case, prefix="__S__."):
-    """A state dictionary as its code would have saved it, constants left out."""
+    """A state dictionary as its code saves it, without constants."""
     return {prefix + name: draw(name, tuple(shape), gain=2) for name, shape in case["tensors"].items()}
 
 
@@ -69,7 +68,7 @@ def test_golden_embeddings(case, tmp_path):
     assert sum(parameter.numel() for parameter in net.parameters()) == case["num_parameters"]
     report = load_initial_weights(net, None, tmp_path / "model.model")
     assert report.num_loaded == len(state) and report.source == "voxceleb_trainer"
-    # Of unit length, as they are scored: rounding in float32 grows with the weights that were drawn.
+    # Normalised, as for scoring: float32 rounding grows with the drawn weights.
     expected = torch.nn.functional.normalize(torch.tensor(case["embeddings"]))
     found = torch.nn.functional.normalize(embed(net))
     torch.testing.assert_close(found, expected, atol=3e-5, rtol=0)
@@ -110,7 +109,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("loss", "head"), HEADS, ids=lambda part: type(part).__name__)
-def test_heads_of_the_same_speakers(loss, head, tmp_path):
+def test_heads(loss, head, tmp_path):
     state = foreign_state(LIGHT) | {f"__L__.{name}": value for name, value in head.items()}
     torch.save({"model_state_dict": state}, tmp_path / "file.model")
     report = load_initial_weights(network_for(LIGHT), loss, tmp_path / "file.model")
@@ -161,13 +160,13 @@ def test_constants(tmp_path):
 
 
 @pytest.mark.parametrize("found", [RAWNET, case_of("VGGVox", "SAP")])
-def test_another_architecture(found, tmp_path):
+def test_wrong_architecture(found, tmp_path):
     path = save(foreign_state(found), tmp_path)
     with pytest.raises(ValueError, match=f"{found['model']}.*ResNetSE34L"):
         load_initial_weights(network_for(LIGHT), None, path)
 
 
-def test_nothing_is_half_loaded(tmp_path):
+def test_no_partial_loading(tmp_path):
     state = foreign_state(LIGHT) | {"__S__.fc.weight": torch.zeros(512, 128)}
     del state["__S__.layer1.0.conv2.weight"]
     net = network_for(LIGHT)
@@ -183,8 +182,8 @@ def test_nothing_is_half_loaded(tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def their_file(case, path, **more):
-    """A checkpoint of it, and the command that imports it."""
+def foreign_file(case, path, **more):
+    """Write a checkpoint of the case; returns the command that imports it."""
     torch.save({"model_state_dict": foreign_state(case) | more, "optimizer_state_dict": {"state": {}}}, path)
     return ["import-weights", str(path), "--model", case["model"], "--out", str(path.with_name("model.pt"))]
 
@@ -197,7 +196,7 @@ def test_import_weights(tmp_path, capsys):
         "__S__.torchfb.1.spectrogram.window": front_end.window,
     }
     constants["__L__.weight"] = torch.rand(5994, 16)
-    assert main([*their_file(case, tmp_path / "their.model", **constants), "--from", "voxceleb_trainer"]) == 0
+    assert main([*foreign_file(case, tmp_path / "their.model", **constants), "--from", "voxceleb_trainer"]) == 0
     printed = capsys.readouterr().out
     assert "not loaded: weight (weights of the loss)" in printed
     assert "not loaded: optimizer_state_dict (only weights are taken)" in printed
@@ -211,7 +210,7 @@ def test_import_weights(tmp_path, capsys):
 
 
 def test_options(tmp_path, capsys):
-    base, out = their_file(LIGHT, tmp_path / "their.model"), tmp_path / "model.pt"
+    base, out = foreign_file(LIGHT, tmp_path / "their.model"), tmp_path / "model.pt"
     assert main(base) == 1
     assert "--num-mels" in capsys.readouterr().err
     for name in ("ResNetSE34V2", "ResNetSE34"):
@@ -221,7 +220,7 @@ def test_options(tmp_path, capsys):
     loaded = load_model_file(out)
     assert loaded.contents["front_end"]["options"].items() >= {"num_mels": 40, "log_input": False}.items()
     assert loaded.contents["loss_normalizes"] is False
-    base = their_file(case_of("VGGVox", "MAX"), tmp_path / "max.model")
+    base = foreign_file(case_of("VGGVox", "MAX"), tmp_path / "max.model")
     assert main([*base, "--num-mels", "40"]) == 1 and "--pooling" in capsys.readouterr().err
     assert main([*base, "--num-mels", "40", "--pooling", "MAX"]) == 0
 
@@ -229,7 +228,7 @@ def test_options(tmp_path, capsys):
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")])
 def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
-    """Ten pairs of real utterances by its command's flags, as its own code scored them."""
+    """Ten pairs of real utterances, scored with its command's flags, against the scores of its code."""
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     golden = json.loads((HERE / "golden_classic_scores.json").read_text())
@@ -242,5 +241,5 @@ def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
     assert "voxceleb_trainer" in caplog.text
     lines = [line.rsplit(maxsplit=1) for line in Path("check/eval/list/scores.txt").read_text().splitlines()]
     assert [line[0] for line in lines] == pairs
-    # Raw embeddings are about two hundred times as long as normalised ones.
+    # Raw embeddings have about 200 times the length of normalised ones.
     assert [float(line[1]) for line in lines] == pytest.approx(golden["scores"][name], abs=1e-4, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Layers with gradients of their own: the same values and gradients as torch's."""
+"""Layers with hand-written gradients: the same values and gradients as torch."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_relu():
         gradients.append(inputs.grad)
     assert torch.equal(gradients[0], gradients[1])
     values = torch.tensor([-1.0, 2.0])
-    assert relu(values) is values and values.tolist() == [0.0, 2.0], "in place if eager"
+    assert relu(values) is values and values.tolist() == [0.0, 2.0], "eager code works in place"
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -50,7 +50,7 @@ def test_gate_against_autograd(memory_format):
     [(20.0, 40, 20.0), (400.0, 1, 400.0), (4.0, 40, 3_000.0)],
     ids=["sums of 80,000", "products of 160,000", "scaled gradients"],
 )
-def test_a_gate_does_not_overflow_in_float16(value, num_mels, gradient):
+def test_gate_in_float16(value, num_mels, gradient):
     gate = SqueezeExcitation(16)
     features = torch.full((1, 16, 40, 100), value, dtype=torch.float16).requires_grad_()
     (gate(features)[:, :, :num_mels, :num_mels] * gradient).sum(dtype=torch.float32).backward()

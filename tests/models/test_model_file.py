@@ -69,7 +69,7 @@ def test_initial_weights_and_head(model_path, tmp_path):
     assert load_initial_weights(small_net(), same, path).head == "loaded"
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, path).head == "new"
-    # As many speakers, but others.
+    # As many speakers, but different ones.
     write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
     assert load_initial_weights(small_net(), same, path, speakers=7).head == "loaded"
     assert load_initial_weights(small_net(), same, path, speakers=8).head == "new"
@@ -88,7 +88,7 @@ def test_another_network(model_path, caplog):
 @pytest.mark.parametrize(
     "read", [load_model_file, read_own_checkpoint, lambda path: load_initial_weights(small_net(), None, path)]
 )
-def test_a_pickle_is_not_run(tmp_path, read):
+def test_pickles(tmp_path, read):
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "it_ran"),)
@@ -114,7 +114,7 @@ def test_a_pickle_is_not_run(tmp_path, read):
         (None, ""),
     ],
 )
-def test_something_else_in_place_of_the_file(tmp_path, content, words):
+def test_other_files(tmp_path, content, words):
     for path in (tmp_path / "model.pt", tmp_path / "model.safetensors"):
         if isinstance(content, str):
             path.write_text(content)
@@ -126,7 +126,7 @@ def test_something_else_in_place_of_the_file(tmp_path, content, words):
 
 
 def nested(levels, width):
-    """A value that is small in the file and endless to walk through."""
+    """A value that is small in the file but takes forever to traverse."""
     value = "x"
     for _ in range(levels):
         value = [value] * width
@@ -172,7 +172,7 @@ def test_hostile_content(place, value, message, tmp_path):
     write_checkpoint(tmp_path / "my.pt", contents)
     with pytest.raises(CheckpointError, match=rf"my\.pt.*{message}"):
         load_model_file(tmp_path / "my.pt")
-    # As an initial model its network is another's, and its scoring is not read.
+    # As an initial model, its scoring is not read, and its network may be refused.
     with contextlib.suppress(CheckpointError):
         load_initial_weights(small_net(), None, tmp_path / "my.pt")
 
@@ -185,7 +185,7 @@ def test_hostile_content(place, value, message, tmp_path):
         if name != "Pretrained"
     ],
 )
-def test_every_network_fits_its_own_weights(name):
+def test_every_network_loads_its_weights(name):
     with torch.device("meta"):
         expected = SpeakerNet.named(name).state_dict()
     with laid_out(expected, "my.pt"):
@@ -194,7 +194,7 @@ def test_every_network_fits_its_own_weights(name):
     assert all(value.device.type == "meta" for key, value in found.items() if value.is_floating_point())
 
 
-def test_an_archive_without_its_end_and_a_pipe(tmp_path):
+def test_truncated_archive_and_pipe(tmp_path):
     # torch would open such a file.
     write_checkpoint(tmp_path / "my.pt", whole(), compress=True)
     with (tmp_path / "my.pt").open("ab") as file:

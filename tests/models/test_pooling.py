@@ -51,7 +51,7 @@ def test_queries_and_heads_by_hand():
     for head in pooling.queries[0]:
         torch.nn.init.zeros_(head.expand.weight)
         torch.nn.init.zeros_(head.expand.bias)
-    # Equal weights: the plain mean and deviation (over n) of each head's channels, head after head.
+    # With equal weights: the plain mean and deviation (over n) of the channels of each head, in order.
     frames = torch.tensor([[[0.0, 2.0], [1.0, 3.0], [5.0, 5.0], [-4.0, 4.0]]])
     floor = math.sqrt(1e-7)
     assert pooling(frames)[0].tolist() == pytest.approx([1.0, 2.0, 1.0, 1.0, 5.0, 0.0, floor, 4.0], abs=1e-6)

@@ -1,13 +1,15 @@
-"""Pretrained backbones: every architecture from its folder, the hub, what is trained, and model files without peft."""
+"""Pretrained backbones: every architecture from its folder, the hub, trained parameters, model files without peft."""
 
 import functools
 import json
 import lzma
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from speakernet.assembly.runs import train_experiment
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
@@ -18,6 +20,7 @@ from speakernet.models.importers import PUBLISHED, import_network
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.options.poolings import LayerSumOptions, MHFAOptions
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.training.compiling import enable_gradient_checkpointing
 from speakernet.training.optimizers import Freezing, WeightAverage, parameter_groups
 from speakernet.training.options import TrainingOptions
 from tests.hub_server import local_hub
@@ -33,7 +36,7 @@ CONVOLUTIONS = {key: value for key, value in SMALL["Pretrained"]["config"].items
 LARGE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
 KINDS = {
     "wav2vec2": ("wav2vec2", CONVOLUTIONS),
-    # Its published files are those of a model with the heads of pretraining.
+    # Its published files include the heads of pretraining.
     "xls-r large": ("wav2vec2", {**CONVOLUTIONS, **LARGE, "architectures": ["Wav2Vec2ForPreTraining"]}),
     "hubert": ("hubert", CONVOLUTIONS),
     "wavlm": ("wavlm", CONVOLUTIONS),
@@ -47,13 +50,13 @@ KINDS = {
         },
     ),
 }
-# The others differ from these in details.
+# Fast tests use these two; the others differ in details.
 EVERY = [pytest.param(one, marks=[] if one in ("wavlm", "w2v-bert") else pytest.mark.slow) for one in KINDS]
 GOLDEN = json.loads(lzma.decompress(Path(__file__).with_name("golden_pretrained.json.xz").read_bytes()))
 
 
 def make(folder: Path, kind: str, seed: int = 0, sample_rate: int = 16000) -> Path:
-    """A random backbone as transformers saves one, with its preprocessor and a card."""
+    """A random backbone saved by transformers, with its preprocessor and a card."""
     torch.manual_seed(seed)
     name, sizes = KINDS[kind]
     kind_of_model = transformers.Wav2Vec2ForPreTraining if "architectures" in sizes else transformers.AutoModel
@@ -70,7 +73,7 @@ def make(folder: Path, kind: str, seed: int = 0, sample_rate: int = 16000) -> Pa
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of each kind, made when it is asked for."""
+    """A function that returns the folder of a kind, made when first requested."""
     root = tmp_path_factory.mktemp("backbones")
     return functools.cache(lambda kind: make(root / kind.replace(" ", "_"), kind))
 
@@ -91,7 +94,7 @@ def tune(net, **options):
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_states_are_those_of_transformers(folders, kind):
+def test_hidden_states(folders, kind):
     net, batch = network(folders(kind)).eval(), waves(8960)
     model = transformers.AutoModel.from_pretrained(folders(kind)).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folders(kind))
@@ -154,13 +157,13 @@ def test_poolings_against_loops():
                 shares = logits.exp() / logits.exp().sum()
                 expected.append(sum(share * value for share, value in zip(shares, values, strict=True)))
             torch.testing.assert_close(found[row], torch.cat(expected), atol=1e-5, rtol=1e-5)
-    # Weights 1/4 and 3/4 of layers that hold 4 and 8, mean over frames 7.
+    # Weights 1/4 and 3/4 of layers with values 4 and 8: the mean over frames is 7.
     pooling = LayerSum(LayerSumOptions(over_frames="TAP"), 1, 2)
     pooling.weights.logits.data = torch.tensor([0.0, 3.0]).log().clamp(min=0) + torch.tensor([0.0, 0.0])
     assert pooling(torch.tensor([[[[4.0, 4.0]], [[8.0, 8.0]]]])).item() == pytest.approx(7.0)
 
 
-def test_adapters_against_wespeakers_definition():
+def test_adapters_against_wespeaker():
     from speakernet.models.layer_pooling import AdapterMFA
     from speakernet.models.options.poolings import AdapterMFAOptions
 
@@ -181,7 +184,7 @@ def test_adapters_against_wespeakers_definition():
     torch.testing.assert_close(pooling(states)[0], torch.cat([mean, deviation]), atol=1e-5, rtol=1e-5)
 
 
-def test_what_is_trained(folders):
+def test_trained_parameters(folders):
     net = network(folders("wavlm"))
     tune(net, trained="all", unfreeze_epochs=2, layer_decay=0.5)
     freezing, layers = Freezing(net, TrainingOptions()), net.trunk.backbone.encoder.layers
@@ -203,7 +206,52 @@ def test_what_is_trained(folders):
     assert not net.train().trunk.backbone.training
 
 
-def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
+def test_gradient_checkpointing_of_adapters(folders):
+    net, batch, layers = network(folders("wavlm")), waves(8000), []
+    tune(net, trained="lora")
+    add_noise(net, ".lora_B")
+
+    def gradients():
+        net.zero_grad()
+        net.train()(batch).square().sum().backward()
+        return [one.grad for one in net.parameters() if one.requires_grad]
+
+    plain = gradients()
+    enable_gradient_checkpointing(net)
+    net.trunk.backbone.encoder.layers[1].attention.register_forward_pre_hook(lambda *given: layers.append(1))
+    for one, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(layers) == 2
+    net.embed(batch, sample_rate=16000)
+    assert len(layers) == 3
+
+
+@pytest.mark.parametrize("is_missing", [False, True], ids=["names", "no peft"])
+def test_adapters_of_a_later_stage(folders, tmp_path, monkeypatch, is_missing):
+    later = {"trained": "lora", "lora_targets": ["auto" if is_missing else "query"]}
+    stages = [{"name": "first", "epochs": 1}, {"name": "last", "epochs": 1, "model": {"options": later}}]
+    model = {"name": "Pretrained", "pooling": "MHFA", "options": {"backbone": str(folders("wavlm"))}}
+    recipe = write_recipe(tmp_path / "run.yaml", tmp_path, tmp_path / "run", {"model": model})
+    changed = yaml.safe_load(recipe.read_text())
+    changed["training"]["stages"] = stages
+    recipe.write_text(yaml.safe_dump(changed))
+    if is_missing:
+        monkeypatch.delitem(sys.modules, "speakernet.models.lora", raising=False)
+        monkeypatch.setitem(sys.modules, "peft", None)
+    expected = (ImportError, "peft") if is_missing else (ValueError, "lora_targets: query")
+    with pytest.raises(expected[0], match=expected[1]):
+        train_experiment(load_config(["--config", str(recipe)]))
+
+
+def test_missing_transformers(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "speakernet.models.pretrained")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    words = ["--model", "Pretrained", "--model.options.backbone", "x", "--save_path", str(tmp_path / "run")]
+    assert main(["train", *words]) == 1
+    assert "pip install 'speakernet[ssl]'" in capsys.readouterr().err
+
+
+def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
     folder = make(tmp_path / "wavlm", "wavlm")
     net, batch = network(folder), waves(8000)
     state = tune(net, trained="lora", lora_rank=2)
@@ -213,7 +261,7 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     for name, contents in (("last.pt", last), ("best.pt", best)):
         write_checkpoint(tmp_path / name, contents)
     kept = [name for name in read_own_checkpoint(tmp_path / "last.pt")["weights"] if "backbone" in name]
-    # Merged weights of the feed-forward layers alone.
+    # Only the merged weights of the feed-forward layers.
     assert len(kept) == 4 and all("dense.weight" in name for name in kept)
     assert not any("q_proj" in name for name in last["training"]["net"])
     assert last["training"]["net"]["source"]["licence"] == "mit"
@@ -224,7 +272,7 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     assert main(["info", str(tmp_path / "best.pt")]) == 0
     shown = capsys.readouterr().out
     assert "backbone licence" in shown and "mit" in shown and "parameters_trained" in shown
-    # Other weights under that name: refused. None: those of best.pt.
+    # Other weights under that name are refused; without files, best.pt supplies them.
     make(tmp_path / "other", "wavlm", seed=7)
     twin = network(tmp_path / "other")
     other = tune(twin, trained="lora", lora_rank=2)
@@ -235,7 +283,7 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="SHA-256"):
         load_model_file(tmp_path / "last.pt")
     folder.rename(tmp_path / "other")
-    # The adapters are not added to weights that have them already.
+    # Adapters are not merged twice.
     spare = network(folder, spare=str(tmp_path / "best.pt"))
     tune(spare, trained="lora", lora_rank=2).load_state_dict(last["training"]["net"])
     torch.testing.assert_close(spare.embed(batch, sample_rate=16000), expected, atol=1e-5, rtol=1e-5)
@@ -244,7 +292,7 @@ def test_checkpoints_without_what_the_files_hold(folders, tmp_path, capsys):
 
 
 def add_noise(net, *words):
-    """Move what is trained, away from the start at which adapters are nothing."""
+    """Perturb trained parameters, because adapters initially have no effect."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
@@ -252,8 +300,8 @@ def add_noise(net, *words):
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def test_a_file_that_names_its_backbone(tmp_path, capsys):
-    """`reference: true`, of a backbone whose layers have a module called module."""
+def test_file_that_refers_to_its_backbone(tmp_path, capsys):
+    """`reference: true` with a backbone that has modules named `module`."""
     folder, batch = make(tmp_path / "bert", "w2v-bert"), waves(8000)
     paths = tmp_path / "whole.pt", tmp_path / "named.pt"
     for path in paths:
@@ -273,12 +321,12 @@ def test_a_file_that_names_its_backbone(tmp_path, capsys):
     assert ".onnx" in capsys.readouterr().err and not (tmp_path / "net.pt2").exists()
     make(folder, "w2v-bert", seed=7)
     assert main(["verify", "a.wav", "b.wav", "--model", str(paths[1])]) == 2
-    said = capsys.readouterr().err
-    assert "SHA-256" in said and "model.safetensors" in said and "Traceback" not in said
+    output = capsys.readouterr().err
+    assert "SHA-256" in output and "model.safetensors" in output and "Traceback" not in output
 
 
 @pytest.mark.slow
-def test_an_archive_of_a_backbone(folders, tmp_path):
+def test_archive(folders, tmp_path):
     path, net = tmp_path / "net.pt", network(folders("hubert"))
     write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
     assert main(["export", str(path), "--out", str(tmp_path / "net.pt2")]) == 0
@@ -289,12 +337,12 @@ def test_an_archive_of_a_backbone(folders, tmp_path):
         torch.testing.assert_close(program(batch)[0], found, atol=1e-5, rtol=1e-4)
 
 
-def test_the_average_of_adapters(folders):
+def test_average_of_adapters(folders):
     net, batch = network(folders("wavlm")), waves(8000)
     tune(net, trained="lora", lora_rank=2, lora_alpha=6.0)
     layer = net.trunk.backbone.encoder.layers[0].feed_forward.output_dense
     average, expected = WeightAverage(net, 0.5), [0.0, layer.lora_A["default"].weight.detach().clone()]
-    # Shares of the old in the first updates: 1/10, 2/11, 3/12.
+    # Weights of the old average in the first updates: 1/10, 2/11, 3/12.
     for share in (0.1, 2 / 11, 0.25):
         add_noise(net, "lora_", "pooling")
         average.update()
@@ -312,15 +360,15 @@ def test_the_average_of_adapters(folders):
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["model"] + case.get("note", ""))
-def test_imports_equal_their_own_code(case, tmp_path, capsys):
-    """Those of wespeaker dfa7419 and BUT's 34e1343 on tiny configurations, weights drawn from names."""
+def test_imports(case, tmp_path, capsys):
+    """Equal to wespeaker dfa7419 and BUT's 34e1343 on tiny configurations, with weights drawn from names."""
     contents = {name: draw(name, tuple(shape), 1.0) for name, shape in case["tensors"].items()}
     torch.save(contents, tmp_path / "theirs.pt")
     out = tmp_path / "ours.pt"
     command = ["import-weights", str(tmp_path / "theirs.pt"), "--from", case["toolkit"], "--model", case["model"]]
     assert main([*command, "--out", str(out)]) == 0 and "the training head" in capsys.readouterr().out
     net = load_model_file(out).net
-    # Even numbers of frames: of an odd number wespeaker pads the last, which is left out here.
+    # Even numbers of frames, because wespeaker pads an odd last frame and we drop it.
     long, short = golden_waveforms()
     for wave, expected in zip((long, short[:, :19857]), torch.tensor(case["embeddings"]), strict=True):
         found = net.embed(wave, sample_rate=16000)
@@ -333,7 +381,7 @@ def test_imports_equal_their_own_code(case, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["nothing", "lora", "all", "lora, then all"])
-def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, capsys):
+def test_resuming(trained, tiny_corpus, tmp_path, capsys):
     folder, (trained, *later) = make(tmp_path / "wavlm", "wavlm"), trained.split(", then ")
     options = {"backbone": str(folder), "trained": trained, "lora_rank": 2, "lora_dropout": 0.1, "layer_decay": 0.9}
     options |= {"unfreeze_epochs": 1} if trained == "all" else {}
@@ -352,7 +400,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, 
     recipe = str(write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", changes))
     given = [["--config", recipe, "--save_path", str(tmp_path / name)] for name in ("straight", "stopped")]
     train_experiment(load_config(given[0]))
-    # Stages are stopped inside the first, between them, and inside the last.
+    # With stages, the run is stopped in the first, between stages, and in the last.
     for step in (5, 0, 3) if later else (11,):
         with stopped(step):
             train_experiment(load_config(given[1]))
@@ -360,12 +408,12 @@ def test_a_stopped_run_resumes_to_the_same_bits(trained, tiny_corpus, tmp_path, 
     train_experiment(load_config(given[1]))
     for name in ("2_last/last.pt" if later else "last.pt", "best.pt"):
         assert digests(tmp_path / "stopped" / name) == digests(tmp_path / "straight" / name)
-    # Another backbone under that name.
+    # A different backbone under that name.
     make(folder, "wavlm", seed=7)
     if trained != "all" and not later:
         assert main(["train", "--config", recipe, "--save_path", str(tmp_path / "spare")]) == 1
-        said = capsys.readouterr().err
-        assert "SHA-256" in said and "Traceback" not in said
+        output = capsys.readouterr().err
+        assert "SHA-256" in output and "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -388,7 +436,7 @@ def test_bad_input(tmp_path, change, options, message):
         tune(network(options.get("backbone", folder)), trained="lora", **options)
 
 
-def test_the_hub(folders, tmp_path, monkeypatch, caplog):
+def test_hub(folders, tmp_path, monkeypatch, caplog):
     with local_hub(monkeypatch, tmp_path / "cache") as server:
         server.folders["us/tiny"] = folders("wavlm")
         local, batch = network(folders("wavlm")), waves(8000)

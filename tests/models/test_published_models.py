@@ -1,9 +1,8 @@
 """Every family against golden embeddings of the original code, with weights drawn from the names of its tensors.
 
-The golden file holds, for each original, the names and shapes of its state dictionary and what it gave for two
-utterances; the weights are drawn here again by the rule below, so that the importers are tested on checkpoints that
-they did not make. Originals: wespeaker dfa7419, 3D-Speaker 09e7806, SpeechBrain 9c826ef, ReDimNet dd9f519, ReDimNet2
-ffe8f27.
+The golden file has the names and shapes of each original's state dictionary and its embeddings of two utterances. The
+weights are drawn again by the rule below, so the importers are tested on checkpoints that are independent of them.
+Originals: wespeaker dfa7419, 3D-Speaker 09e7806, SpeechBrain 9c826ef, ReDimNet dd9f519, ReDimNet2 ffe8f27.
 """
 
 import json
@@ -25,7 +24,7 @@ from tests.small_networks import small_network
 GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes()))
 WAVEFORMS = json.loads((Path(__file__).parent / "golden_waveforms.json").read_text())
 LENGTHS = (208, 123)
-# One original of each shape of code; the others differ from them in size only.
+# One original of each architecture; the others differ only in size.
 QUICK = {
     *("XVEC", "ECAPA_TDNN_c512", "ECAPA_TDNN_GLOB_c512", "ResNet18", "ResNet50", "Gemini_DF_ResNet60"),
     *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ERes2Net", "ERes2NetV2", "ECAPA_TDNN"),
@@ -37,10 +36,10 @@ TWICE = "redimnet-ReDimNet2B6"
 
 
 def draw(name, shape, gain):
-    """A tensor's value from its name; the rule that the golden embeddings were made with."""
+    """A tensor's value from its name, by the rule of the golden embeddings."""
     if name.endswith("num_batches_tracked"):
         return torch.tensor(7)
-    # The legacy generator: its streams are frozen for ever.
+    # The legacy generator, whose streams never change.
     value = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if name.endswith("low_hz_"):
         value = 30 + 1500 * np.abs(value)
@@ -58,20 +57,20 @@ def draw(name, shape, gain):
 
 
 def golden_features(frames, mels):
-    """Noise that wanders, mean removed, (1, frames, mels)."""
+    """A random walk without its mean, (1, frames, mels)."""
     random = np.random.RandomState(frames)
     values = random.standard_normal((frames, mels)) + 0.3 * np.cumsum(random.standard_normal((frames, mels)), axis=0)
     return torch.from_numpy((values - values.mean(0)).astype(np.float32)).unsqueeze(0)
 
 
 def foreign_state(case):
-    """A state dictionary as the original would have saved it."""
+    """A state dictionary as saved by the original."""
     gain = case.get("gain", 1.0)
     return {name: draw(name, tuple(shape), gain) for name, shape in case["tensors"].items()}
 
 
 def contents_of(case):
-    """What the file holds: the state dictionary, and the configuration beside it where the format has one."""
+    """The content of the file: the state dictionary and, if the format has one, the configuration."""
     state = foreign_state(case)
     return {"model_config": case["config"], "state_dict": state} if "config" in case else state
 
@@ -101,7 +100,7 @@ def test_golden_embeddings(case):
 
 
 def golden_waveforms():
-    """Two utterances, (1, samples): noise that fades on an offset, and a rumble; a tone on and off in both."""
+    """Two utterances, (1, samples): fading noise with an offset, and a rumble; both with an intermittent tone."""
     found = []
     for index, num_samples in enumerate((33333, 20017)):
         noise = 0.1 * np.random.RandomState(100 + index).standard_normal(num_samples)
@@ -127,7 +126,7 @@ def test_golden_embeddings_of_waveforms(golden, tmp_path, capsys):
         assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
-def test_a_real_checkpoint(shared_data, tmp_path):
+def test_real_checkpoint(shared_data, tmp_path):
     reference = shared_data.parent / "reference"
     source, out = str(reference / "campplus_3dspeaker_192.pt"), str(tmp_path / "model.pt")
     if not Path(source).is_file():
@@ -158,7 +157,7 @@ def case_of(toolkit, model, note=None):
         ("redimnet", "ReDimNetB1", ["--from redimnet --model ReDimNet"]),
     ],
 )
-def test_a_raw_checkpoint_as_initial_model_names_the_import(toolkit, model, options, tmp_path):
+def test_raw_checkpoint_as_initial_model(toolkit, model, options, tmp_path):
     path = tmp_path / "avg_model.pt"
     torch.save(contents_of(case_of(toolkit, model)), path)
     with pytest.raises(CheckpointError) as caught:
@@ -182,7 +181,7 @@ XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
         (("wespeaker", "ECAPA_TDNN_GLOB_c512", None), "ECAPA_TDNN_GLOB_c1024", {}, "does not fit"),
     ],
 )
-def test_other_tensors(case, model, tensors, words):
+def test_wrong_tensors(case, model, tensors, words):
     with pytest.raises(ValueError, match=words):
         import_network(PUBLISHED[case[0]], model, foreign_state(case_of(*case)) | tensors, "file.pt")
 
@@ -198,7 +197,7 @@ def test_other_tensors(case, model, tensors, words):
         ({"spec_params": [1]}, r"\[1\]"),
     ],
 )
-def test_other_options_of_redimnet(options, words):
+def test_wrong_options_of_redimnet(options, words):
     contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
     contents["model_config"] = contents["model_config"] | options
     with pytest.raises(CheckpointError, match=f"b0.pt is not a ReDimNet2B0 of redimnet: .*{words}"):
@@ -211,7 +210,7 @@ def test_sizes_and_versions_of_redimnet():
         with pytest.raises(CheckpointError, match=f"not a {name} of redimnet: .*{words}$"):
             import_network(PUBLISHED["redimnet"], name, contents, "b1.pt")
     contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
-    # wespeaker has the same network under the same names, with another front end.
+    # wespeaker has the same network and names, with another front end.
     for toolkit, given in (("redimnet", contents["state_dict"]), ("wespeaker", contents)):
         with pytest.raises(CheckpointError, match="model_config"):
             import_network(PUBLISHED[toolkit], "ReDimNet2B0", given, "b0.pt")
@@ -226,7 +225,7 @@ def save(contents, folder):
     return str(folder / "avg_model.pt")
 
 
-def test_the_command(tmp_path, capsys):
+def test_command(tmp_path, capsys):
     state = foreign_state(case_of(*XVEC)) | {"projection.weight": torch.zeros(7, 16)}
     source, out = save(state, tmp_path), str(tmp_path / "model.pt")
     base = ["import-weights", source, "--model", "XVEC"]

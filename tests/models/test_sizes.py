@@ -1,4 +1,4 @@
-"""What models cost: figures counted again, compared with published ones."""
+"""Sizes of models: recounted, and compared with published figures."""
 
 import contextlib
 from unittest import mock
@@ -15,12 +15,12 @@ SAMPLES = 32000
 
 
 def counted(name: str) -> tuple[int, int]:
-    """Parameters, and multiplications with an addition from the features of 2 seconds to the embedding."""
+    """Parameters, and multiply-adds from the features of 2 seconds to the embedding."""
     trunk = MODELS[name].options
     is_raw = trunk.published.mels == 0
-    # What the front end computes is not counted, so any that gives as many bands will do.
+    # The front end is not counted, so any with the same number of bands will do.
     front_end, options = ("raw", {}) if is_raw else ("fbank", {"num_mels": trunk.published.mels})
-    # There is no autocast on the meta device.
+    # The meta device has no autocast.
     with torch.device("meta"), mock.patch("torch.autocast", lambda *_, **__: contextlib.nullcontext()):
         dim = trunk.published.dim
         net = SpeakerNet.named(name, embedding_dim=dim, front_end=front_end, front_end_options=options).eval()
@@ -43,11 +43,11 @@ def counted(name: str) -> tuple[int, int]:
 def test_published_counts(name, parameters_millions, macs_billions):
     parameters, macs = counted(name)
     assert parameters / 1e6 == pytest.approx(parameters_millions, rel=0.01)
-    # Counters differ in whether they add what norms and activations do.
+    # Some counters include norms and activations.
     assert macs / 1e9 == pytest.approx(macs_billions, rel=0.02)
 
 
-# A few kinds of trunks that are not above; all others take half a minute.
+# Some kinds of trunks that are not above; all others take half a minute.
 QUICK = {"ResNetSE34L", "RawNet3", "CAMPPlus", "ERes2NetBase"}
 PUBLISHED = [name for name in MODELS if MODELS[name].options.published.parameters]
 
@@ -55,6 +55,6 @@ PUBLISHED = [name for name in MODELS if MODELS[name].options.published.parameter
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in PUBLISHED]
 )
-def test_counts_of_the_options_class(name):
+def test_counts_of_options(name):
     trunk = MODELS[name].options
     assert trunk.published[-2:] == counted(name)

@@ -1,7 +1,7 @@
-"""Runs a function of a test file in several processes that meet as torchrun's do, and brings back what it returns.
+"""Runs a function of a test file in several processes that connect as under torchrun, and returns its results.
 
-Real interpreters: a copy of a process whose torch has computed something hangs at its first product. So a test asks for
-all that it wants to know in one call.
+They are fresh interpreters, because a fork of a process that has used torch hangs at its first matrix product. Starting
+them is slow, so a test does everything in one call.
 """
 
 import importlib.util
@@ -17,16 +17,13 @@ SECONDS = 240
 
 
 def ranks_environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun sets, for processes on one machine."""
+    """The variables that torchrun sets, for processes on one machine."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     return {**own_environment(), **{name: str(value) for name, value in ranks.items()}, "MASTER_ADDR": "localhost"}
 
 
 def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
-    """What the function `name` of `file` returns in each of `count` processes of a group; an error there is one.
-
-    They work in `folder`.
-    """
+    """The results of the function `name` of `file` in `count` processes of a group, which work in `folder`."""
     port = free_port()
     answers = [folder / f"answer{rank}.pkl" for rank in range(count)]
     commands = [[sys.executable, __file__, file, name, str(answer)] for answer in answers]
@@ -37,13 +34,13 @@ def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
         for rank, command in enumerate(commands)
     ]
     try:
-        said = [process.communicate(timeout=SECONDS)[1] for process in processes]
+        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     for rank, process in enumerate(processes):
-        assert process.returncode == 0, f"rank {rank}: status {process.returncode}\n{said[rank][-3000:]}"
+        assert process.returncode == 0, f"rank {rank}: status {process.returncode}\n{errors[rank][-3000:]}"
     return [pickle.loads(answer.read_bytes()) for answer in answers]
 
 

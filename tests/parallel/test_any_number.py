@@ -1,4 +1,4 @@
-"""A run goes on with any number of processes, at the end of an epoch and inside; they must have been started alike."""
+"""A run resumes with any number of processes, between and inside epochs; all need the same options."""
 
 import contextlib
 import gc
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 STEPS_OF_EPOCH, LAST_STEP = 8, 14
 CHANGES: dict[str, Any] = {
     "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1},
-    # Small steps: large ones enlarge what each number of processes, and each processor, rounds otherwise.
+    # Small steps, because large ones amplify rounding, which depends on the number of processes and the processor.
     "optimizer": {"name": "sgd", "learning_rate": 0.02},
     "frontend": {"spec_augment": True},
     "loss": {"name": "aamsoftmax", "sharded": "on"},
@@ -46,7 +46,7 @@ CHANGES: dict[str, Any] = {
 
 @contextlib.contextmanager
 def stopped(step: int) -> Iterator[None]:
-    """The last of the processes is asked to stop in this step; 0: in the first evaluation."""
+    """The last process is asked to stop in this step; 0: in the first evaluation."""
     before = Trainer.run_step, Trainer.evaluate
 
     def ask() -> None:
@@ -72,14 +72,14 @@ def stopped(step: int) -> Iterator[None]:
 
 
 def train(folder: Path, name: str, step: int, *options: str) -> None:
-    """Train in `folder`/`name` up to a step, of the recipe there."""
+    """Train the recipe of `folder`/`name` up to a step."""
     given = ["--config", str(folder / "run.yaml"), "--save_path", str(folder / name), *options]
     with stopped(step):
         train_experiment(load_config(given))
 
 
 def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
-    """Why the command is refused if the second process has options of its own."""
+    """The error if the second process has different options."""
     options = (*common, *own) if distributed.rank() == 1 else common
     given = ["--config", "run.yaml", "--save_path", "refused", "--initial_model", "whole2/last.pt", *options]
     with pytest.raises(ValueError) as caught:
@@ -87,7 +87,7 @@ def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
     return str(caught.value)
 
 
-def every_third_step_is_bad(add: Any) -> Any:
+def with_bad_gradients(add: Any) -> Any:
     """The step's `add` with a NaN in every third gradient of the last rank."""
     calls = itertools.count(1)
 
@@ -101,31 +101,31 @@ def every_third_step_is_bad(add: Any) -> Any:
 
 
 def two() -> dict[str, str]:
-    """In two processes: a run straight to its end, one that is stopped, bad steps, and what is refused."""
+    """In two processes: an uninterrupted run, a stopped one, bad steps, and refusals."""
     folder = Path.cwd()
-    # First: that a process was asked to stop is known for the rest of its life.
-    again = started_again_elsewhere()
+    # First, because a process remembers for the rest of its life that it was asked to stop.
+    again = is_found_finished()
     train(folder, "straight", LAST_STEP)
     train(folder, "whole2", 0)
     noise = ("--augment.enabled", "true", "--augment.noise_path", "noise")
     found = {
         "again": str(again),
-        # Each would hold the group beyond its end, and the memory of its gradients through a second stage.
+        # Any left would keep the group alive, and the memory of its gradients during a second stage.
         "left": str(sum(type(one) is DistributedDataParallel for one in gc.get_objects())),
         "option": refused(train_experiment, "--loss.margin", "0.3"),
         "model": refused(train_experiment, "--initial_model", "straight/last.pt"),
         "command": refused(score_experiment if distributed.is_main() else train_experiment),
         "noise": refused(train_experiment, "--augment.noise_path", "other_noise", common=noise),
     }
-    # Rank 0 shows its progress by its own clock, while names of bad steps are gathered from all ranks.
+    # Rank 0 shows progress by its own clock, while names of bad steps are gathered from all ranks.
     progress.REFRESH_SECONDS = 0.0
-    TrainingStep.add = every_third_step_is_bad(TrainingStep.add)  # type: ignore[method-assign]
+    TrainingStep.add = with_bad_gradients(TrainingStep.add)  # type: ignore[method-assign]
     train(folder, "bad", LAST_STEP, "--training.log_interval", "1000")
     return found
 
 
-def started_again_elsewhere() -> bool:
-    """Whether a finished run is found finished where the second process sees nothing of the first one's folder."""
+def is_found_finished() -> bool:
+    """Whether a finished run is recognised if the second process does not see the first one's folder."""
     given = ["--config", "run.yaml", "--max_epoch", "1"]
     outcomes = []
     for name in ("finished", "finished" if distributed.is_main() else "nothing"):
@@ -134,11 +134,11 @@ def started_again_elsewhere() -> bool:
 
 
 def three() -> dict[str, str]:
-    """In three processes: a run of one and one of two go on; and batches that cannot be shared, or not evenly."""
+    """In three processes: runs of one and of two processes resume; batches that cannot be shared (evenly)."""
     folder = Path.cwd()
-    said: list[str] = []
+    logged: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("speakernet").addHandler(handler)
     logging.getLogger("speakernet").setLevel("INFO")
     for name in ("half1-3", "whole2-3"):
@@ -146,10 +146,10 @@ def three() -> dict[str, str]:
     given = load_config(["--config", "run.yaml", "--save_path", "refused", "--data.batch_size", "2"])
     with pytest.raises(ValueError) as caught:
         train_experiment(given)
-    return {"small": str(caught.value), "said": "\n".join(said)}
+    return {"small": str(caught.value), "logged": "\n".join(logged)}
 
 
-def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus, tmp_path):
+def test_resuming(tiny_corpus, tmp_path):
     write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", CHANGES)
     for name, count in (("noise", 2), ("other_noise", 1)):
         (tmp_path / name / "noise" / "x").mkdir(parents=True)
@@ -170,40 +170,40 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus, tmp_path):
     assert "the command is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["command"]
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
     state = read_own_checkpoint(tmp_path / "bad" / "last.pt")["training"]["state"]
-    # Its evaluation was left at once: a process had been asked to stop before.
+    # The evaluation ended at once, because a process had been asked to stop before.
     assert (state["step"], state["bad_steps"]) == (STEPS_OF_EPOCH, STEPS_OF_EPOCH // 3)
     assert all("Start all of them with the same" in one for one in first.values())
     assert not (tmp_path / "refused").exists()
     for one in of_three:
         assert "data.batch_size" in one["small"] and "3 processes" in one["small"]
-    assert "3 processes, which get 1 or 2 each" in of_three[0]["said"]
-    assert of_three[0]["said"].count("resumed from") == 2
+    assert "3 processes, which get 1 or 2 each" in of_three[0]["logged"]
+    assert of_three[0]["logged"].count("resumed from") == 2
 
 
-def taught() -> None:
-    """A run each with a teacher of recordings and of crops, in all processes there are."""
-    for heard in ("recordings", "crops"):
-        name = f"{heard}-{distributed.world_size()}"
-        train_experiment(load_config(["--config", "taught.yaml", "--save_path", name, "--loss.teacher_input", heard]))
+def train_with_teachers() -> None:
+    """Runs with a teacher of recordings and of crops, in all processes."""
+    for source in ("recordings", "crops"):
+        name = f"{source}-{distributed.world_size()}"
+        train_experiment(load_config(["--config", "run.yaml", "--save_path", name, "--loss.teacher_input", source]))
 
 
-def test_a_teacher_of_several_processes(tiny_corpus, tmp_path, monkeypatch):
+def test_teacher(tiny_corpus, tmp_path, monkeypatch):
     net = small_network("ResNet")
     write_checkpoint(tmp_path / "teacher.pt", model_file_contents(net, loss_normalizes=True))
     change = {"loss": {"teacher": "teacher.pt", "teacher_weight": 3.0, "sharded": "off"}, "training": {"max_epochs": 1}}
-    # Other speeds are other voices, which are not taught: of a batch each process has another number of them.
+    # Perturbed voices have no teacher, and their number in a batch differs between processes.
     change |= {"frontend": {"spec_augment": False}, "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]}}
-    write_recipe(tmp_path / "taught.yaml", tiny_corpus, tmp_path / "unused", CHANGES, change)
-    in_several(__file__, "taught", tmp_path)
+    write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", CHANGES, change)
+    in_several(__file__, "train_with_teachers", tmp_path)
     monkeypatch.chdir(tmp_path)
-    taught()
-    for heard in ("recordings", "crops"):
-        one, two = (tmp_path / f"{heard}-{count}" for count in (1, 2))
+    train_with_teachers()
+    for source in ("recordings", "crops"):
+        one, two = (tmp_path / f"{source}-{count}" for count in (1, 2))
         losses = [
             [row["loss"] for row in numbers(run / "metrics.jsonl") if row["kind"] == "step"] for run in (one, two)
         ]
         assert len(losses[0]) == STEPS_OF_EPOCH
-        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg=heard)
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg=source)
         translations = [read_own_checkpoint(run / "last.pt")["training"]["loss"] for run in (one, two)]
         torch.testing.assert_close(*(found["teacher.translate.weight"] for found in translations), atol=1e-5, rtol=1e-4)
     kept = [np.load(tmp_path / f"recordings-{count}" / "embeddings" / "teacher.whole.npz") for count in (1, 2)]
@@ -211,7 +211,7 @@ def test_a_teacher_of_several_processes(tiny_corpus, tmp_path, monkeypatch):
 
 
 def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Weights and head, and the records of the steps."""
+    """Weights, head and the records of the steps."""
     saved = read_own_checkpoint(run / "last.pt")["training"]
     assert saved["state"]["step"] == LAST_STEP, run
     steps = [one for one in numbers(run / "metrics.jsonl") if one["kind"] == "step"]
@@ -219,7 +219,7 @@ def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
 
 
 def compare(name: str, found: Any, expected: Any) -> None:
-    """The same batches and schedules; weights to what the order of sums makes of them."""
+    """Assert equal batches and schedules, and weights up to the order of sums."""
     assert [one["step"] for one in found[1]] == list(range(1, LAST_STEP + 1)), name
     for one, other in zip(found[1], expected[1], strict=True):
         assert (one["epoch"], one["learning_rate"]) == (other["epoch"], other["learning_rate"]), name
@@ -227,5 +227,5 @@ def compare(name: str, found: Any, expected: Any) -> None:
     for key, value in expected[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             difference = (found[0][key] - value).abs().max() if value.numel() else torch.zeros(())
-            # Of statistics and weights, which hold what every step so far has rounded otherwise.
+            # Statistics and weights accumulate the rounding of every step.
             assert difference <= 5e-3 * max(1.0, float(value.abs().max())), f"{name}: {key} {difference}"

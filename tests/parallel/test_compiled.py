@@ -1,4 +1,4 @@
-"""Two processes that compile come to what they come to eagerly, to 1e-5; graph breaks are counted."""
+"""Two processes give the same results compiled and eager, to 1e-5; graph breaks are counted."""
 
 import functools
 from unittest.mock import patch
@@ -22,7 +22,7 @@ from tests.parallel.test_same_meaning import CASES, CLASSES, CPU, batch_of
 
 STEPS = 3
 # Name -> scope, whether norms are shared, whether blocks are checkpointed; graphs and breaks of a compiled run. Equal
-# blocks share their graphs; with shared norms these are the stem, a block before and after its norm, and the rest.
+# blocks share graphs; with shared norms the graphs are the stem, a block before and after its norm, and the rest.
 WAYS = {
     "whole": ("whole", False, False, 1, 0),
     "checkpointed": ("regional", False, True, 1, 0),
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 def train(scope, shares_norms, checkpoints, when):
-    """Weights, statistics and losses after some steps, and what torch counted."""
+    """Weights, statistics and losses after some steps, and torch's counters."""
     counters = torch._dynamo.utils.counters
     torch.compiler.reset()
     counters.clear()
@@ -84,10 +84,10 @@ def train(scope, shares_norms, checkpoints, when):
 
 def everything():
     found = {"whole": [train(*WAYS["whole"][:3], when) for when in ("off", "on")]}
-    # Late: it takes seconds that the default tests need not wait for.
+    # Late: importing it takes seconds, which default tests do not need.
     from torch._dynamo.backends.registry import lookup_backend
 
-    # Code is generated once; the other ways differ in graphs and in what surrounds them.
+    # Code is generated only once; the other cases differ in graphs and in what surrounds them.
     traced = functools.partial(patch, "torch._inductor.compile_fx.compile_fx")
     with traced(lambda graph, inputs, **options: lookup_backend("aot_eager")(graph, inputs)):
         found |= {name: [train(*WAYS[name][:3], when) for when in ("off", "on")] for name in WAYS if name not in found}
@@ -95,7 +95,7 @@ def everything():
 
 
 @pytest.mark.slow
-def test_compiled_steps_of_two_processes_are_the_eager_ones(tmp_path):
+def test_compiled_equals_eager(tmp_path):
     for answer in in_several(__file__, "everything", tmp_path):
         for name, (*_, graphs, breaks) in WAYS.items():
             (eager, *none), (compiled, *counted) = answer[name]

@@ -1,4 +1,4 @@
-"""Which of several processes this is, what contradicts it, and heartbeats: a rank without one is named."""
+"""A process's rank from the environment, contradictions, and heartbeats: a silent rank is named."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def test_variables_of_torchrun_and_slurm():
     assert find_place(SLURM, 0) == Place(5, 7, 1, 3, "gpu07", 24711)
     assert find_place(SLURM, 1234) == Place(5, 7, 1, 3, "gpu07", 1234)
     assert find_place({**SLURM, "MASTER_PORT": "999", "MASTER_ADDR": "here"}, 0) == Place(5, 7, 1, 3, "here", 999)
-    # torchrun, started once a node by srun, knows better.
+    # torchrun, started once per node by srun, takes precedence.
     assert find_place({**SLURM, **TORCHRUN}, 0) == Place(5, 8, 1, 4, "gpu07", 29500)
 
 
@@ -33,7 +33,7 @@ def test_variables_of_torchrun_and_slurm():
         {},
         {"WORLD_SIZE": ""},
         {"WORLD_SIZE": "1", "RANK": "0"},
-        # A batch script itself, of a job of several tasks.
+        # The batch script of a job with several tasks.
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "3"},
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
     ],
@@ -54,15 +54,15 @@ def test_one_process(environment):
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "four"}, "SLURM_STEP_TASKS_PER_NODE is 'four'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(environment, message):
+def test_bad_variables(environment, message):
     with pytest.raises(ValueError, match=message):
         find_place(environment, 0)
 
 
-def test_who_speaks():
+def test_main_and_first_ranks():
     assert not is_first(TORCHRUN) and not is_first_here(TORCHRUN)
     assert not is_first(SLURM)
-    # The first of its machine says what is wrong before the processes have met.
+    # Before the processes are connected, the first of each machine reports errors.
     assert is_first_here({**TORCHRUN, "LOCAL_RANK": "0"}) and is_first_here({})
 
 
@@ -79,13 +79,13 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> 
         ({}, {"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl"),
     ],
 )
-def test_contradictions_are_refused(environment, options, message, monkeypatch):
+def test_contradictions(environment, options, message, monkeypatch):
     set_environment(monkeypatch, environment)
     with pytest.raises(ValueError, match=message), joined(MachineOptions(**options)):
         raise AssertionError("it began")
 
 
-def test_a_port_in_use_is_refused(monkeypatch):
+def test_port_in_use(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -100,22 +100,22 @@ def test_a_port_in_use_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("count", "device", "said"),
+    ("count", "device", "message"),
     [
         (0, "auto", "no GPU that torch can use, so this is one process"),
         (1, "auto", "one GPU"),
         (4, "cpu", "device: cpu"),
     ],
 )
-def test_distributed_without_several_gpus_is_one_process_and_says_so(count, device, said, monkeypatch, caplog):
+def test_distributed_without_several_gpus(count, device, message, monkeypatch, caplog):
     caplog.set_level("INFO", "speakernet")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert num_gpus(MachineOptions(device=device)) <= 1  # type: ignore[arg-type]
-    assert said in caplog.text
+    assert message in caplog.text
 
 
-def test_differences_are_named(monkeypatch):
+def test_differences(monkeypatch):
     refuse_differences({"a": 1})
     other = {"loss.margin": 0.3, "data.batch_size": 4}
     monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, other])
@@ -123,7 +123,7 @@ def test_differences_are_named(monkeypatch):
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
 
 
-def test_who_is_silent_is_named_once(monkeypatch, caplog):
+def test_silent_ranks(monkeypatch, caplog):
     monkeypatch.setattr(group, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(group, "LOOK_SECONDS", 0.02)
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -133,7 +133,7 @@ def test_who_is_silent_is_named_once(monkeypatch, caplog):
     deadline = time.monotonic() + 60
     while named not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
-    # Of many further looks none says it again.
+    # Later checks do not repeat it.
     time.sleep(0.3)
     heartbeat.close()
     assert caplog.text.count(named) == 1

@@ -1,4 +1,4 @@
-"""Processes that keep a share each of a pretrained backbone come to what one comes to, and go on in any number."""
+"""Processes that each hold a shard of a pretrained backbone equal one process, and resume in any number."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 STEPS_OF_EPOCH = 8
 CHANGES: dict[str, Any] = {
     "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1, "keep_checkpoints": 0},
-    # AdamW would make whole steps of what rounding leaves of gradients that cancel.
+    # AdamW would amplify the rounding of gradients that cancel to full steps.
     "optimizer": {"name": "sgd", "learning_rate": 0.02},
     "loss": {"name": "aamsoftmax"},
     "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
@@ -41,17 +41,17 @@ def train(name: str, *options: str, until: int = 0) -> None:
 
 
 def two() -> None:
-    """In two processes: straight runs of every weight and of adapters, the rest of a run of one, part of a run."""
+    """In two processes: uninterrupted runs of all weights and of adapters, the rest of a run of one, part of a run."""
     train("all-2")
     train("lora-2")
     train("all-1-2")
     train("all-2-1", until=STEPS_OF_EPOCH + 3)
 
 
-def test_shares_come_to_what_one_process_comes_to(tiny_corpus, tmp_path):
+def test_shards_equal_one_process(tiny_corpus, tmp_path):
     folder = make(tmp_path / "wavlm", "wavlm")
     config = json.loads((folder / "config.json").read_text())
-    # Each process would draw its own.
+    # Each process would draw its own dropout.
     still = dict.fromkeys([name for name in config if name.endswith("dropout")], 0.0)
     (folder / "config.json").write_text(json.dumps({**config, **still}))
     for name in ("all", "lora"):
@@ -70,16 +70,16 @@ def test_shares_come_to_what_one_process_comes_to(tiny_corpus, tmp_path):
     finally:
         os.chdir(before)
     for name, expected in (("all-2", "all-1"), ("lora-2", "lora-1"), ("all-1-2", "all-1"), ("all-2-1", "all-1")):
-        found, wanted = (came_to(tmp_path / one) for one in (name, expected))
+        found, wanted = (outcome_of(tmp_path / one) for one in (name, expected))
         np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-5, err_msg=name)
         for section in ("net", "loss", "best"):
             assert found[section].keys() == wanted[section].keys(), name
             for key, value in wanted[section].items():
                 torch.testing.assert_close(found[section][key], value, atol=1e-5, rtol=1e-4, msg=f"{name} {key}")
-    assert type(came_to(tmp_path / "kept")["net"]["pooling.keys.weight"]) is torch.Tensor
+    assert type(outcome_of(tmp_path / "kept")["net"]["pooling.keys.weight"]) is torch.Tensor
 
 
-def came_to(run: Path) -> dict[str, Any]:
+def outcome_of(run: Path) -> dict[str, Any]:
     """Loss of each step, weights of last.pt and best.pt."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     saved = read_own_checkpoint(run / "last.pt")["training"]

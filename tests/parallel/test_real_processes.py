@@ -1,4 +1,4 @@
-"""Real processes of a run: asked to stop, killed, hung, without data. All end and say why, and nothing is lost."""
+"""Real processes of a run: stopped, killed, hung, without data. All end with a reason, and nothing is lost."""
 
 import itertools
 import os
@@ -20,47 +20,47 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
 EVALUATED = 2000
-"""Utterances of a list whose evaluation takes some seconds."""
+"""Utterances of a list that takes some seconds to evaluate."""
 
 
 @pytest.fixture(scope="module")
 def recipe(tiny_corpus, tmp_path_factory):
-    """Of one run, which every test takes further."""
+    """The recipe of one run, which every test continues."""
     folder = tmp_path_factory.mktemp("stopped")
     changes = {"data": {"num_workers": 1}, "training": {"save_minutes": 0}}
     return write_recipe(folder / "run.yaml", tiny_corpus, folder / "run", MANY_STEPS, changes)
 
 
 @contextmanager
-def in_steps(recipe: Path, *options: str, command: list[str] | None = None) -> Iterator[Started]:
-    """Two processes that have gone on for some steps."""
+def training_processes(recipe: Path, *options: str, command: list[str] | None = None) -> Iterator[Started]:
+    """Two processes that have trained for some steps."""
     run = recipe.parent / "run"
     before = steps_of(run)
     full = [*(command or [*torchrun(), "trainSpeakerNet.py"]), "--config", str(recipe), *options]
-    with Started(full, recipe.parent / "said.txt") as started:
+    with Started(full, recipe.parent / "output.txt") as started:
         started.until(lambda: steps_of(run) >= before + 5, "its fifth step")
         assert sorted(started.ranks()) == [0, 1]
         yield started
 
 
-def test_torchrun_starts_again_what_was_asked_to_stop(recipe):
+def test_restart_by_torchrun(recipe):
     """Under `--max-restarts` only a signal to torchrun itself ends the run."""
     run = recipe.parent / "run"
-    with in_steps(recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]) as started:
-        resumed, trained = started.said.count("resumed from"), steps_of(run)
+    with training_processes(recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]) as started:
+        resumed, trained = started.output.count("resumed from"), steps_of(run)
         started.ranks()[1].send_signal(signal.SIGTERM)
         started.until(
-            lambda: started.said.count("resumed from") > resumed and steps_of(run) >= trained + 10, "its second start"
+            lambda: started.output.count("resumed from") > resumed and steps_of(run) >= trained + 10, "its second start"
         )
         started.process.send_signal(signal.SIGTERM)
         assert started.end()
-        # All ranks after the same step.
-        assert started.said.count("stopped by SIGTERM after step") == 2
-        assert f"stopped by SIGTERM after step {saved_step(run)};" in started.said
+        # All ranks stop after the same step.
+        assert started.output.count("stopped by SIGTERM after step") == 2
+        assert f"stopped by SIGTERM after step {saved_step(run)};" in started.output
 
 
-def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe, tmp_path):
-    """As under srun, which starts tasks that know of each other by SLURM's variables alone."""
+def test_killed_process_without_torchrun(recipe, tmp_path):
+    """As under srun, which starts tasks that find each other by SLURM's variables; the other process ends."""
     run, port = recipe.parent / "run", free_port()
     before = steps_of(run)
     variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
@@ -71,16 +71,16 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe, tmp_pa
     with tasks[0], tasks[1]:
         for task in tasks:
             task.until(lambda: steps_of(run) >= before + 5, "its fifth step")
-        # The first holds what they have met at.
+        # The first task holds the store of the rendezvous.
         lost, other = tasks
         lost.process.kill()
-        assert other.end(60) == 75, other.said[-3000:]
+        assert other.end(60) == 75, other.output[-3000:]
         assert lost.end(lingering=30) == -signal.SIGKILL
-        assert "rank 0 or the launcher has ended" in other.said and "the same command resumes" in other.said
-        assert "Traceback" not in other.said
+        assert "rank 0 or the launcher has ended" in other.output and "the same command resumes" in other.output
+        assert "Traceback" not in other.output
 
 
-# Rank 0 may name a stopped process before the collective gives up; resumed in between, it would catch up and train on.
+# Rank 0 may name a suspended process before the collective times out; continued in between, it would go on training.
 @pytest.mark.parametrize(
     ("is_worker", "ends", "named"),
     [
@@ -88,30 +88,30 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe, tmp_pa
         (True, "hangs, while rank 0 is at", "last at the data of step"),
     ],
 )
-def test_a_process_that_is_stopped_or_waits_for_its_data_is_named(recipe, is_worker, ends, named):
-    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
+def test_hanging_process_is_named(recipe, is_worker, ends, named):
+    with training_processes(recipe, "--runtime.distributed_timeout_seconds", "5") as started:
         last = started.ranks()[1]
         suspended = last.children()[0] if is_worker else last
         suspended.suspend()
-        started.until(lambda: ends in started.said, "naming the process")
+        started.until(lambda: ends in started.output, "naming the process")
         suspended.resume()
         assert started.end()
-        assert f"rank 1 (process {last.pid} on " in started.said and named in started.said
+        assert f"rank 1 (process {last.pid} on " in started.output and named in started.output
 
 
-def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe):
+def test_stop_without_torchrun(recipe):
     run = recipe.parent / "run"
-    with in_steps(recipe) as started:
+    with training_processes(recipe) as started:
         started.process.kill()
         assert started.end(lingering=30) == -signal.SIGKILL
-        assert f"stopped by SIGTERM after step {saved_step(run)}" in started.said
+        assert f"stopped by SIGTERM after step {saved_step(run)}" in started.output
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, 75)])
-def test_what_distributed_starts_ends_as_one_process_does(recipe, number, status):
-    """`--distributed` with two GPUs, were there any: a signal to the command, and a process that is killed."""
+def test_end_of_distributed(recipe, number, status):
+    """`--distributed` as if with two GPUs: a signal to the command, and a killed process."""
     start = "import sys; from speakernet.parallel.group import launch; sys.exit(launch(2, {}, sys.argv[1:]))"
-    with in_steps(recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]) as started:
+    with training_processes(recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]) as started:
         killed = started.ranks()[1]
         if number == signal.SIGKILL:
             killed.kill()
@@ -120,13 +120,13 @@ def test_what_distributed_starts_ends_as_one_process_does(recipe, number, status
         assert started.end() == status
         step = saved_step(recipe.parent / "run")
         if number == signal.SIGKILL:
-            assert f"rank 1 (process {killed.pid}) was ended by SIGKILL" in started.said
+            assert f"rank 1 (process {killed.pid}) was ended by SIGKILL" in started.output
         else:
-            assert f"stopped by {number.name} after step {step}" in started.said
-            assert "Traceback" not in started.said
+            assert f"stopped by {number.name} after step {step}" in started.output
+            assert "Traceback" not in started.output
 
 
-def test_an_evaluation_is_left_at_once(tiny_corpus, tmp_path):
+def test_stop_during_an_evaluation(tiny_corpus, tmp_path):
     corpus = tmp_path / "corpus"
     for name in ("train_list.txt", *(f"spk{number:02d}" for number in range(8))):
         corpus.mkdir(exist_ok=True)
@@ -142,10 +142,10 @@ def test_an_evaluation_is_left_at_once(tiny_corpus, tmp_path):
     run = tmp_path / "run"
     changes = {"training": {"max_epochs": 5, "test_interval": 1}, "evaluation": {"eval_frames": 100, "num_crops": 10}}
     recipe = write_recipe(tmp_path / "run.yaml", corpus, run, changes)
-    with Started([*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "said.txt") as started:
-        started.until(lambda: "epoch 1: loss" in started.said, "the end of its first epoch")
+    with Started([*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "output.txt") as started:
+        started.until(lambda: "epoch 1: loss" in started.output, "the end of its first epoch")
         time.sleep(0.5)
         started.ranks()[1].send_signal(signal.SIGUSR1)
         assert started.end(20)
-        assert "stopped by SIGUSR1 after step 8" in started.said and "evaluation after epoch 1" not in started.said
+        assert "stopped by SIGUSR1 after step 8" in started.output and "evaluation after epoch 1" not in started.output
     assert read_own_checkpoint(run / "last.pt")["training"]["state"]["awaits_evaluation"]

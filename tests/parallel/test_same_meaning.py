@@ -1,7 +1,7 @@
-"""Two processes give the results of one: weights, figures of the steps, statistics, sharded heads, undone steps.
+"""Two processes give the results of one: weights, step figures, statistics, sharded heads, undone steps.
 
-They start once and do everything, in float64: in float32 a ReLU near zero flips with the kernels that a processor
-chooses for a share of a batch, and the weights then differ by far more than rounding.
+They start once and do everything in float64: in float32, ReLUs near zero flip with the kernels that a processor chooses
+for a share of a batch, and weights differ by far more than rounding.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from speakernet.losses.options import LOSSES
+from speakernet.assembly.teaching import Teacher
+from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
@@ -49,14 +50,18 @@ class Case:
     gradient_cache: bool = False
     head_only: bool = False
     is_sharded: bool = False
-    """Whether each process keeps a share of the head."""
+    """Whether each process holds a shard of the head."""
     poisoned: int = -1
-    """The step whose first utterance holds NaN."""
+    """The step whose first utterance has NaN."""
     has_own_norms: bool = False
     """Whether each process normalises by its own share of the batch (`runtime.sync_batch_norm: off`)."""
     has_no_whole: bool = False
-    """Whether each process keeps a share of everything (`runtime.parallel: fsdp`)."""
+    """Whether each process holds a shard of everything (`runtime.parallel: fsdp`)."""
     optimizer: str = "sgd"
+    teacher_dim: int = 0
+    """Dimensions of a teacher's embeddings; 0: no teacher."""
+    freezes: bool = False
+    """Whether the last layer is frozen after the second step."""
 
 
 CASES = {
@@ -79,6 +84,7 @@ CASES = {
         "triplet", per_speaker=2, accumulation=2, gradient_cache=True, has_no_whole=True, poisoned=1
     ),
     "fsdp, adamw": Case("amsoftmax", has_no_whole=True, optimizer="adamw"),
+    "fsdp, teacher, frozen layer": Case("aamsoftmax", has_no_whole=True, teacher_dim=4, freezes=True),
     "a step that is undone, shared head": Case("amsoftmax", poisoned=1, is_sharded=True),
 }
 
@@ -95,7 +101,7 @@ class Share:
 
     @property
     def warps(self) -> np.ndarray:
-        """A vocal tract for each speaker, whichever process hears it."""
+        """A vocal tract for each speaker, the same in any process."""
         return self.labels.numpy() % 3
 
 
@@ -114,7 +120,7 @@ def batch_of(case: Case, number: int) -> Share:
 
 
 def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
-    """Network, loss and step; of several processes where there are."""
+    """Network, loss and step, for one process or several."""
     torch.manual_seed(1)
     net = SpeakerNet.named(
         "ResNet",
@@ -125,6 +131,9 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
     )
     options = options_of(LOSSES, case.loss, dict(case.loss_options), "loss")
     loss = create(LOSSES[case.loss], options, embedding_dim=8, num_classes=CLASSES, seed=5)
+    if case.teacher_dim:
+        kept = torch.randn(50 * STEPS, case.teacher_dim, generator=torch.Generator().manual_seed(6))
+        loss.teacher = Teacher(LossOptions(), 8, kept, num_speakers=CLASSES)
     net.front_end.warp((1.0, 0.9, 1.1))
     net.train()
     if case.is_frozen:
@@ -154,10 +163,10 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
 
 
 def train(case: Case) -> dict[str, Any]:
-    """What some steps come to."""
+    """The results of some steps."""
     net, loss, step = build(case)
     rows, requests = [], []
-    # Only the last process asks for something, after the third step.
+    # Only the last process makes a request, after the third step.
     step.ranks.requests = lambda: [len(rows) == 2 and distributed.rank() == distributed.world_size() - 1, False]
     step.ranks.begin_epoch()
     for number in range(STEPS):
@@ -165,10 +174,12 @@ def train(case: Case) -> dict[str, Any]:
             step.add(batch_of(case, number * case.accumulation + part), is_last=part + 1 == case.accumulation)
         outcome = step.finish(0.05)
         if case.has_no_whole and number == 1 and distributed.is_distributed():
-            # Evaluations between two steps, of other numbers in each process.
+            # An evaluation between two steps, while statistics differ between processes.
             step.ranks.share_statistics()
             for _ in range(2 * distributed.rank()):
                 net.embed(torch.randn(1, SAMPLES), sample_rate=16000)
+        if case.has_no_whole and number == 1:
+            net.embedding.requires_grad_(not case.freezes)
             step.ranks.begin_epoch()
         requests.append(step.ranks.agreed)
         rows.append([float(outcome.loss), float(outcome.accuracy), float(outcome.grad_norm), outcome.num_utterances])
@@ -184,7 +195,7 @@ def train(case: Case) -> dict[str, Any]:
 
 
 def gathered() -> tuple[list[int], list[float], float]:
-    """Rows of uneven shares, and the mean gradient of a loss of all of them."""
+    """Rows gathered from uneven shares, and the mean gradient of a loss over all of them."""
     rank = distributed.rank()
     own = torch.arange(3.0 - rank).add(10 * rank).unsqueeze(1).requires_grad_()
     rows = gather_rows(own, (3, 2))
@@ -215,7 +226,7 @@ def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[to
 
 
 def own_norms() -> list[list[torch.Tensor]]:
-    """Running means after a step of norms that each process has by itself; the same once shared; and the weights."""
+    """Running means of local norms after a step; the same after sharing; and the weights."""
     net, _, step = build(Case("amsoftmax", has_own_norms=True))
     step.ranks.requests = lambda: [False, False]
     step.ranks.begin_epoch()
@@ -228,7 +239,7 @@ def own_norms() -> list[list[torch.Tensor]]:
 
 
 class Compiled(nn.Linear):
-    """Counts in place of compiling, which takes minutes."""
+    """Counts compilations instead of compiling, which takes minutes."""
 
     count = 0
 
@@ -236,8 +247,8 @@ class Compiled(nn.Linear):
         self.count += 1
 
 
-def followed() -> list[int]:
-    """Compilations of a rank whose own steps are long, and of one whose are short; and the other way round."""
+def count_compilations() -> list[int]:
+    """Compilations if this rank's steps are long and the other's short, and the other way round."""
     counts = []
     for slow_rank in (0, 1):
         net = Compiled(2, 2)
@@ -253,7 +264,7 @@ NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Every network, loss and figure in float64, the casts to float32 of losses and front ends included."""
+    """Every network, loss and figure in float64, including casts to float32 in losses and front ends."""
     torch.set_default_dtype(torch.float64)
     try:
         with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
@@ -263,13 +274,13 @@ def in_float64() -> Iterator[None]:
 
 
 def everything() -> dict[str, Any]:
-    """All results of one process, or of one of several."""
+    """All results of this process."""
     torch.set_num_threads(1)
     is_alone = not distributed.is_distributed()
     found = {
         "gathered": None if is_alone else gathered(),
         "own norms": None if is_alone else own_norms(),
-        "followed": None if is_alone else followed(),
+        "followed": None if is_alone else count_compilations(),
         "heads": None if is_alone else [sharded_heads.compare(one, distributed.rank()) for one in sharded_heads.HEADS],
         "norms": [normed(*norm) for norm in NORMS],
     }
@@ -277,11 +288,11 @@ def everything() -> dict[str, Any]:
         return found | {name: train(case) for name, case in CASES.items()}
 
 
-def test_two_processes_are_one(tmp_path):
+def test_two_processes_equal_one(tmp_path):
     one, several = everything(), in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))
-    # Compiling pays by the clock of rank 0, or it does not.
+    # The clock of rank 0 decides whether compiling pays.
     assert [answer["followed"] for answer in several] == [[1, 0]] * 2
     for rank, answer in enumerate(several):
         _check_heads(rank, answer["heads"])
@@ -293,26 +304,26 @@ def test_two_processes_are_one(tmp_path):
 
 def _check_gathering(first: tuple[list[int], list[float], float], second: tuple[list[int], list[float], float]) -> None:
     assert first[0] == second[0] == [0, 1, 2, 10, 11]
-    # Twice the own gradient: the mean over two processes, of which the other has none, is the gradient.
+    # Twice the gradient, because it is averaged over two processes and is zero in the other.
     assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
 
 
 def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> None:
-    assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), "of other shares"
-    # What is evaluated and kept is the first process's.
+    assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), "the shares differ"
+    # The statistics of the first process are evaluated and saved.
     for shared in (first[1], second[1]):
         assert all(torch.equal(*pair) for pair in zip(shared, first[0], strict=True))
     assert all(torch.equal(*pair) for pair in zip(first[2], second[2], strict=True))
 
 
 def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
-    """A share of a head equals the whole one: loss, gradients, weights after steps, and what is saved and loaded."""
+    """A shard of a head equals the whole one: loss, gradients, weights after steps, saving and loading."""
     for options, differences in zip(sharded_heads.HEADS, found, strict=True):
         rows, loaded = differences.pop("rows"), differences.pop("loaded")
         assert max(differences.values()) < 1e-5 and loaded == 1.0, (options, differences)
         whole, _ = sharded_heads.loss_and_net(options)
         all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
-        # Each process keeps its own speakers only.
+        # Each process holds only its own speakers.
         assert rows == all_rows * (5, 6)[rank] // sharded_heads.CLASSES and not sharded_names(whole), options
 
 
@@ -326,12 +337,12 @@ def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: l
 
 
 def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]]) -> None:
-    """Weights and figures to 1e-8, the same bits in both, and something was learned."""
+    """Weights and figures equal to 1e-8, the same bits in both processes, and the weights have changed."""
     with in_float64():
         fresh = build(CASES[name])[0].state_dict()
     is_shared, has_whole = CASES[name].is_sharded, not CASES[name].has_no_whole
     for rank, answer in enumerate(several):
-        # A shared head is put together in the first process.
+        # A sharded head is assembled in the first process.
         parts = ("net",) if is_shared else ("net", "loss")
         for part in parts if has_whole and rank else ("net", "loss") if not rank else ():
             assert answer[part].keys() == one[part].keys()
@@ -340,7 +351,7 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
                 difference = (found.double() - expected.double()).abs().max() if found.numel() else torch.zeros(())
                 assert difference <= 1e-8 * max(1.0, float(expected.abs().max())), f"{name}: {part} {key} {difference}"
         np.testing.assert_allclose(answer["rows"], one["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name)
-        # The last process asked after the third step.
+        # The last process made its request after the third step.
         assert answer["requests"] == [[number == 2, False] for number in range(STEPS)], name
     for part in () if not has_whole else ("net",) if is_shared else ("net", "loss"):
         assert all(torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]), name

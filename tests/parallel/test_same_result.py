@@ -1,4 +1,4 @@
-"""Two processes come to the same bits however they were started, on however many machines, and whatever was killed."""
+"""Two processes give the same bits however they are started, on any number of machines, and after kills."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from speakernet.cli import main
 from tests.hostile.ranks import RankKills, recipe_of
-from tests.outcomes import VOLATILE, came_to, differences
+from tests.outcomes import VOLATILE, differences, outcome_of
 from tests.parallel.several import ranks_environment
 from tests.started import Started, free_port, steps_of, torchrun
 
@@ -28,19 +28,17 @@ SCORED = (
 
 @pytest.fixture(scope="module")
 def kills(tiny_corpus, tmp_path_factory):
-    """With a run that nothing disturbed."""
+    """A `RankKills` with the outcome of an undisturbed run."""
     return RankKills(tmp_path_factory.mktemp("ranks"), tiny_corpus, SEED)
 
 
-def test_kills_change_nothing(kills):
-    """Weights, moments, scores, figures, metrics and report, after a kill (`make hostile`: 20)."""
+def test_kills(kills):
+    """The same weights, moments, scores, figures, metrics and report after a kill (`make hostile`: 20)."""
     assert not kills.rounds(1, most_rounds=2)
 
 
-def test_two_nodes_go_on_after_a_kill(kills, tiny_corpus, tmp_path):
-    """The processes of one node have failed, those of the other are started again with them: torchrun counts neither
-    as the other's.
-    """
+def test_two_nodes_after_a_kill(kills, tiny_corpus, tmp_path):
+    """A failure on one node restarts the processes of both, but torchrun's restart counts differ."""
     recipe = recipe_of(tmp_path, tiny_corpus)
     meet = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port()}", "--local_addr=localhost")
     command = [*torchrun(*meet, "--max-restarts=2", count=1), "trainSpeakerNet.py", "--config", str(recipe)]
@@ -49,13 +47,13 @@ def test_two_nodes_go_on_after_a_kill(kills, tiny_corpus, tmp_path):
         second.until(lambda: steps_of(tmp_path / "run") >= 3, "its third step")
         (killed,) = second.ranks().values()
         killed.kill()
-        assert (first.end(), second.end()) == (0, 0), first.said[-2000:] + second.said[-2000:]
-        assert "2 processes (1 on this machine), joined by gloo" in first.said + second.said
-        assert f"(pid: {killed.pid})" in second.said and "resumed from" in first.said + second.said
-    assert not differences(came_to(tmp_path / "run"), kills.expected)
+        assert (first.end(), second.end()) == (0, 0), first.output[-2000:] + second.output[-2000:]
+        assert "2 processes (1 on this machine), joined by gloo" in first.output + second.output
+        assert f"(pid: {killed.pid})" in second.output and "resumed from" in first.output + second.output
+    assert not differences(outcome_of(tmp_path / "run"), kills.expected)
 
 
-def test_scoring_is_that_of_one_process_to_the_last_digit(kills, tiny_corpus, tmp_path):
+def test_scoring(kills, tiny_corpus, tmp_path):
     found = []
     lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
     (tmp_path / "fewer.txt").write_text("".join(line for line in lines if "spk13" not in line))
@@ -63,15 +61,15 @@ def test_scoring_is_that_of_one_process_to_the_last_digit(kills, tiny_corpus, tm
         folder = tmp_path / name
         recipe = recipe_of(folder, tiny_corpus)
         (folder / "run").mkdir()
-        # A copy of its own, in which what is measured for the scores is kept.
+        # A separate copy, because scoring stores its embeddings there.
         shutil.copy(kills.folder / "straight" / "run" / "best.pt", folder / "run" / "best.pt")
         arguments = ["--config", str(recipe), *SCORED, "--data.test_lists", f"{{E: {tmp_path / 'fewer.txt'}}}"]
         if name == "one":
             assert main(["evaluate", *arguments]) == 0
         else:
             command = [*torchrun(), "trainSpeakerNet.py", *arguments, "--eval"]
-            with Started(command, folder / "said.txt") as started:
-                assert started.end() == 0, started.said[-3000:]
+            with Started(command, folder / "output.txt") as started:
+                assert started.end() == 0, started.output[-3000:]
         written = folder / "run" / "eval" / "trials"
         results = json.loads((written / "results.json").read_text())
         assert results["sweep"] and results["slices"] and results["backend"]["score_norm"] == "as"
@@ -80,9 +78,9 @@ def test_scoring_is_that_of_one_process_to_the_last_digit(kills, tiny_corpus, tm
     assert found[0] == found[1]
 
 
-def test_each_process_embeds_a_part(kills, tiny_corpus, tmp_path):
+def test_shares_of_embedding(kills, tiny_corpus, tmp_path):
     model = kills.folder / "straight" / "run" / "best.pt"
-    # More than are embedded and kept at once.
+    # More than are embedded and stored at once.
     for number in range(150):
         (tmp_path / "voices").mkdir(exist_ok=True)
         os.link(tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav", tmp_path / "voices" / f"{number}.wav")

@@ -1,4 +1,4 @@
-"""Checkpoints on disk and their copies elsewhere: whole or not at all, whatever a kill, a full disk or damage does."""
+"""Checkpoints on disk and in a mirror: complete or absent after a kill, with a full disk, or with damage."""
 
 import contextlib
 import errno
@@ -39,13 +39,13 @@ def full(*_arguments):
 
 
 def cut(path):
-    """Damage a file as a full disk or a broken copy does."""
+    """Damage a file like a full disk or a broken copy."""
     left = path.read_bytes()[:200]
-    path.unlink()  # it may be the same file under two names
+    path.unlink()  # it may be hard-linked under two names
     path.write_bytes(left)
 
 
-def test_saved_values_are_those_of_the_moment(tmp_path):
+def test_saved_values(tmp_path):
     base = torch.arange(4.0)
     copied = to_cpu({"view": base[1:3], "list": [base], "plain": 3})
     base.zero_()
@@ -53,7 +53,7 @@ def test_saved_values_are_those_of_the_moment(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_the_one_before_is_kept(tmp_path, compress):
+def test_previous_is_kept(tmp_path, compress):
     store = CheckpointStore(tmp_path, TrainingOptions(compress_checkpoints=compress))
     for value in (1.0, 2.0, 3.0):
         store.save(store.last_path, contents(value))
@@ -64,7 +64,7 @@ def test_the_one_before_is_kept(tmp_path, compress):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.previous.pt", "last.pt"]
 
 
-def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch, caplog):
+def test_full_disk(tmp_path, monkeypatch, caplog):
     store = CheckpointStore(tmp_path, TrainingOptions())
     store.save(store.last_path, contents(1.0))
     store.wait()
@@ -82,11 +82,11 @@ def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch, caplog):
 
 
 class Killed(BaseException):
-    """Ends a write where a kill would."""
+    """Ends a write like a kill."""
 
 
 class AtOnce:
-    """A thread that has done its work when it was started."""
+    """A thread that runs synchronously when started."""
 
     def __init__(self, target, args, name):
         self._target, self._arguments = target, args
@@ -95,15 +95,15 @@ class AtOnce:
         self._target(*self._arguments)
 
     def join(self):
-        """Nothing to wait for."""
+        """Nothing to do."""
 
 
 CALLS = [(os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (Path, "unlink"), (checkpoint.torch, "save")]
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_kill_at_any_moment_leaves_a_whole_last(tmp_path, monkeypatch, has_links):
-    """Every call that touches the disk is one moment; nothing is cleaned up after it, as after a kill."""
+def test_kill_at_any_moment(tmp_path, monkeypatch, has_links):
+    """At every call that touches the disk, without cleaning up, a complete last.pt remains."""
     monkeypatch.setattr(files, "atomic_write", _without_cleaning)
     monkeypatch.setattr(checkpoint, "atomic_write", _without_cleaning)
     monkeypatch.setattr(checkpoints.threading, "Thread", AtOnce)
@@ -142,7 +142,7 @@ def _dying(call, left, *, fails):
 
 @contextlib.contextmanager
 def _without_cleaning(path, mode, *, is_flushed=True):
-    """`atomic_write` as a kill leaves it: no exception handler runs."""
+    """`atomic_write` without exception handlers, as with a kill."""
     temporary = path.with_name(f".{path.name}.0-{os.urandom(4).hex()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open(mode) as file:
@@ -154,7 +154,7 @@ def _without_cleaning(path, mode, *, is_flushed=True):
 
 def test_truncated_at_any_point(tmp_path):
     path = tmp_path / "last.pt"
-    # Of some sizes torch's reader fails otherwise than of others.
+    # torch's reader fails in different ways for different sizes.
     write_checkpoint(path, {"weights": torch.zeros(5000)})
     whole = path.read_bytes()
     for size in (0, 1, 30, *range(100, len(whole), len(whole) // 20), len(whole) - 1):
@@ -163,7 +163,7 @@ def test_truncated_at_any_point(tmp_path):
             read_own_checkpoint(path)
 
 
-def test_damaged_last_is_replaced_by_the_one_before(tmp_path, caplog):
+def test_damaged_last(tmp_path, caplog):
     trained(tmp_path, max_epochs=2)
     cut(tmp_path / "last.pt")
     damaged = (tmp_path / "last.pt").read_bytes()
@@ -171,7 +171,7 @@ def test_damaged_last_is_replaced_by_the_one_before(tmp_path, caplog):
     assert "last.previous.pt" in caplog.text and (tmp_path / "last.pt.damaged-1").read_bytes() == damaged
 
 
-def test_nothing_readable_is_refused(tmp_path):
+def test_both_damaged(tmp_path):
     trained(tmp_path, max_epochs=2)
     for name in ("last.pt", "last.previous.pt"):
         cut(tmp_path / name)
@@ -185,7 +185,7 @@ def test_nothing_readable_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
-def test_missing_best_of_a_finished_run_is_measured_again(tmp_path, damage):
+def test_missing_best_of_a_finished_run(tmp_path, damage):
     trained(tmp_path, max_epochs=3, eers=[9.0, 5.0, 7.0])
     damage(tmp_path / "best.pt")
     again = trained(tmp_path, max_epochs=3, eers=[7.0])
@@ -204,7 +204,7 @@ HOSTILE: dict[str, Callable[[dict], Any]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_odd_content_of_last_is_an_error_that_names_it(tmp_path, kind):
+def test_odd_content_of_last(tmp_path, kind):
     trained(tmp_path, max_epochs=1, ema_decay=0.5)
     saved = read_own_checkpoint(tmp_path / "last.pt")
     HOSTILE[kind](saved["training"])
@@ -213,7 +213,7 @@ def test_odd_content_of_last_is_an_error_that_names_it(tmp_path, kind):
         trained(tmp_path, max_epochs=2, ema_decay=0.5)
 
 
-def test_epoch_whose_every_step_was_undone_ends_the_run(tmp_path):
+def test_epoch_of_bad_steps(tmp_path):
     second = FakeLoader(poisoned=frozenset(range(7, 14)))
     with pytest.raises(NonFiniteError, match="epoch 2"):
         trained(tmp_path, max_epochs=3, loader=second, max_bad_steps=100, eers=[9.0, 5.0])
@@ -243,7 +243,7 @@ def fill(folder, word="one"):
 
 
 def wait_until(is_so):
-    """Within half a minute, or the test fails."""
+    """Fails after half a minute."""
     end = time.monotonic() + 30
     while not is_so():
         assert time.monotonic() < end
@@ -287,14 +287,14 @@ def test_copy_cut_off_between_two_names(tmp_path):
     fill(there)
     (there / LAST).rename(there / PREVIOUS)
     (there / ".last.pt.tmp").write_text("half")
-    # Version 0.2 kept checksums.
+    # Version 0.2 wrote checksums.
     (there / f"{LAST}.sha256").write_text("0 0")
     assert fetch_run(str(there), tmp_path / "fresh")
     assert (tmp_path / "fresh" / LAST).read_text() == f"one {LAST}"
     assert not [path for path in (tmp_path / "fresh").iterdir() if path.suffix in (".tmp", ".sha256")]
 
 
-def test_failing_folder_is_named_once(tmp_path, monkeypatch, caplog):
+def test_failing_folder(tmp_path, monkeypatch, caplog):
     run, tries, is_failing, put = tmp_path / "run", [], [True], LocalFileSystem.put_file
 
     def put_or_fail(system, *paths, **options):
@@ -312,7 +312,7 @@ def test_failing_folder_is_named_once(tmp_path, monkeypatch, caplog):
     assert caplog.text.count("OSError: the disk is gone") == 1
 
 
-def test_hanging_folder_ends_nothing(tmp_path, monkeypatch, caplog):
+def test_hanging_folder(tmp_path, monkeypatch, caplog):
     let_go, entered = threading.Event(), threading.Event()
 
     def hang(*_arguments, **_options):
@@ -329,7 +329,7 @@ def test_hanging_folder_ends_nothing(tmp_path, monkeypatch, caplog):
     let_go.set()
 
 
-def test_unreadable_mirror_is_refused(tmp_path, monkeypatch):
+def test_unreadable_mirror(tmp_path, monkeypatch):
     def fail(*_arguments):
         raise OSError("no route to host")
 
@@ -347,8 +347,8 @@ def test_names_outside_the_run_folder(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path / "a" / "b" / "fresh" / LAST).exists()
 
 
-def test_other_machine_resumes_to_the_same_bits(tmp_path):
-    """After two of four epochs, with an average of the last three in the end: as one that was never stopped."""
+def test_resuming_on_another_machine(tmp_path):
+    """After two of four epochs, with a final average of the last three: the same bits as an uninterrupted run."""
     how = {"average_checkpoints": 3, "ema_decay": 0.9}
     straight = trained(tmp_path / "straight", max_epochs=4, **how)
     there = str(tmp_path / "there")

@@ -1,4 +1,4 @@
-"""Speed and memory of training: checkpointed blocks, when compilation happens, threads beside other work."""
+"""Speed and memory of training: checkpointed blocks, the decision to compile, threads beside other work."""
 
 import pytest
 import torch
@@ -41,8 +41,8 @@ def run(net):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_checkpointing_changes_nothing_but_memory(dropout):
-    """Outputs, gradients and batch-norm statistics (moved once, not twice) are those of the plain network."""
+def test_checkpointing(dropout):
+    """Outputs, gradients and batch-norm statistics (updated once, not twice) equal those of the plain network."""
     torch.manual_seed(0)
     plain = Net(dropout)
     saving = Net(dropout)
@@ -53,7 +53,7 @@ def test_checkpointing_changes_nothing_but_memory(dropout):
         assert torch.equal(one, other)
 
 
-def test_checkpointing_is_refused_with_the_reason():
+def test_refused_checkpointing():
     net = Net()
     net.last.supports_gradient_checkpointing = False
     with pytest.raises(ValueError, match=r"Linear \(last\) cannot be run twice"):
@@ -63,7 +63,7 @@ def test_checkpointing_is_refused_with_the_reason():
 
 
 class Recorder(nn.Module):
-    """Stands in for a network that is compiled: counts, and fails if told to."""
+    """A fake network that counts compilations, and fails on request."""
 
     def __init__(self):
         super().__init__()
@@ -79,8 +79,8 @@ def compiler_of(net, when="auto", scope="whole"):
 
 
 @pytest.mark.parametrize("extra", [1, -2])
-def test_auto_compiles_if_the_steps_left_repay_it(extra):
-    """With steps of one second each and one layer."""
+def test_auto_compiles_if_it_pays(extra):
+    """With steps of one second and one layer."""
     net = Recorder()
     compiler = compiler_of(net)
     steps_left = int(compiling.REQUIRED_GAIN * compiling.SECONDS_PER_LAYER / compiling.ASSUMED_SAVING) + extra
@@ -90,7 +90,7 @@ def test_auto_compiles_if_the_steps_left_repay_it(extra):
 
 
 @pytest.mark.parametrize(("compiled_seconds", "is_kept"), [(0.9, True), (1.1, False)])
-def test_auto_takes_back_what_does_not_pay(compiled_seconds, is_kept):
+def test_auto_reverts(compiled_seconds, is_kept):
     net = Recorder()
     compiler = compiler_of(net)
     for _ in range(2 * compiling.OBSERVED_STEPS):
@@ -98,7 +98,7 @@ def test_auto_takes_back_what_does_not_pay(compiled_seconds, is_kept):
     assert len(net.compiled_with) == 1 and compiler.is_compiled is is_kept and not compiler.is_observing
 
 
-def test_what_a_checkpointed_block_computes_is_compiled(monkeypatch):
+def test_checkpointed_blocks_are_compiled(monkeypatch):
     calls = []
 
     def compiled(function, **options):
@@ -119,14 +119,14 @@ def test_what_a_checkpointed_block_computes_is_compiled(monkeypatch):
     compiler = compiler_of(net, "on", "regional")
     for one, other in zip(plain, run(net), strict=True):
         assert torch.equal(one, other)
-    # Four blocks, and each again in the backward pass.
+    # Four blocks, each again in the backward pass.
     assert calls == [False] * 8
     compiler.close()
     run(net)
     assert len(calls) == 8
 
 
-def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, monkeypatch):
+def test_failed_compilation(tmp_path, monkeypatch):
     straight = trained(tmp_path / "straight", max_epochs=1)
     failures = []
 
@@ -142,11 +142,11 @@ def test_failed_compilation_continues_eagerly_with_the_same_numbers(tmp_path, mo
         assert torch.equal(one, other)
 
 
-def test_what_training_takes_is_counted_from_saved_activations():
+def test_memory_of_training():
     net = nn.Sequential(nn.Linear(100, 40), nn.Dropout(0.5), nn.Linear(40, 8))
     before, random_state = [one.clone() for one in net.parameters()], torch.get_rng_state()
     weights = 16 * (100 * 40 + 40 + 40 * 8 + 8)
-    # Inputs of both layers, and the mask of the dropout: a value or a byte each.
+    # Inputs of both layers (a value each) and the mask of the dropout (a byte each).
     for batch_size in (1, 64):
         taken = training_bytes(net, 100, batch_size, torch.float32) - weights
         assert 1.25 * batch_size * 4 * (100 + 40) <= taken <= 1.25 * batch_size * (4 * (100 + 40) + 4 * 40)
@@ -175,7 +175,7 @@ def test_decisions_from_numbers(now, most, before, expected):
 
 
 class Run:
-    """Steps whose speed is a function of the number of threads: (utterances a second, share that training ran)."""
+    """Steps whose speed depends on the number of threads: (utterances per second, share of time training ran)."""
 
     def __init__(self, threads, speeds, adapts=True):
         self.speeds = speeds
@@ -194,7 +194,7 @@ def disturbed(threads):
     return (17.0, BUSY) if threads > 1 else (55.0, 0.6)
 
 
-def test_a_disturbed_run_goes_down_within_its_first_steps_and_says_so_once(caplog):
+def test_disturbed_run(caplog):
     run = Run(2, disturbed)
     run.go(SKIPPED_STEPS + WINDOW_STEPS + 1)
     assert run.used[-1] == 1
@@ -207,7 +207,7 @@ def test_a_disturbed_run_goes_down_within_its_first_steps_and_says_so_once(caplo
 
 
 @pytest.mark.parametrize(("adapts", "is_compiled"), [(False, False), (True, True)])
-def test_where_the_number_must_stay_only_the_cure_is_said(adapts, is_compiled, caplog):
+def test_fixed_number_of_threads(adapts, is_compiled, caplog):
     run = Run(2, disturbed, adapts)
     run.go(100, is_compiled)
     assert run.set == []

@@ -1,6 +1,6 @@
-"""A training step asks the device for nothing and copies nothing that is waited for; seen without a GPU.
+"""A training step reads nothing back from the device and makes no blocking copies; checked without a GPU.
 
-The device is torch's `meta`: its tensors have shapes and no numbers, and asking one for a number is an error.
+The device is torch's `meta`: its tensors have shapes but no values, and reading a value is an error.
 """
 
 import contextlib
@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from speakernet.assembly.teaching import Teacher
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.losses.options import LOSSES
+from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
 from speakernet.training.optimizers import create_optimizer
@@ -29,7 +30,7 @@ VARIED = {"num_mels": 24, "dither": 1.0, "spec_augment": True}
 
 
 class Crossings(TorchDispatchMode):
-    """Notes every number that is asked for, and every copy from one device to another."""
+    """Records every value that is read, and every copy between devices."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +41,7 @@ class Crossings(TorchDispatchMode):
         self.asked += func._overloadpacket is torch.ops.aten._local_scalar_dense
         made = func(*args, **kwargs)
         given = [one.device.type for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.ndim]
-        # A tensor made of Python's numbers; what is made on another device is copied below what a mode sees.
+        # A tensor made from Python numbers; on another device, its copy is below what a mode sees.
         self.made += func._overloadpacket is torch.ops.aten.lift_fresh
         if isinstance(made, torch.Tensor) and {made.device.type, *given} == {"cpu", "meta"}:
             is_free = kwargs.get("non_blocking") is True and made.device.type == "meta"
@@ -48,7 +49,7 @@ class Crossings(TorchDispatchMode):
         return made
 
 
-def test_the_mode_sees_what_waits():
+def test_mode():
     with Crossings() as seen:
         there = torch.zeros(3).to(DEVICE)
         torch.zeros(3).to(DEVICE, non_blocking=True)
@@ -59,7 +60,7 @@ def test_the_mode_sees_what_waits():
 
 
 def on_device(module, device):
-    """A module with the same shapes there."""
+    """A module of the same shapes on the device."""
     for owner in module.modules():
         for kind in (owner._parameters, owner._buffers):
             for name, one in kind.items():
@@ -80,7 +81,7 @@ def step_of(net, loss, per_speaker, device):
         utterances_per_speaker=per_speaker,
         gradient_cache=False,
     )
-    # As with a fused optimizer on a GPU, whose kernel is torch's own and has no form for this device.
+    # As with a fused optimizer on a GPU, whose kernel does not exist for this device.
     step._skips_on_device, optimizer.step = True, lambda: None
     return step
 
@@ -88,10 +89,16 @@ def step_of(net, loss, per_speaker, device):
 @pytest.mark.parametrize("device", [DEVICE, CPU])
 @pytest.mark.parametrize(
     ("loss", "front_end", "copies", "made"),
-    [("aamsoftmax", {"num_mels": 24}, 0, 0), ("aamsoftmax", VARIED, 3, 3), ("triplet", {"num_mels": 24}, 1, 0)],
+    [
+        ("aamsoftmax", {"num_mels": 24}, 0, 0),
+        ("aamsoftmax", VARIED, 3, 3),
+        ("triplet", {"num_mels": 24}, 1, 0),
+        ("aamsoftmax with a teacher", {"num_mels": 24}, 1, 0),
+    ],
 )
-def test_a_step_waits_for_nothing(monkeypatch, loss, front_end, copies, made, device):
-    """Small copies to the device are queued: keys of dither, two masks, the triplets' draws."""
+def test_training_step(monkeypatch, loss, front_end, copies, made, device):
+    """The only copies are small and queued: keys of dither, two masks, the triplets' draws, a teacher's embeddings."""
+    loss, _, teacher = loss.partition(" with ")
     per_speaker = LOSSES[loss].options().min_utterances
     labels = torch.arange(3).repeat_interleave(per_speaker)
     rows = torch.arange(len(labels))
@@ -103,7 +110,9 @@ def test_a_step_waits_for_nothing(monkeypatch, loss, front_end, copies, made, de
         front_end_options=front_end,
     )
     head = create(LOSSES[loss], options_of(LOSSES, loss, {}, "loss"), embedding_dim=8, num_classes=6, seed=5)
-    # Autocast knows no such device; without mixed precision it does nothing.
+    if teacher:
+        head.teacher = Teacher(LossOptions(), 8, torch.randn(len(labels), 4), num_speakers=6)
+    # Autocast does not support this device, and has no effect without mixed precision.
     monkeypatch.setattr(torch, "autocast", lambda *kind, **options: contextlib.nullcontext())
     step = step_of(on_device(net, device).train(), on_device(head, device), per_speaker, device)
     waveforms = torch.zeros(len(labels), 4800, device=device)
@@ -115,7 +124,7 @@ def test_a_step_waits_for_nothing(monkeypatch, loss, front_end, copies, made, de
 
 
 @pytest.mark.parametrize("wishes", [(False, False), (True, False)])
-def test_what_ranks_wish_is_sent_only_if_they_wish(wishes):
+def test_requests_of_ranks(wishes):
     for device in (DEVICE, CPU):
         ranks = SeveralProcesses(nn.Linear(2, 2), nn.Identity(), device)
         ranks.requests = lambda: wishes
@@ -127,7 +136,7 @@ def test_what_ranks_wish_is_sent_only_if_they_wish(wishes):
         assert seen.sent == (any(wishes) and device is DEVICE)
 
 
-def test_evaluation_copies_what_is_page_locked(tiny_corpus, monkeypatch):
+def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
     locked, sent, move = [], [], torch.Tensor.to
 
     def moved(tensor, *given, **options):
@@ -143,7 +152,7 @@ def test_evaluation_copies_what_is_page_locked(tiny_corpus, monkeypatch):
             assert waveforms.device == DEVICE
             return torch.ones(len(waveforms), 4)
 
-    # Without a GPU there is nothing to lock it for.
+    # pin_memory needs a GPU.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
     monkeypatch.setattr(torch.Tensor, "to", moved)
     source = open_source(tiny_corpus, keep_lookup=False)

@@ -1,4 +1,4 @@
-"""What a run shows and records: one bar, TensorBoard, a profile; records that a resume takes back."""
+"""Output and records of a run: one bar, TensorBoard, a profile; records removed on resuming."""
 
 import json
 import logging
@@ -21,13 +21,13 @@ VALUES = {"loss": 2.5, "utterances_per_second": 200.0, "data_wait_share": 0.05, 
 
 @pytest.fixture()
 def shown(tmp_path, monkeypatch, caplog):
-    """A run's progress without a terminal, which tells the log at every batch."""
+    """A run's progress without a terminal, logging at every batch."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     return Progress(tmp_path)
 
 
-def test_one_bar_tells_of_the_whole_run(shown, caplog, tmp_path):
+def test_bar(shown, caplog, tmp_path):
     shown.open(0)
     shown.start_epoch(0, 4, 2, 0)
     shown.advance(1)
@@ -46,8 +46,8 @@ def test_one_bar_tells_of_the_whole_run(shown, caplog, tmp_path):
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
-def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path):
-    """An epoch has the step of its last step, after which the checkpoint may have been written."""
+def test_records_after_the_last_checkpoint(tmp_path):
+    """An epoch's record has its last step, after which the checkpoint may have been written."""
     first = Progress(tmp_path, show_bar=False)
     first.open(0)
     first.record("step", 2, 1, {"loss": 1.0})
@@ -96,7 +96,7 @@ def test_rates_and_shares():
         (LoadingFacts(2, 8, True, False, True, False, is_on_disk=True), "num_workers from 2 to 7"),
     ],
 )
-def test_advice_fits_the_run(facts, words):
+def test_advice(facts, words):
     assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
     assert data_wait_advice(0.1, facts) == ""
 
@@ -110,8 +110,8 @@ def evaluation(eer):
 
 
 @pytest.fixture(autouse=True)
-def _files_of_one_second_in_order(monkeypatch):
-    """Files of events that are made within a second are read by the number behind it, of which .10 is before .9."""
+def _ordered_event_files(monkeypatch):
+    """Event files created in the same second are ordered by their suffix as text, so .10 precedes .9."""
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
@@ -137,7 +137,7 @@ def points(found, tag):
     return [(one.step, one.value) for one in found.Scalars(tag)]
 
 
-def test_costs_and_intervals_are_curves(tmp_path):
+def test_curves_of_costs_and_intervals(tmp_path):
     train(tmp_path, 1, 20)
     found = read(tmp_path)
     tags = set(found.Tags()["scalars"])
@@ -148,13 +148,13 @@ def test_costs_and_intervals_are_curves(tmp_path):
     assert len(points(found, "step/loss")) == 20
 
 
-def test_a_resume_replaces_later_steps(tmp_path):
+def test_resume_replaces_later_steps(tmp_path):
     train(tmp_path, 1, 16)
     train(tmp_path, 12, 20)
     assert [step for step, _ in points(read(tmp_path), "step/loss")] == list(range(1, 21))
 
 
-def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path):
+def test_final_evaluation(tmp_path):
     train(tmp_path, 1, 10)
     figure, axes = new_figure("x")
     axes.plot([0, 1])
@@ -175,7 +175,7 @@ def test_the_final_evaluation_brings_its_figures_and_drawings(tmp_path):
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(5, "trace of 2 steps"), (3, "trace of 1 steps"), (2, "nothing")])
-def test_what_a_profile_holds(tmp_path, caplog, num_steps, expected):
+def test_profile(tmp_path, caplog, num_steps, expected):
     caplog.set_level(logging.INFO)
     profiler = StepProfiler(RuntimeOptions(profile_steps=2), tmp_path, torch.device("cpu"))
     net = nn.Linear(64, 64)
@@ -192,7 +192,7 @@ def test_what_a_profile_holds(tmp_path, caplog, num_steps, expected):
         assert "addmm" in caplog.text and "data 0%" in caplog.text and "backward 0%" not in caplog.text
 
 
-def test_peak_of_tensors_counts_what_lives_at_one_time():
+def test_peak_of_tensors():
     kept = torch.ones(1024, 1024)
 
     def run():

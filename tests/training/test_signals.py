@@ -1,4 +1,4 @@
-"""A real run under real signals to its whole process group, and with a worker that is killed: nothing is lost."""
+"""A real run under real signals to its process group, and with a killed worker: nothing is lost."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process gr
 
 
 @pytest.fixture(autouse=True)
-def _hears_a_hangup():
-    """As a terminal starts it, also where the tests themselves run under nohup."""
+def _default_hangup():
+    """As started by a terminal, even if the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -33,7 +33,7 @@ def recipe(tiny_corpus, tmp_path):
 
 @pytest.fixture()
 def running(recipe, repository):
-    """A run in a process group of its own, in the midst of its steps."""
+    """A run in its own process group, during its steps."""
     command = [sys.executable, str(repository / "trainSpeakerNet.py"), "--config", str(recipe)]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True, cwd=repository)
     metrics = recipe.parent / "run" / "metrics.jsonl"
@@ -63,7 +63,7 @@ def kill_worker(process):
         (kill_worker, 75, ["loader worker 1 of 2", "SIGKILL", "out of memory"]),
     ],
 )
-def test_a_disturbed_run_leaves_a_checkpoint(running, tmp_path, disturb, status, words):
+def test_disturbed_run(running, tmp_path, disturb, status, words):
     disturb(running)
     shown = running.communicate(timeout=60)[1]
     assert running.returncode == status
@@ -73,7 +73,7 @@ def test_a_disturbed_run_leaves_a_checkpoint(running, tmp_path, disturb, status,
         os.killpg(running.pid, 0)
 
 
-def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path):
+def test_failing_loader(tmp_path):
     class Failing(FakeLoader):
         def batch(self, position):
             if self.epoch == 1 and position == 3:
@@ -91,7 +91,7 @@ def test_what_was_trained_is_kept_if_the_loader_fails(tmp_path):
     ("sent", "status"),
     [([signal.SIGTERM], 143), ([signal.SIGHUP, signal.SIGHUP], 129), ([signal.SIGTERM, signal.SIGHUP], 143)],
 )
-def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path, sent, status):
+def test_signal_during_an_evaluation(tmp_path, sent, status):
     def validate():
         for number in sent:
             os.kill(os.getpid(), number)
@@ -103,7 +103,7 @@ def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path, sent, status)
     assert step_of(tmp_path)["epoch"] == 1 and not step_of(tmp_path)["awaits_evaluation"]
 
 
-def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path):
+def test_nohup(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         trainer = make_trainer(tmp_path, max_epochs=1, validate=lambda: os.kill(os.getpid(), signal.SIGHUP) or EER)
@@ -115,7 +115,7 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path):
 EER = {"eer_percent": 9.0}
 
 
-def test_a_signal_that_comes_while_the_other_ranks_are_asked_is_kept(monkeypatch):
+def test_signal_during_a_collective(monkeypatch):
     stop = StopRequest()
     monkeypatch.setattr(progress.distributed, "world_size", lambda: 2)
     monkeypatch.setattr(progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0)

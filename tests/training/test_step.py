@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,8 +53,8 @@ def metric_batch():
         ([4, 4, 4], True, 0.0),
     ],
 )
-def test_micro_batches_equal_one_batch(sizes, is_metric, clip):
-    """Of any sizes (frozen batch norm); with the gradient cache all negatives of a metric loss are kept."""
+def test_micro_batches(sizes, is_metric, clip):
+    """Equal to one batch for any sizes (frozen batch norm); the gradient cache keeps all negatives of a metric loss."""
     batch = metric_batch() if is_metric else whole_batch()
     net, loss = fresh(is_metric)
     parameters = [*net.parameters(), *loss.parameters()]
@@ -76,7 +77,24 @@ def test_micro_batches_equal_one_batch(sizes, is_metric, clip):
         torch.testing.assert_close(new.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_cache_moves_statistics_once_and_repeats_dropout():
+def test_seconds(monkeypatch):
+    """A loader without workers decodes in this thread; that time counts as data only."""
+    clock = [0.0]
+    ticking = SimpleNamespace(thread_time=lambda: clock[0], perf_counter=lambda: clock[0])
+    monkeypatch.setattr("speakernet.training.step.time", ticking)
+    net, loss = fresh()
+    net.register_forward_pre_hook(lambda *given: clock.append(clock.pop() + 1))
+
+    def batches():
+        for part in split(whole_batch(), [8, 4]):
+            clock[0] += 5
+            yield part
+
+    seconds = sgd_step(net, loss).run(batches(), 2, "step 1", 0.1).seconds
+    assert seconds == {"data": 10, "forward_backward": 2, "optimizer": 0, "processor": 2}
+
+
+def test_gradient_cache():
     parts = split(metric_batch(), [4, 4, 4])
     net, loss = fresh(metric=True, frozen_norm=False, dropout=0.5)
     twin, _ = fresh(metric=True, frozen_norm=False, dropout=0.5)
@@ -93,8 +111,8 @@ def test_gradient_cache_moves_statistics_once_and_repeats_dropout():
     assert net.norm.num_batches_tracked.item() == 3 and torch.equal(torch.rand(1), drawn_after)
 
 
-def test_loss_scale_leaves_the_step_alone():
-    """fp16's scaling (here over float32 arithmetic) changes neither the update nor the reported norm."""
+def test_loss_scale():
+    """fp16's scaling (here with float32 arithmetic) changes neither the update nor the reported norm."""
     results = []
     for scale in (1.0, 1024.0):
         net, loss = fresh()
@@ -109,7 +127,7 @@ def test_loss_scale_leaves_the_step_alone():
 
 
 @pytest.mark.parametrize("is_bad", [True, False])
-def test_bad_gradient_with_finite_loss_is_undone(is_bad):
+def test_bad_gradient(is_bad):
     net, loss = fresh(frozen_norm=False)
     step, before = sgd_step(net, loss), fakes.tensors(net)
     if is_bad:
@@ -122,8 +140,8 @@ def test_bad_gradient_with_finite_loss_is_undone(is_bad):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_a_skipped_first_step_on_the_device_leaves_no_trace(name, monkeypatch):
-    """A GPU's fused SGD makes its momentum from raw memory in the first step and leaves it raw if it skips."""
+def test_skipped_first_step(name, monkeypatch):
+    """A GPU's fused SGD allocates its momentum in the first step and leaves it uninitialised if it skips the step."""
     raw = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda *args, **options: raw(*args, **options).fill_(float("nan")))
     results = []
@@ -142,7 +160,7 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name):
+def test_optimizers(name):
     def make():
         torch.manual_seed(0)
         layer = nn.Linear(3, 1)
@@ -163,7 +181,7 @@ def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name):
 
     layer, optimizer = make()
     first = steps(layer, optimizer, 1)
-    # copied: an optimizer that loads a state shares its tensors
+    # Copied, because an optimizer shares the tensors of a loaded state.
     saved = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
     assert steps(layer, optimizer, 40) < 0.5 * first
     other, resumed = make()
@@ -173,7 +191,7 @@ def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name):
     assert torch.equal(other.weight, layer.weight)
 
 
-def test_norms_and_biases_do_not_decay():
+def test_weight_decay():
     net = fakes.FakeNet()
     decaying, plain = parameter_groups([net, net], weight_decay=0.1)
     assert [tuple(p.shape) for p in decaying["params"]] == [(16, 12), (8, 16)]
@@ -186,7 +204,7 @@ def test_norms_and_biases_do_not_decay():
         create_optimizer(AdamOptions(learning_rate=1.0), [net], fakes.CPU)
 
 
-def test_fused_is_refused_where_torch_has_none():
+def test_fused_is_refused():
     assert should_fuse(fakes.optimizer_options("adam"), fakes.CPU)
     assert not should_fuse(fakes.optimizer_options("radam"), fakes.CPU)
     assert not should_fuse(fakes.optimizer_options("adam", fused="off"), fakes.CPU)
@@ -234,14 +252,14 @@ def test_choice(requested, device, flags, capability, expected):
     assert choice.reason
 
 
-def test_impossible_precisions_are_refused_with_the_reason():
+def test_impossible_precisions():
     with pytest.raises(ValueError, match="fp16"):
         choose_precision("fp16", fakes.CPU, flags=frozenset({"avx2"}))
     with pytest.raises(ValueError, match=r"7\.5"):
         choose_precision("bf16", CUDA, capability=(7, 5))
 
 
-def test_scale_follows_torchs_scaler():
+def test_scale_against_torch():
     """The same overflows give the same scale after every step."""
     ours = Precision(RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", fakes.CPU)
     theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
@@ -256,7 +274,7 @@ def test_scale_follows_torchs_scaler():
         assert float(ours.scale) == theirs.get_scale()
 
 
-def test_scale_survives_a_checkpoint():
+def test_scale_in_a_checkpoint():
     one = Precision(RuntimeOptions(loss_scale=8.0, loss_scale_growth_interval=2), "fp16", fakes.CPU)
     one.update(torch.tensor(False))
     other = Precision(RuntimeOptions(loss_scale_growth_interval=2), "fp16", fakes.CPU)
@@ -266,7 +284,7 @@ def test_scale_survives_a_checkpoint():
 
 
 def rates(name, steps, **options):
-    """The rates of 40 epochs of 10 steps from a top of 1, down to 0 where nothing else is said."""
+    """The rates of 40 epochs of 10 steps, from a top of 1 down to 0 by default."""
     owner = schedules.SCHEDULES[name].options
     floor = {"final_learning_rate": 0.0} if issubclass(owner, schedules.FloorOptions) else {}
     schedule = LearningRateSchedule(owner(**{"name": name, **floor, **options}), 1.0, steps_per_epoch=10, num_epochs=40)
@@ -298,21 +316,21 @@ def test_shapes(name, options, expected):
 
 
 @pytest.mark.parametrize("name", sorted(schedules.SCHEDULES))
-def test_every_schedule_warms_up_linearly(name):
+def test_warm_up(name):
     cold = rates(name, [0, 10, 20, 40], warmup_epochs=4.0)
     assert cold[0] == pytest.approx(1e-3)
     assert cold[1:3] == pytest.approx([0.25, 0.5])
     assert cold[3] == pytest.approx(0.04 if name == "one_cycle" else 1.0)
 
 
-def test_a_warm_up_that_overlaps_is_a_factor_on_the_whole_fall():
+def test_overlapping_warm_up():
     options = schedules.ExponentialOptions(final_learning_rate=1e-4, warmup_epochs=20, warmup_overlaps=True)
     schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
     expected = [1e-3, 0.5 * 0.1, 0.01, 1e-4]
     assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
 
 
-def test_a_factor_scales_the_whole_schedule():
+def test_scaled_schedule():
     options = schedules.FloorOptions(name="linear", final_learning_rate=0.2, warmup_epochs=2)
     plain, scaled = (
         LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=12, factor=factor) for factor in (1.0, 4.0)
@@ -322,7 +340,7 @@ def test_a_factor_scales_the_whole_schedule():
 
 
 @pytest.mark.parametrize("name", sorted(schedules.SCHEDULES))
-def test_every_schedule_stays_in_range_beyond_the_end(name):
+def test_range_beyond_the_end(name):
     floor = (
         {"final_learning_rate": 1e-4} if issubclass(schedules.SCHEDULES[name].options, schedules.FloorOptions) else {}
     )
@@ -330,14 +348,14 @@ def test_every_schedule_stays_in_range_beyond_the_end(name):
     assert all(0.0 < value <= 1.0 for value in values)
 
 
-def test_step_boundary_survives_rounding():
-    """Epoch 0.3 in steps of a tenth is 0.30000000000000004 or 0.29999…: the drop comes at step 3 either way."""
+def test_rounding_at_a_step_boundary():
+    """Epoch 0.3 in steps of a tenth may be 0.30000000000000004 or 0.29999…; the drop comes at step 3 either way."""
     options = schedules.StepOptions(decay=0.5, decay_interval=0.1)
     schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=1)
     assert [schedule(step) for step in range(4)] == [1.0, 0.5, 0.25, 0.125]
 
 
-def test_plateau_drops_on_the_eer_and_resumes():
+def test_plateau():
     def make():
         options = schedules.PlateauOptions(final_learning_rate=0.2, decay=0.5, plateau_patience=2)
         return LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
@@ -359,7 +377,7 @@ def test_margin_ramps():
     linear = MarginSchedule(ramp, 0.2, steps_per_epoch=10)
     assert [linear(step) for step in (0, 20, 30, 40, 400)] == pytest.approx([0.1, 0.1, 0.15, 0.2, 0.2])
     steep = MarginSchedule(schedules.ScheduleOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10)
-    # half way: 1 - 0.001 ** 0.5 = 0.968377 of 0.999
+    # Half-way: 1 - 0.001 ** 0.5 = 0.968377 of 0.999.
     assert [steep(step) for step in (0, 10, 20)] == pytest.approx([0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5)
     assert MarginSchedule(schedules.ScheduleOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
@@ -367,7 +385,7 @@ def test_margin_ramps():
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.8])
-def test_a_share_of_the_first_weights_is_in_what_is_evaluated(decay):
+def test_share_of_initial_weights(decay):
     net = nn.Linear(2, 2)
     first = net.weight.detach().clone()
     average, plain = WeightAverage(net, decay, initial_share=0.25), WeightAverage(net, decay or 1e-9)
@@ -377,7 +395,7 @@ def test_a_share_of_the_first_weights_is_in_what_is_evaluated(decay):
         plain.update()
     with plain.applied():
         expected = 0.25 * first + 0.75 * net.weight.detach()
-    # Resumed with other weights in the network: the first ones are those of the run.
+    # Resumed with other weights in the network, the initial weights are still those of the run.
     again = WeightAverage(nn.Linear(2, 2), decay, initial_share=0.25)
     again.load_state_dict(average.state_dict())
     for one in (average, again):

@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow and CSV beside TensorBoard, by the real libraries, without a network."""
+"""Weights & Biases, MLflow and CSV beside TensorBoard, with the real libraries, offline."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ PICTURE = bytes.fromhex(
 
 
 def log_records(content):
-    """The records of a file in LevelDB's log format behind a header of seven bytes: blocks of 32 KiB, in pieces."""
+    """The records of a file in LevelDB's log format after a header of seven bytes: fragments in blocks of 32 KiB."""
     at, record = 7, b""
     while at + 7 <= len(content):
         if 2**15 - at % 2**15 < 7:
@@ -48,14 +48,14 @@ def log_records(content):
         _, length, kind = struct.unpack("<IHB", content[at : at + 7])
         record += content[at + 7 : at + 7 + length]
         at += 7 + length
-        # Whole, or the last piece.
+        # A complete record, or the last fragment.
         if kind in (1, 4):
             yield record
             record = b""
 
 
 def written(file, parse):
-    """The records, once the last one is there: a process of its own writes, and not always before `finish` returns."""
+    """The records, once complete: another process writes them, and may finish after `finish` returns."""
     ends, found = time.monotonic() + 20, []
     while not (found and found[-1].HasField("exit")):
         assert time.monotonic() < ends, found
@@ -64,14 +64,16 @@ def written(file, parse):
     return found
 
 
-def test_every_name_of_the_option_has_a_tracker():
+def test_names():
     assert TrainingOptions().trackers == ["tensorboard"]
     assert set(TrainingOptions.model_fields["trackers"].annotation.__args__[0].__args__) == set(TRACKERS)
 
 
-def test_csv_goes_on_where_the_checkpoint_was(tmp_path):
+def test_csv_resumes(tmp_path):
     run(tmp_path, "csv", 1, 4)
     run(tmp_path, "csv", 3, 4, ends=True)
+    again = Trackers(["csv"], tmp_path, {}, 4)
+    again.each("results", 4, FIGURES, [], tmp_path / "best.pt")
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "step,name,value",
         *(f"{step},step/loss,{1 / step!r}" for step in (1, 2, 3, 4)),
@@ -88,7 +90,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     run(tmp_path, "wandb", 1, 2, ends=True)
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     kept, config, history, artifacts = (tmp_path / "wandb.id").read_text(), {}, [], []
-    # The training, and its final evaluation: `wandb sync` puts them into one run.
+    # Training and final evaluation, which `wandb sync` joins into one run.
     assert len(files) == 2 and all(kept in one.name for one in files)
     for file in files:
         found = written(file, wandb_internal_pb2.Record.FromString)
@@ -112,6 +114,7 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run(tmp_path / "run", "mlflow", 1, 2)
+    monkeypatch.setitem(FIGURES, "test_lists", {"my list (E)": {"eer_percent": 5.0}, "a+b": {"eer_percent": 6.0}})
     run(tmp_path / "run", "mlflow", 3, 3, ends=True)
     client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
     (found,) = client.search_runs([client.get_experiment_by_name("speakernet").experiment_id])
@@ -120,13 +123,15 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
     losses = client.get_metric_history(found.info.run_id, "step/loss")
     assert [(one.step, one.value) for one in losses] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert found.data.metrics["test/min_dcf/0.01"] == 0.4
+    names = ("my list _E_", "a_b")
+    assert [found.data.metrics[f"test/test_lists/{name}/eer_percent"] for name in names] == [5.0, 6.0]
     stored = Path(client.download_artifacts(found.info.run_id, "model/best.pt"))
     assert stored.read_bytes() == b"a model"
     assert [one.path for one in client.list_artifacts(found.info.run_id, "plots")] == ["plots/det.png"]
 
 
 @pytest.mark.parametrize("broken", ["__init__", "record", "results", "close"])
-def test_one_that_fails_ends_nothing(tmp_path, monkeypatch, caplog, broken):
+def test_failing_tracker(tmp_path, monkeypatch, caplog, broken):
     def fail(self, *arguments):
         raise RuntimeError("no network\nat all")
 
@@ -134,7 +139,7 @@ def test_one_that_fails_ends_nothing(tmp_path, monkeypatch, caplog, broken):
     caplog.set_level(logging.WARNING)
     run(tmp_path, "csv", 1, 3, ends=True)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
-    said = [one for one in caplog.messages if "csv" in one]
-    # The training, and the final evaluation.
-    assert all("RuntimeError: no network at all" in one for one in said)
-    assert len(said) == (1 if broken == "results" else 2)
+    failures = [one for one in caplog.messages if "csv" in one]
+    # Training and final evaluation.
+    assert all("RuntimeError: no network at all" in one for one in failures)
+    assert len(failures) == (1 if broken == "results" else 2)

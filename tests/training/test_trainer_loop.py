@@ -1,4 +1,4 @@
-"""The training loop on fakes: resume bit for bit, given and frozen weights, bad steps, records, the final model."""
+"""The training loop on fakes: resuming bit for bit, initial and frozen weights, bad steps, records, the final model."""
 
 import math
 import multiprocessing
@@ -20,11 +20,11 @@ from tests.training import training_fakes as fakes
 
 
 @pytest.mark.parametrize(("stop_at", "accumulation"), [(0, 1), (3, 1), (7, 2), (13, 2)])
-def test_stopped_and_resumed_equals_straight(tmp_path, stop_at, accumulation):
+def test_resuming(tmp_path, stop_at, accumulation):
     options = {"accumulation_steps": accumulation, "ema_decay": 0.9}
     straight = fakes.trained(tmp_path / "straight", **options)
     fakes.interrupted(tmp_path / "run", stop_at, **options)
-    # Another seed: everything must come from the checkpoint.
+    # With another seed, because everything must come from the checkpoint.
     resumed = fakes.trained(tmp_path / "run", **options, seed=99)
     fakes.assert_same_bits(straight, resumed)
     assert all(torch.equal(*pair) for pair in zip(straight.average._kept, resumed.average._kept, strict=True))
@@ -37,27 +37,27 @@ def test_stopped_and_resumed_equals_straight(tmp_path, stop_at, accumulation):
             assert one["loss"] == pytest.approx(other["loss"])
 
 
-def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path):
-    """Halves of batches: twice as many steps an epoch, and the learning rate continues where it was."""
+def test_resuming_with_another_batch_size(tmp_path):
+    """With half the batch size there are twice as many steps per epoch, and the learning rate continues."""
     fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=4), max_epochs=1, scheduled_epochs=2)
     assert fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=8), max_epochs=2).state.step == 4 + 8
     rates = {row["step"]: row["learning_rate"] for row in fakes.records(tmp_path, "step")}
-    # Cosine over the 1.5 epochs after half an epoch of warm-up; a row tells the step's own rate.
+    # A cosine over 1.5 epochs after half an epoch of warm-up; a record has the rate of its step.
     for step, epoch in {2: 0.25, 4: 0.75, 6: 1 + 1 / 8, 12: 1 + 7 / 8}.items():
         expected = 0.01 * epoch / 0.5 if epoch < 0.5 else 0.005 * (1 + math.cos(math.pi * (epoch - 0.5) / 1.5))
         assert rates[step] == pytest.approx(expected), step
 
 
 class Slow(fakes.FakeLoader):
-    """Takes its time for a batch."""
+    """Makes batches slowly."""
 
     def batch(self, position):
         time.sleep(0.03)
         return super().batch(position)
 
 
-def test_kill_nine_and_resume_equals_straight(tmp_path):
-    """A process of its own, killed while it trains and saves every step."""
+def test_kill_and_resume(tmp_path):
+    """A process killed while it trains and saves every step."""
     slow = fakes.make_trainer(tmp_path / "run", loader=Slow(), save_steps=1)
     process = multiprocessing.get_context("fork").Process(target=slow.train)
     process.start()
@@ -71,8 +71,8 @@ def test_kill_nine_and_resume_equals_straight(tmp_path):
     fakes.assert_same_bits(fakes.trained(tmp_path / "straight"), fakes.trained(tmp_path / "run", seed=99))
 
 
-def test_bad_step_is_undone_counted_and_named(tmp_path, caplog):
-    """A poisoned batch leaves weights, optimizer and batch-norm statistics as if it had not been there."""
+def test_bad_step(tmp_path, caplog):
+    """A poisoned batch does not change weights, optimizer or batch-norm statistics."""
     loader = fakes.FakeLoader(num_batches=1, poisoned=frozenset({0}))
     trainer = fakes.make_trainer(tmp_path, loader=loader, max_epochs=1)
     before = [value.clone() for value in fakes.weights_of(trainer)]
@@ -82,7 +82,7 @@ def test_bad_step_is_undone_counted_and_named(tmp_path, caplog):
     assert not trainer.optimizer.state and trainer.state.bad_steps == 1 and "utterance0.wav" in caplog.text
 
 
-def test_good_step_clears_the_streak_and_many_bad_ones_stop_the_run(tmp_path):
+def test_many_bad_steps(tmp_path):
     trainer = fakes.trained(tmp_path / "a", loader=fakes.FakeLoader(poisoned=frozenset({1, 2, 4, 5})), max_bad_steps=3)
     assert trainer.state.bad_steps == 4
     assert all(torch.isfinite(value).all() for value in fakes.weights_of(trainer) if value.is_floating_point())
@@ -90,33 +90,33 @@ def test_good_step_clears_the_streak_and_many_bad_ones_stop_the_run(tmp_path):
         fakes.trained(tmp_path / "b", loader=fakes.FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3)
 
 
-def test_early_stopping_keeps_the_best(tmp_path):
+def test_early_stopping(tmp_path):
     summary = fakes.make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2).train()
     assert (summary["epochs"], summary["best_epoch"], summary["best_eer_percent"]) == (4, 2, 5.0)
     assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 2
     assert fakes.make_trainer(tmp_path, max_epochs=20, patience=2).train()["epochs"] == 4
 
 
-def test_run_folder_is_held_by_one_run(tmp_path):
+def test_locked_run_folder(tmp_path):
     with held(tmp_path), pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"):
         fakes.make_trainer(tmp_path).train()
 
 
-def test_what_an_earlier_run_left_is_set_aside(tmp_path, caplog):
+def test_files_of_an_earlier_run(tmp_path, caplog):
     fakes.trained(tmp_path, max_epochs=6)
     best = (tmp_path / "best.pt").read_bytes()
     (tmp_path / "last.pt").unlink()
     (tmp_path / "results.json").write_text("{}")
     fakes.trained(tmp_path, max_epochs=2, average_checkpoints=3)
     assert "checkpoints.before-1, last.previous.pt.before-1, best.pt.before-1, results.json.before-1" in caplog.text
-    # Its model and its figures stay together, and nobody takes them for the new run's.
+    # Its model and figures stay together and cannot be taken for those of the new run.
     assert (tmp_path / "best.pt.before-1").read_bytes() == best and not (tmp_path / "results.json").exists()
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["average.pt", "epoch_0001.pt", "epoch_0002.pt"]
     assert (tmp_path / "checkpoints.before-1" / "epoch_0006.pt").exists()
 
 
-def test_other_trials_restart_the_best(tmp_path, caplog):
+def test_other_trials_reset_the_best(tmp_path, caplog):
     for checksum, eer, epochs, best in ((1, 5.0, 1, 5.0), (1, 9.0, 2, 5.0), (2, 8.0, 3, 8.0)):
         found = {"eer_percent": eer, "trials_checksum": checksum}
         assert (
@@ -126,8 +126,8 @@ def test_other_trials_restart_the_best(tmp_path, caplog):
     assert "5.00 %" in caplog.text
 
 
-def test_a_record_holds_the_mean_since_the_last_one(tmp_path):
-    """However often the run saves in between."""
+def test_means_of_records(tmp_path):
+    """A record has the mean since the last one, however often the run saves in between."""
     losses = []
     for name, save_steps in (("plain", 0), ("saving", 1)):
         fakes.trained(tmp_path / name, max_epochs=1, log_interval=3, save_steps=save_steps)
@@ -137,7 +137,7 @@ def test_a_record_holds_the_mean_since_the_last_one(tmp_path):
     assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == 2
 
 
-def test_averaging_at_the_end_can_win(tmp_path):
+def test_final_average(tmp_path):
     trainer = fakes.trained(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
     assert trainer.state.best_eer_percent == 3.0
     best = read_own_checkpoint(tmp_path / "best.pt")["weights"]["first.weight"]
@@ -150,7 +150,7 @@ GIVEN = Stage(given={"file": "theirs.pt"})
 
 
 class Watching(fakes.FakeLoader):
-    """Notes the network's tensors at every batch."""
+    """Records the network's tensors at every batch."""
 
     def batch(self, position):
         self.seen.append(fakes.tensors(self.net))
@@ -171,9 +171,9 @@ def same(one, other, wanted=""):
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path, optimizer):
+def test_frozen_network(tmp_path, optimizer):
     trainer, seen = watched(tmp_path, optimizer=optimizer, freeze_epochs=2)
-    # Weights and statistics, weight decay notwithstanding.
+    # Weights and statistics, despite weight decay.
     assert all(same(seen[0], one) for one in seen[: 2 * 7 + 1])
     after = trainer.net.state_dict()
     assert not same(seen[14], after, "weight") and not same(seen[14], after, "running_mean")
@@ -181,7 +181,7 @@ def test_a_frozen_network_stays_to_the_last_bit_and_then_learns(tmp_path, optimi
 
 @pytest.mark.parametrize("stop_at", [0, 13, 14])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_stopped_and_resumed_equals_straight_across_the_thaw(tmp_path, stop_at, optimizer):
+def test_resuming_around_the_thaw(tmp_path, stop_at, optimizer):
     options = {"optimizer": optimizer, "freeze_epochs": 2, "network_learning_rate_factor": 0.1, "ema_decay": 0.9}
     straight = fakes.trained(tmp_path / "straight", eers=[1.0, 2.0], stage=GIVEN, **options)
     fakes.interrupted(tmp_path / "run", stop_at, eers=[1.0, 2.0], stage=GIVEN, **options)
@@ -192,7 +192,7 @@ def test_stopped_and_resumed_equals_straight_across_the_thaw(tmp_path, stop_at, 
 
 
 @pytest.mark.parametrize(("eers", "best"), [([1.0, 2.0], (1.0, 0)), ([3.0, 2.0], (2.0, 2))])
-def test_given_weights_are_evaluated_first_and_stay_best_until_beaten(tmp_path, eers, best):
+def test_initial_weights(tmp_path, eers, best):
     trainer = fakes.make_trainer(tmp_path, eers=eers, freeze_epochs=1, stage=GIVEN)
     before = fakes.tensors(trainer.net)
     summary = trainer.train()
@@ -200,11 +200,11 @@ def test_given_weights_are_evaluated_first_and_stay_best_until_beaten(tmp_path, 
     kept = read_own_checkpoint(tmp_path / "best.pt")
     assert same(before, kept["weights"]) == (best[1] == 0)
     assert kept["training_summary"]["initial_model"] == {"file": "theirs.pt"}
-    # The epoch in which the network was frozen has nothing to evaluate.
+    # The epoch with the frozen network is not evaluated.
     assert [row["epoch"] for row in fakes.records(tmp_path, "evaluation")] == [0, 2, 3]
 
 
-def test_each_factor_has_groups_of_its_own_and_the_factor_one_none():
+def test_parameter_groups_of_factors():
     net, loss = fakes.FakeNet(), fakes.FakeLoss()
     slow = create_optimizer(fakes.optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], fakes.CPU)
     step = fakes.make_step(net, loss, slow)
@@ -213,19 +213,19 @@ def test_each_factor_has_groups_of_its_own_and_the_factor_one_none():
     rates = {id(parameter): group["lr"] for group in slow.param_groups for parameter in group["params"]}
     assert {rates[id(parameter)] for parameter in net.parameters()} == {0.025}
     assert {rates[id(parameter)] for parameter in loss.parameters()} == {0.1}
-    # As every checkpoint of a run without a factor has them.
+    # As in every checkpoint of a run without factors.
     assert len(create_optimizer(fakes.optimizer_options("adamw"), [net, loss], fakes.CPU).param_groups) == 2
 
 
 @pytest.mark.parametrize(("final_model", "epoch", "eer"), [("best", 2, 10.0), ("last", 3, 20.0)])
-def test_the_last_model_is_final_if_no_trials_choose(tmp_path, final_model, epoch, eer):
+def test_final_model_without_choosing_trials(tmp_path, final_model, epoch, eer):
     summary = fakes.make_trainer(tmp_path, eers=[30.0, 10.0, 20.0], final_model=final_model).train()
     kept = read_own_checkpoint(tmp_path / "best.pt")["training_summary"]
     assert (kept["epoch"], kept["best_eer_percent"]) == (epoch, eer)
     assert (summary["best_epoch"], summary["best_eer_percent"]) == (epoch, eer)
 
 
-def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path):
+def test_average_of_the_last_checkpoints(tmp_path):
     fakes.trained(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
     best, average = (read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt"))
     assert best["training_summary"]["best_eer_percent"] == 40.0
@@ -233,7 +233,7 @@ def test_the_average_of_the_last_checkpoints_is_final_too(tmp_path):
 
 
 def evaluated(trainer):
-    """Train; the weights that each evaluation saw."""
+    """Train; returns the weights at each evaluation."""
     seen: list[dict[str, torch.Tensor]] = []
 
     def validate(epoch):
@@ -245,12 +245,12 @@ def evaluated(trainer):
     return seen
 
 
-def test_statistics_of_the_moving_average_are_measured_anew(tmp_path):
+def test_remeasured_statistics(tmp_path):
     trainers, seen = [], []
     for how in ("averaged", "measured"):
         trainers.append(fakes.make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
         seen.append(evaluated(trainers[-1]))
-    # The weights are those of the average, and training goes on as if nothing had been measured.
+    # The weights are those of the average, and measuring does not affect training.
     fakes.assert_same_bits(*trainers)
     for epoch, (one, other) in enumerate(zip(*seen, strict=True), start=1):
         assert torch.equal(one["first.weight"], other["first.weight"])
@@ -261,7 +261,7 @@ def test_statistics_of_the_moving_average_are_measured_anew(tmp_path):
         for name in ("running_mean", "running_var"):
             torch.testing.assert_close(other[f"norm.{name}"], getattr(net.norm, name))
             assert not torch.allclose(one[f"norm.{name}"], other[f"norm.{name}"], rtol=1e-3)
-    # What was evaluated is what is kept.
+    # The evaluated weights are the saved ones.
     best = read_own_checkpoint(tmp_path / "measured" / "best.pt")["weights"]
     assert torch.equal(best["norm.running_var"], seen[1][-1]["norm.running_var"])
 
@@ -274,5 +274,5 @@ def test_statistics_of_the_moving_average_are_measured_anew(tmp_path):
         ({"final_model": "last", "patience": 2}, "patience"),
     ],
 )
-def test_options_that_contradict_each_other_are_named(options, name):
+def test_contradictions(options, name):
     assert [one for one, _ in TrainingOptions(**options).problems()] == [name]

@@ -1,4 +1,4 @@
-"""A tiny network, loss and loader for the tests of the trainer: everything a real one has, at no cost."""
+"""A tiny network, loss and loader for tests of the trainer, with everything real ones have."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ class FakeLoss(nn.Module):
 
 
 class FakeMetricLoss(nn.Module):
-    """Prototypes against the first utterance of each speaker: every other speaker of the batch is a negative."""
+    """Prototypes against the first utterance of each speaker; all other speakers of the batch are negatives."""
 
     is_metric = True
 
@@ -91,17 +91,17 @@ class FakeBatch:
 
     @property
     def warps(self) -> np.ndarray:
-        """All in the recorded voice."""
+        """All in the recorded voice (none warped)."""
         return np.zeros(len(self.labels), np.int64)
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """All of it is one process's."""
+        """The whole batch is one process's."""
         return (len(self.labels),)
 
 
 class FakeLoader:
-    """Batches keyed by (epoch, position); `poisoned` ones carry a NaN, and `stop_at` one this process gets Ctrl-C."""
+    """Batches keyed by (epoch, position); `poisoned` ones have a NaN; at batch `stop_at` the process gets Ctrl-C."""
 
     utterances_per_speaker = 1
 
@@ -154,7 +154,6 @@ class FakeLoader:
 
 
 def optimizer_options(name: str, **options: Any) -> OptimizerOptions:
-    """The options of the optimizer of that name."""
     return OPTIMIZERS[name].options(name=name, **options)
 
 
@@ -173,7 +172,7 @@ def make_trainer(
     stage: Stage = WHOLE_RUN,
     **options: Any,
 ) -> Trainer:
-    """A trainer over the fakes; evaluations take their EER from `eers` in turn; schedules are of `scheduled_epochs`."""
+    """A trainer on the fakes; evaluations return the `eers` in turn; schedules cover `scheduled_epochs`."""
     torch.manual_seed(seed)
     net, loss, loader = FakeNet(dropout), FakeLoss(), loader or FakeLoader()
     rates = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
@@ -181,7 +180,7 @@ def make_trainer(
     numbers = list(eers or [50.0])
 
     def eer_in_turn() -> dict[str, float]:
-        # Evaluation that draws random numbers must not change training.
+        # Random numbers drawn by an evaluation must not change training.
         torch.rand(3)
         return {"eer_percent": numbers.pop(0) if len(numbers) > 1 else numbers[0]}
 
@@ -226,14 +225,13 @@ def make_step(
 
 
 def trained(folder: Path, **options: Any) -> Trainer:
-    """A trainer that has trained."""
     trainer = make_trainer(folder, **options)
     trainer.train()
     return trainer
 
 
 def interrupted(folder: Path, stop_at: int, loader: Any = None, **options: Any) -> None:
-    """A run that got Ctrl-C with the batch of that number."""
+    """A run that got Ctrl-C at batch `stop_at`."""
     loader = loader or FakeLoader()
     loader.stop_at = stop_at
     with pytest.raises(Interrupted):
@@ -241,13 +239,12 @@ def interrupted(folder: Path, stop_at: int, loader: Any = None, **options: Any) 
 
 
 def records(folder: Path, kind: str = "") -> list[dict[str, Any]]:
-    """The records of a run, of one kind or of all."""
+    """The records of a run, of one kind or all."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if kind in ("", row["kind"])]
 
 
 def step_of(folder: Path) -> dict[str, Any]:
-    """The training state of last.pt."""
     return read_own_checkpoint(folder / "last.pt")["training"]["state"]
 
 
@@ -257,7 +254,7 @@ def tensors(net: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:
-    """Everything that training moves."""
+    """Everything that training changes."""
     return [*trainer.net.state_dict().values(), *trainer.loss.state_dict().values()]
 
 

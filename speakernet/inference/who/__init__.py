@@ -1,1 +1,1 @@
-"""Who speaks when in a recording: speech, windows of embeddings, clusters, turns, and names of people in a store."""
+"""Find who speaks when in a recording: detect speech, embed windows, cluster them, and name people in a store."""

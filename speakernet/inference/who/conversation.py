@@ -1,7 +1,7 @@
-"""Who speaks when: speech, windows of embeddings, clusters, borders, turns, names.
+"""Find who speaks when: detect speech, embed windows, cluster them, refine borders, build turns, name speakers.
 
-A recording is read piece by piece; what is kept of it grows by one embedding for each three quarters of a second of
-speech. Names come from a store of people by the rule of `identify`; nobody is put into it here.
+A recording is read piece by piece; only one embedding per 0.75 s of speech stays in memory. Names come from a store of
+people, decided as in `identify`; only `enroll_speaker` adds anybody to it.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from speakernet.terminal import Bar
 
 WINDOW_SECONDS, HOP_SECONDS = 1.5, 0.75
 LEAST_WINDOW_SECONDS = 0.5
-"""Shorter speech is embedded with what is around it."""
+"""Shorter speech is embedded together with the audio around it."""
 SAME_TURN_SECONDS = 0.3
 """A shorter pause does not end a turn."""
 BORDER_SECONDS, BORDER_WINDOW_SECONDS, BORDER_STEP_SECONDS = 0.6, 0.8, 0.2
-"""How far a border may move, what is embedded around each place that is tried, and how far apart these are."""
+"""How far a border may move, how much is embedded around each candidate, and how far apart the candidates are."""
 STRANGERS_NAMED = 0.05
-"""Share of strangers that may get a name, unless another or a threshold is given; `identify` has clearer speech."""
+"""Default share of strangers that may get a name; higher than in `identify`, whose recordings are cleaner."""
 MIXTURE_GAIN = 0.12
-"""Two at once, if the mean of two voices is nearer to a window than the nearer one by so much cosine."""
+"""A second voice is present if the mean of both is closer to a window than its own voice by more than this cosine."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Somebody speaks, from and to seconds."""
+    """One speaker talking, from `start` to `stop` in seconds."""
 
     start: float
     stop: float
@@ -47,14 +47,14 @@ class Speaker:
     """One voice of a recording.
 
     Attributes:
-        name: of a person in the store, else `speaker 1`, `speaker 2`, … in the order of their first words.
-        label: `speaker N`, whatever the name.
-        seconds: of speech.
-        posterior: of being that person, if everybody in the store and a stranger were equally likely before; None
-            without a name or a calibration.
-        score: of the nearest person; None without a store.
-        embedding: (dim,) mean of the voice's windows, as the network gives it.
-        digest: by which the store recognises it again.
+        name: the person in the store, else `speaker 1`, `speaker 2`, … in the order in which they first speak.
+        label: `speaker N`, even if there is a name.
+        seconds: how long the voice speaks.
+        posterior: probability of being that person, if everybody in the store and a stranger are equally likely
+            beforehand; None without a name or a calibration.
+        score: score of the closest person; None without a store.
+        embedding: (dim,) mean of the network's output over the voice's windows.
+        digest: SHA-256 of the embedding, by which the store recognises a duplicate.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Conversation:
     """Who speaks when in a recording.
 
     Attributes:
-        recording: its name.
-        seconds: duration.
-        detector: of speech, silero-vad or energy.
-        speakers: in the order of their first words.
-        turns: by start; those of two people may overlap.
-        exclusive: the same with one speaker at a time.
+        recording: name of the recording.
+        seconds: its duration.
+        detector: what detected speech, silero-vad or energy.
+        speakers: in the order in which they first speak.
+        turns: sorted by start; turns of different speakers may overlap.
+        exclusive: the turns with one speaker at a time.
     """
 
     recording: str
@@ -88,7 +88,7 @@ class Conversation:
 
     @property
     def speech_seconds(self) -> float:
-        """Seconds in which somebody speaks."""
+        """Seconds in which anybody speaks."""
         return sum(turn.stop - turn.start for turn in self.exclusive)
 
 
@@ -101,19 +101,19 @@ def who_speaks(
     max_speakers: int = MOST_SPEAKERS,
     **limits: Any,
 ) -> Conversation:
-    """As `SpeakerVerifier.who`, whose verifier is the first argument."""
+    """Implement `SpeakerVerifier.who`."""
     if (least := min(max_speakers, max_speakers if num_speakers is None else num_speakers)) < 1:
         raise ValueError(f"{least} speakers; expected at least 1")
     limits = limits or {"false_accept_rate": STRANGERS_NAMED}
     if store is not None:
-        # Before anything is embedded, not after.
+        # Fail before the embedding, which takes long.
         open_set_threshold(verifier.rule, len(store), **limits)
     speech, detector = find_speech(recording)
     windows = windows_of(speech)
     if len(windows) < (num_speakers or 0):
         raise AudioError(
-            f"{recording.name}: {num_speakers} speakers in {np.diff(speech).sum():.1f} s of speech, "
-            f"{len(windows)} windows; expected at least one window of speech for each: give fewer, or no number"
+            f"{recording.name}: {num_speakers} speakers in {np.diff(speech).sum():.1f} s of speech "
+            f"({len(windows)} windows); expected at least one window per speaker: give fewer speakers, or no number"
         )
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())
@@ -121,25 +121,31 @@ def who_speaks(
         embeddings = embed_stretches(verifier, recording, windows, bar)
     units, lengths = mean_embeddings(embeddings, verifier.mean), np.diff(windows)[:, 0]
     labels = cluster(units, num_speakers=num_speakers, max_speakers=max_speakers)
-    found = [
-        speaker_of(embeddings[labels == row], lengths[labels == row], row, store, verifier.rule, limits)
-        for row in range(labels.max() + 1)
-    ]
+    found = _named_once(
+        [
+            speaker_of(embeddings[labels == row], lengths[labels == row], row, store, verifier.rule, limits)
+            for row in range(labels.max() + 1)
+        ]
+    )
     middle = centres(units, labels, lengths)
     single = _refined(verifier, recording, middle, sections(speech, windows, labels))
     second = _second_voices(windows, units, labels, middle)
     names = [one.name for one in found]
     exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
     turns = joined([*exclusive, *(Turn(start, stop, names[row]) for start, stop, row in second)])
-    seconds = {name: sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names}
-    # Two clusters of one person are that person.
-    people = {one.name: replace(one, seconds=seconds[one.name]) for one in reversed(found)}
-    kept = tuple(people[name] for name in dict.fromkeys(names))
-    return Conversation(recording.name, recording.seconds, detector, kept, tuple(turns), tuple(exclusive))
+    seconds = [sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names]
+    speakers = tuple(replace(one, seconds=spoken) for one, spoken in zip(found, seconds, strict=True))
+    return Conversation(recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive))
+
+
+def _named_once(speakers: Sequence[Speaker]) -> list[Speaker]:
+    """Keep each name only for its highest-scoring voice: a second one is more often a similar stranger."""
+    best = {one.name: one for one in sorted(speakers, key=lambda one: one.score or 0.0)}
+    return [one if best[one.name] is one else replace(one, name=one.label, posterior=None) for one in speakers]
 
 
 def windows_of(speech: np.ndarray) -> np.ndarray:
-    """Windows of equal distance in each stretch of speech, (windows, 2) seconds; a short stretch is one.
+    """Evenly spaced windows in each stretch of speech, (windows, 2) seconds; a short stretch is one window.
 
     >>> windows_of(np.array([[0.0, 1.0], [2.0, 4.25]])).tolist()
     [[0.0, 1.0], [2.0, 3.5], [2.75, 4.25]]
@@ -153,7 +159,7 @@ def windows_of(speech: np.ndarray) -> np.ndarray:
 
 
 def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, bar: Bar | None = None) -> np.ndarray:
-    """(windows, dim); those that are too short for the network, or for a voice, with what is around them."""
+    """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
     rate, num_samples = recording.sample_rate, recording.num_samples
     least = min(max(round(LEAST_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
     edges = np.round(windows * rate).astype(np.int64)
@@ -165,7 +171,7 @@ def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, ba
 
 
 def sections(speech: np.ndarray, windows: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:
-    """Start, stop and label of who speaks in each stretch of speech; borders are between the middles of windows."""
+    """Start, stop and label of each section; the voice changes halfway between the middles of two windows."""
     found, middles = [], windows.mean(axis=1)
     of_stretch = np.searchsorted(speech[:, 0], windows[:, 0], side="right") - 1
     for first, last in runs(of_stretch):
@@ -180,7 +186,7 @@ def sections(speech: np.ndarray, windows: np.ndarray, labels: np.ndarray) -> lis
 def _refined(
     verifier: Any, recording: Recording, middle: np.ndarray, single: list[tuple[float, float, int]]
 ) -> list[tuple[float, float, int]]:
-    """The sections with each border where short windows around it change from the one voice to the other."""
+    """Move each border to where short windows around it change from one voice to the other."""
     edges = np.array([(start, stop) for start, stop, _ in single])
     changes = np.flatnonzero(edges[1:, 0] == edges[:-1, 1])
     around = np.arange(-BORDER_SECONDS, BORDER_SECONDS + BORDER_STEP_SECONDS / 2, BORDER_STEP_SECONDS)
@@ -192,7 +198,7 @@ def _refined(
     cosines = (units @ middle.T).reshape(*times.shape, len(middle))
     for row, change in enumerate(changes.tolist()):
         before, after = (cosines[row, :, single[one][2]] for one in (change, change + 1))
-        # Where what lies before is the one voice and what lies behind the other, most clearly.
+        # The place that best separates the first voice before it from the second behind it.
         place = int(np.cumsum(before - after).argmax())
         border = times[row, place] + BORDER_STEP_SECONDS / 2
         edges[change, 1] = edges[change + 1, 0] = np.clip(border, edges[change, 0], edges[change + 1, 1])
@@ -202,7 +208,7 @@ def _refined(
 def _second_voices(
     windows: np.ndarray, units: np.ndarray, labels: np.ndarray, middle: np.ndarray
 ) -> list[tuple[float, float, int]]:
-    """Windows in which a second person speaks too: start, stop, label."""
+    """Windows in which a second person speaks as well: start, stop, label of that person."""
     rows, own = np.arange(len(units)), (units * middle[labels]).sum(axis=1)
     cosines = units @ middle.T
     mixed = (own[:, None] + cosines) / np.sqrt(np.maximum(2.0 + 2.0 * (middle @ middle.T)[labels], 1e-6))
@@ -213,7 +219,7 @@ def _second_voices(
 
 
 def joined(turns: Sequence[Turn]) -> list[Turn]:
-    """By start, those of one speaker with a short pause between them as one.
+    """Sort turns by start and join those of one speaker across short pauses.
 
     >>> joined([Turn(0.0, 1.0, "Ada"), Turn(1.1, 2.0, "Ada"), Turn(1.5, 3.0, "Bo")])
     [Turn(start=0.0, stop=2.0, speaker='Ada'), Turn(start=1.5, stop=3.0, speaker='Bo')]
@@ -233,13 +239,13 @@ def joined(turns: Sequence[Turn]) -> list[Turn]:
 def speaker_of(
     embeddings: np.ndarray, seconds: np.ndarray, row: int, store: PeopleStore | None, rule: Any, limits: dict[str, Any]
 ) -> Speaker:
-    """One cluster, with the name that the store gives it."""
+    """Describe one cluster and look up its name in the store."""
     mean, label = np.average(embeddings, axis=0, weights=seconds).astype(np.float32), f"speaker {row + 1}"
     digest = hashlib.sha256(mean.tobytes()).hexdigest()
     name, posterior, score = label, None, None
     if store is not None and len(store):
         found: Identification = identify_embedding(rule, store, mean, top=len(store), **limits)
-        assert found.decision is not None, "somebody is enrolled"
+        assert found.decision is not None, "the store is not empty"
         score = found.decision.score
         if found.name is not None:
             name = found.name
@@ -250,16 +256,16 @@ def speaker_of(
 
 
 def enroll_speaker(store: PeopleStore, conversation: Conversation, label: str, name: str) -> int:
-    """Put a voice of a recording into a store under a name; returns how many recordings the person has.
+    """Enrol a voice of a recording under a name; returns how many recordings the person now has.
 
     Raises:
-        ValueError: no voice is called so.
+        ValueError: no voice has this name or label.
     """
     known = {text: one for one in conversation.speakers for text in (one.name, one.label)}
     if label not in known:
-        raise ValueError(f"nobody in {conversation.recording} is called {label!r}; expected one of {', '.join(known)}")
+        raise ValueError(f"{conversation.recording} has no speaker {label!r}; expected one of {', '.join(known)}")
     speaker = known[label]
     weight = min(max(speaker.seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS)
-    # Without a source: the file holds other people too, so `reembed` must not take it.
+    # `source` is left out: the file holds other people too, so `reembed` must not use it.
     details = {"seconds": conversation.seconds, "speech_seconds": speaker.seconds, "digest": speaker.digest}
     return store.enroll(name, speaker.embedding[None], [weight], [details])

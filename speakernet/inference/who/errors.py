@@ -1,4 +1,4 @@
-"""Diarization error rates of turns against a reference, by pyannote.metrics, with intervals over recordings."""
+"""Diarization error rates against a reference, computed by pyannote.metrics, with intervals over recordings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from pyannote.metrics.diarization import DiarizationErrorRate, JaccardErrorRate
 from speakernet.files import FileError, open_text, reading
 
 FORMS = {".rttm": (1, 3, 4, 7), ".ctm": (0, 2, 3, 7), ".uem": (0, 2, 3, None)}
-"""Suffix -> columns of the recording, begin, duration (of .uem: end), and speaker."""
+"""Suffix -> columns of recording, start, duration (end in .uem) and speaker."""
 EXPECTED = (
-    "RTTM (`SPEAKER file 1 begin seconds <NA> <NA> name …`), CTM with a speaker in column 8, or a folder of these"
+    "RTTM (`SPEAKER file 1 start seconds <NA> <NA> name …`), CTM with a speaker in column 8, or a folder of these"
 )
 COLUMNS = ("missed detection", "false alarm", "confusion", "total", "speaker error", "speaker count")
-"""Of pyannote.metrics: seconds, and for the Jaccard error rate a sum over speakers and their number."""
+"""Components in pyannote.metrics: seconds, then the sum of Jaccard errors over speakers and the number of speakers."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class DiarizationErrors:
     """Errors of one system.
 
     Attributes:
-        names: of the recordings.
-        parts: (recordings, 6), `COLUMNS` of each.
-        num_right: recordings with the right number of speakers.
+        names: names of the recordings.
+        parts: (recordings, 6), in the order of `COLUMNS`.
+        num_right: how many recordings have the right number of speakers.
     """
 
     names: tuple[str, ...]
@@ -34,25 +34,25 @@ class DiarizationErrors:
     num_right: int
 
     def rates(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """DER, misses, false alarms, confusion, JER, all in percent, over some of the recordings: (…, 5)."""
+        """DER, missed speech, false alarms, confusion and JER in percent over the chosen recordings, (…, 5)."""
         sums = self.parts[rows].sum(axis=-2)
         wrong = np.concatenate([sums[..., :3].sum(axis=-1, keepdims=True), sums[..., :3]], axis=-1)
         jaccard = sums[..., 4:5] / np.maximum(sums[..., 5:6], 1)
         return 100 * np.concatenate([wrong / np.maximum(sums[..., 3:4], 1e-9), jaccard], axis=-1)
 
     def draws(self, num_draws: int, seed: int) -> np.ndarray:
-        """Rates of so many draws of recordings with replacement, (draws, 5); the same draws for every system."""
+        """Rates of `num_draws` bootstrap draws of recordings, (draws, 5); every system gets the same draws."""
         count = len(self.names)
         return self.rates(np.random.default_rng(seed).integers(count, size=(num_draws, count)))
 
 
 def read_turns(path: Path) -> dict[str, Annotation]:
-    """Turns of each recording in a file, or in all files of a folder, whatever lies between.
+    """Read the turns of each recording from a file, or from all files below a folder.
 
-    VoxConverse (`dev/*.rttm`), AMI (`rttms/*/*.rttm`) and DIHARD (`data/rttm/*.rttm`) are such folders.
+    The unpacked folders of VoxConverse (`dev/*.rttm`), AMI (`rttms/*/*.rttm`) and DIHARD (`data/rttm/*.rttm`) work.
 
     Raises:
-        FileError: no such file, or a line of another form; the message names the line.
+        FileError: there is no such file, or a line is malformed; the message names the line.
     """
     found: dict[str, Annotation] = {}
     for name, begin, end, speaker in _rows(path, (".rttm", ".ctm")):
@@ -63,7 +63,7 @@ def read_turns(path: Path) -> dict[str, Annotation]:
 
 
 def read_uem(path: Path) -> dict[str, Timeline]:
-    """The parts of each recording that are scored."""
+    """Read the scored regions of each recording."""
     found: dict[str, Timeline] = {}
     for name, begin, end, _ in _rows(path, (".uem",)):
         found.setdefault(name, Timeline(uri=name)).add(Segment(begin, end))
@@ -71,15 +71,15 @@ def read_uem(path: Path) -> dict[str, Timeline]:
 
 
 def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, float, str | None]]:
-    """Recording, begin and end in seconds, and speaker; None for a recording without speech, which a file names."""
+    """Recording, start and end in seconds, and speaker; None in .uem and for an empty file."""
     files = sorted(one for one in path.rglob("*") if one.suffix in suffixes) if path.is_dir() else [path]
     if not files:
-        raise FileError(f"{path}: no file that ends in {' or '.join(suffixes)} in this folder; expected {EXPECTED}")
+        raise FileError(f"{path}: no {' or '.join(suffixes)} file in this folder; expected {EXPECTED}")
     for file in files:
         with reading(file, EXPECTED), open_text(file) as text:
             lines = text.read().splitlines()
         name_at, begin_at, length_at, speaker_at = FORMS.get(file.suffix, FORMS[suffixes[0]])
-        # An empty RTTM says that nobody speaks in the recording of its name.
+        # An empty RTTM means that nobody speaks in the recording it is named after.
         if not any(line.strip() for line in lines) and suffixes[0] == ".rttm":
             yield file.stem, 0.0, 0.0, None
         for number, line in enumerate(lines, start=1):
@@ -105,19 +105,19 @@ def diarization_errors(
     collar: float,
     skips_overlap: bool = False,
 ) -> DiarizationErrors:
-    """Errors in each recording of the reference.
+    """Compute the errors in each recording of the reference.
 
     Args:
         reference: turns of each recording.
-        hypothesis: the system's; a recording that it lacks has all speech missed.
-        scored: parts that count; without them all from the first to the last turn of both.
-        collar: seconds before and behind each border of the reference that do not count.
-        skips_overlap: leave out where two speak.
+        hypothesis: turns found by the system; in a recording that it lacks, all speech is missed.
+        scored: scored regions; by default from the first to the last turn of either.
+        collar: unscored seconds on each side of each border of the reference.
+        skips_overlap: leave out regions in which two people speak.
     """
     parts, num_right = [], 0
     for name, true in reference.items():
         given = hypothesis.get(name, Annotation(uri=name))
-        # pyannote.metrics means the whole width by a collar.
+        # A collar in pyannote.metrics is the whole width.
         extent = Timeline([one.get_timeline().extent() for one in (true, given) if one]).extent()
         region = (scored or {}).get(name) or Timeline([extent] if extent else [])
         found = {

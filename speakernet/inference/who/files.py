@@ -1,4 +1,4 @@
-"""A conversation in files: RTTM, JSON, one page that plays what is clicked, and names in a transcript."""
+"""Write a conversation as RTTM, JSON and a page that plays what you click, and add names to a transcript."""
 
 import base64
 import dataclasses
@@ -17,18 +17,18 @@ from speakernet.inference.who.conversation import Conversation, Turn
 
 PAGE = Path(__file__).with_name("page") / "who.html"
 MOST_PAGE_SECONDS = 1800.0
-"""The page holds the sound of a recording up to this length, about 30 MB of FLAC; of a longer one it names the file."""
+"""The page contains the audio up to this length (about 30 MB of FLAC), and links to the file of a longer recording."""
 CUE = re.compile(r"(\d+):(\d+):(\d+)[,.](\d+)\s*-->\s*(\d+):(\d+):(\d+)[,.](\d+)")
-TRANSCRIPT_FORM = "words in JSON (`word`, `start`, `end` in seconds, in a list or in Whisper's segments), or a .srt"
+TRANSCRIPT_FORM = "words in JSON (`word`, `start`, `end` in seconds, as a list or in Whisper's segments), or a .srt"
 
 
 def name_of(recording: str) -> str:
-    """A recording's name in RTTM: its file's, without folder and ending."""
+    """The name of a recording in RTTM: its file name without folder and suffix."""
     return "_".join(Path(recording).stem.split())
 
 
 def rttm_lines(name: str, turns: Sequence[Turn]) -> list[str]:
-    """Turns as `SPEAKER file 1 start duration <NA> <NA> name <NA> <NA>`; spaces in names become underscores."""
+    """Format turns as `SPEAKER file 1 start duration <NA> <NA> name <NA> <NA>`; spaces in names become underscores."""
     return [
         f"SPEAKER {name} 1 {turn.start:.3f} {turn.stop - turn.start:.3f} <NA> <NA> {'_'.join(turn.speaker.split())} "
         "<NA> <NA>"
@@ -37,7 +37,7 @@ def rttm_lines(name: str, turns: Sequence[Turn]) -> list[str]:
 
 
 def plain(found: Conversation) -> dict[str, Any]:
-    """A conversation in plain values, for JSON."""
+    """Convert a conversation to plain values, for JSON."""
     speakers = [{k: v for k, v in vars(one).items() if k not in ("embedding", "digest")} for one in found.speakers]
     turns, exclusive = ([dataclasses.asdict(one) for one in some] for some in (found.turns, found.exclusive))
     facts = {"recording": found.recording, "seconds": found.seconds, "detector": found.detector}
@@ -45,13 +45,13 @@ def plain(found: Conversation) -> dict[str, Any]:
 
 
 def page_of(found: Conversation, recording: Recording) -> str:
-    """One HTML file: a timeline with a row for each speaker, and every turn; what is clicked is played."""
+    """One HTML file with a row per speaker on a timeline and a table of turns; it plays what you click."""
     if recording.seconds <= MOST_PAGE_SECONDS:
         sound = base64.b64encode(encode_audio(recording.read(), recording.sample_rate)).decode()
         source = f"data:audio/flac;base64,{sound}"
     else:
         source = recording.file.absolute().as_uri() if recording.file else ""
-    # Names are data: no mark of theirs ends the script.
+    # A `<` in a name must not end the script.
     data = json.dumps(plain(found), ensure_ascii=False).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
@@ -59,7 +59,7 @@ def page_of(found: Conversation, recording: Recording) -> str:
 def write_files(
     folder: Path, found: Conversation, recording: Recording, transcript: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Write everything, each file at once; returns the files."""
+    """Write all files, each one atomically; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     name = name_of(found.recording)
     contents = {
@@ -76,10 +76,10 @@ def write_files(
 
 
 def read_transcript(path: Path) -> Any:
-    """Words or cues as they stand in a `.json` or `.srt` file.
+    """Read the words or cues of a `.json` or `.srt` file.
 
     Raises:
-        FileError: another form; the message names the file.
+        FileError: the file has another form; the message names it.
     """
     with reading(path, TRANSCRIPT_FORM), open_text(path) as file:
         text = file.read()
@@ -98,14 +98,14 @@ def read_transcript(path: Path) -> Any:
 
 
 def _words(given: Any) -> list[dict[str, Any]]:
-    """The words of a list, or of Whisper's segments, which count as words where they have none."""
+    """The words of a list or of Whisper's segments; a segment without words counts as one word."""
     if isinstance(given, list):
         return given
     return [word for segment in given["segments"] for word in segment.get("words") or [segment]]
 
 
 def named_transcript(given: Any, turns: Sequence[Turn]) -> dict[str, str]:
-    """The transcript with a speaker for each word or cue: suffix of the file, and its text."""
+    """Add a speaker to each word or cue; returns the text by file suffix."""
     if isinstance(given, list) and given and isinstance(given[0], str):
         return {".srt": "\n\n".join(_named_cue(block, turns) for block in given) + "\n"}
     for word in _words(given):
@@ -115,7 +115,7 @@ def named_transcript(given: Any, turns: Sequence[Turn]) -> dict[str, str]:
 
 def _named_cue(block: str, turns: Sequence[Turn]) -> str:
     found = CUE.search(block)
-    assert found is not None, "checked when it was read"
+    assert found is not None, "`read_transcript` checks it"
     hours, minutes, seconds, thousandths = np.array(found.groups(), dtype=int).reshape(2, 4).T
     start, stop = 3600 * hours + 60 * minutes + seconds + thousandths / 1000
     head, tail = block[: found.end()], block[found.end() :].lstrip()
@@ -123,7 +123,7 @@ def _named_cue(block: str, turns: Sequence[Turn]) -> str:
 
 
 def speaker_at(turns: Sequence[Turn], start: float, stop: float) -> str | None:
-    """Who speaks most of so many seconds, else the nearest in time; None if nobody ever speaks.
+    """Who speaks most between `start` and `stop`, else the nearest in time; None if there are no turns.
 
     >>> turns = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo")]
     >>> speaker_at(turns, 1.5, 2.6), speaker_at(turns, 2.3, 2.4)
@@ -131,6 +131,6 @@ def speaker_at(turns: Sequence[Turn], start: float, stop: float) -> str | None:
     """
     if not turns:
         return None
-    # Negative where they are apart: the largest is the nearest.
+    # Negative if they do not overlap, so that the largest is the nearest.
     shared = [min(stop, turn.stop) - max(start, turn.start) for turn in turns]
     return turns[int(np.argmax(shared))].speaker

@@ -1,7 +1,8 @@
-"""Who speaks, while it is heard: a pipe in, a line for each turn when it ends.
+"""Find who speaks in a stream: read a pipe and print a line when a turn ends.
 
-Speech is looked for twice a second in what has not ended. When a pause or `LONGEST_SECONDS` ends a stretch, its windows
-are embedded, and each run of one voice goes to the nearest speaker so far, or to a new one. Nothing is taken back.
+Speech is detected twice a second in the audio that belongs to no turn yet. When a pause or `LONGEST_SECONDS` ends a
+stretch, its windows are embedded and clustered; each cluster goes to the closest speaker so far, or to a new one.
+Lines are never revised.
 """
 
 import sys
@@ -27,21 +28,21 @@ from speakernet.inference.who.speech import find_speech
 
 STEP_SECONDS = 0.5
 PAUSE_SECONDS = 0.5
-"""So much silence ends a turn, and is the least latency."""
+"""Silence that ends a turn, and so the minimum latency."""
 LONGEST_SECONDS = 20.0
 SAME_SPEAKER = 0.45
-"""A run of windows with this cosine to a speaker so far is theirs."""
+"""A cluster with at least this cosine to a speaker so far belongs to that speaker."""
 
 
 class LiveSpeakers:
-    """Turns of a stream, as they end; not for several threads.
+    """The turns of a stream, as they end; not thread-safe.
 
     Args:
-        verifier: embeds and names.
-        sample_rate: Hz, of the chunks.
-        store: of people; None names nobody.
-        max_speakers: so many at most.
-        limits: where names are given, as for `who_speaks`.
+        verifier: embeds windows and decides on names.
+        sample_rate: sample rate of the chunks in Hz.
+        store: a store of people; None names nobody.
+        max_speakers: upper bound of the number of speakers.
+        limits: `threshold` or `false_accept_rate`, as for `who_speaks`.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class LiveSpeakers:
         self.limits = limits or {"false_accept_rate": STRANGERS_NAMED}
         self.max_speakers = max_speakers
         self.begin_seconds = 0.0
-        """Of what is kept: all before belongs to turns that ended."""
+        """Start of the audio that is kept; earlier audio is finished."""
         self._chunks: list[np.ndarray] = []
         self._num_samples = self._num_seen = 0
         self._sums = np.zeros((0, verifier.embedding_dim))
         self._seconds: list[float] = []
 
     def add(self, chunk: np.ndarray) -> list[Turn]:
-        """Take (samples,) or (samples, channels) more; gives the turns that ended."""
+        """Add (samples,) or (samples, channels); returns the turns that have ended."""
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
         self._chunks.append(samples)
         self._num_samples += len(samples)
@@ -73,7 +74,7 @@ class LiveSpeakers:
         return self._ended(is_last=False)
 
     def finish(self) -> list[Turn]:
-        """The turns of what is left."""
+        """End the stream; returns the remaining turns."""
         return self._ended(is_last=True)
 
     def _ended(self, *, is_last: bool) -> list[Turn]:
@@ -86,11 +87,11 @@ class LiveSpeakers:
         is_over = (
             (speech[:, 1] <= recording.seconds - PAUSE_SECONDS) | is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
         )
-        # Stretches end in order: the first that goes on keeps those behind it.
+        # Stretches end in order: one that goes on holds back those behind it.
         ended = speech[: len(speech) if is_over.all() else int(is_over.argmin())]
         least = self.verifier.net.min_samples
         turns = list(self._turns(recording, ended)) if len(ended) and recording.num_samples >= least else []
-        # A second before speech that goes on, so that its beginning is heard again.
+        # Keep a second before speech that goes on, so that its onset is detected again.
         begun = speech[len(ended), 0] - 1.0 if len(ended) < len(speech) else recording.seconds - 1.0
         cut = round(max(begun, ended[-1, 1] if len(ended) else 0.0, 0.0) * self.sample_rate)
         self._chunks, self._num_samples = [kept[cut:]], len(kept) - cut
@@ -114,7 +115,7 @@ class LiveSpeakers:
             yield Turn(self.begin_seconds + start, self.begin_seconds + stop, name)
 
     def _row(self, unit: np.ndarray) -> int:
-        """The speaker so far, or a new one."""
+        """The row of the closest speaker so far, or of a new one."""
         scores = mean_embeddings(self._sums.astype(np.float32), self.verifier.mean) @ unit if len(self._sums) else []
         if len(scores) and (max(scores) >= SAME_SPEAKER or len(scores) >= self.max_speakers):
             return int(np.argmax(scores))
@@ -124,7 +125,7 @@ class LiveSpeakers:
 
 
 def print_turns(verifier: Any, file: BinaryIO, store: PeopleStore | None, **how: Any) -> list[str]:
-    """Print `begin end speaker` for each turn of a piped WAV when it ends."""
+    """Print `begin end speaker` as each turn of a piped WAV ends; returns the last lines."""
     info, begun = open_piped(file)
     live = LiveSpeakers(verifier, info.sample_rate, store, **how)
     for chunk in chunks_of(file, info, begun):
@@ -135,5 +136,5 @@ def print_turns(verifier: Any, file: BinaryIO, store: PeopleStore | None, **how:
 
 
 def line_of(turn: Turn) -> str:
-    """As it is printed, seconds from the beginning of the stream."""
+    """Format a turn, in seconds from the beginning of the stream."""
     return f"{turn.start:.2f} {turn.stop:.2f} {turn.speaker}\n"

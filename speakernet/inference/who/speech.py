@@ -1,7 +1,7 @@
-"""Where in a recording somebody speaks: by silero-vad if it is installed, else by energy.
+"""Detect speech in a recording, with silero-vad if it is installed, else by energy.
 
-Recordings are read in pieces of some minutes, so that memory does not grow with them. What is not speech (music, doors,
-dogs) only silero-vad knows.
+Recordings are read in pieces of a few minutes, so memory does not grow with their length. Only silero-vad tells speech
+from other sounds (music, doors, dogs).
 """
 
 import functools
@@ -17,9 +17,9 @@ from speakernet.inference.recordings import Recording, are_speech
 # silero-vad sets torch to one thread when it is imported.
 _threads = torch.get_num_threads()
 try:
-    import onnxruntime  # noqa: F401  # by which it computes
+    import onnxruntime  # noqa: F401  # silero-vad needs it
     import silero_vad
-except ImportError:  # An extra.
+except ImportError:  # It comes with an extra.
     silero_vad = None
 torch.set_num_threads(_threads)
 
@@ -27,11 +27,11 @@ SILERO, ENERGY = "silero-vad", "energy"
 SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
 BEGIN, END = 0.2, 0.1
-"""Speech begins where its probability reaches the one, and ends where it falls below the other."""
+"""Probabilities: speech that reaches `BEGIN` extends as far as it stays above `END`."""
 LEAST_SURE = 0.8
-"""A recording that never reaches it has no speech: music and noises come to 0.7, speech in a large hall to 0.9."""
+"""A recording that stays below this has no speech: music and noise reach 0.7, speech in a large hall 0.9."""
 PADDING_SECONDS = 0.1
-"""Soft beginnings and ends of words that the detector misses."""
+"""Added on both sides for soft beginnings and ends of words, which the detector misses."""
 LEAST_GAP_SECONDS = 0.3
 """A shorter pause is part of the speech around it."""
 LEAST_SPEECH_SECONDS = 0.2
@@ -39,12 +39,12 @@ LEAST_SPEECH_SECONDS = 0.2
 
 @functools.cache
 def silero() -> Any:
-    """silero-vad over whole blocks of frames; None if it is not installed."""
+    """The silero-vad model that takes whole blocks of frames; None if it is not installed."""
     return silero_vad and silero_vad.load_silero_vad(sequence=True)
 
 
 def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
-    """Stretches of speech in seconds, (stretches, 2), in order and apart, and the name of the detector."""
+    """Stretches of speech in seconds, (stretches, 2), sorted and disjoint, and the name of the detector."""
     step, detector, found = round(PIECE_SECONDS * recording.sample_rate), silero(), []
     for start in range(0, recording.num_samples, step):
         piece = recording.read(start, step)
@@ -58,12 +58,12 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
 
 
 def stretches(scores: np.ndarray, frame_seconds: float, seconds: float) -> np.ndarray:
-    """Stretches of speech, (stretches, 2) seconds, of the probability in each frame.
+    """Stretches of speech, (stretches, 2) seconds, from the probability of each frame.
 
     >>> stretches(np.array([0, 0, 0.4, 0.2, 0.2, 0.05, 0, 0.9]), 1.0, 8.0).tolist()
     [[1.9, 5.1], [6.9, 8.0]]
     """
-    # Above `BEGIN`, and around it what stays above `END`.
+    # Runs of frames above `END`, if one of them reaches `BEGIN`.
     runs = np.split(np.arange(len(scores)), np.flatnonzero(np.diff(scores >= END)) + 1)
     spoken = [run for run in runs if len(run) and scores[run].max() >= BEGIN]
     if not spoken:

@@ -1,4 +1,4 @@
-"""A calibrated model of synthetic voices, and a server of it."""
+"""A calibrated model of synthetic voices, and its server."""
 
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ def models(tmp_path_factory, voices):
     flat = [clip for clips in voices for clip in clips]
     rows = torch.cat([net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in flat])
     backend = whole_cosine(True)
-    # As a calibration on all pairs of these clips gives them.
+    # The result of a calibration on all pairs of these clips.
     fit = {"inputs": ["score"], "weights": [7.6], "offset": -1.52, "prior": 0.5, "backend": backend, "list": "s.txt"}
     threshold = {"threshold": 0.66, "miss_rate": 0.1, "false_accept_rate": 0.01, "backend": backend, "list": "s.txt"}
     mean = {"embedding_mean": rows.mean(0), "embedding_mean_of": {"embedding": "whole"}}

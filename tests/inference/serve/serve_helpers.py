@@ -24,7 +24,6 @@ def sentence(speaker: int, number: int, syllables: int = 10) -> np.ndarray:
 
 
 def wav(samples: np.ndarray, rate: int = RATE, kind: str = "WAV") -> bytes:
-    """The samples as a file."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format=kind, subtype="PCM_16" if kind != "OGG" else None)
     return file.getvalue()

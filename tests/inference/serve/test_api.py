@@ -1,4 +1,4 @@
-"""The JSON API over real HTTP: answers as in Python, refusals as JSON, nothing lost or kept."""
+"""The JSON API over real HTTP: answers as in Python, errors as JSON, nothing lost or stored."""
 
 import io
 import math
@@ -23,7 +23,7 @@ def files(**clips):
     return [(name, (f"{name}.wav", wav(clip))) for name, clip in clips.items()]
 
 
-def test_verify_answers_as_python(server, models, voices):
+def test_verify(server, models, voices):
     verifier = speakernet.load(models[0], device="cpu")
     for second in (voices[0][1], voices[3][0]):
         found = server.post("/verify", files=files(first=voices[0][0], second=second)).json()
@@ -83,7 +83,7 @@ def test_people(server, voices):
     assert empty["name"] is None and empty["candidates"] == []
 
 
-def test_a_stream_has_a_state_each_second(server, voices):
+def test_streams(server, voices):
     long = np.concatenate([voices[0][1], voices[0][2], voices[0][3]])[: 4 * RATE]
     samples = (32768 * read_audio_bytes(wav(long), "a clip")).astype("<i2")
     form = {"sample_rate": str(RATE)}
@@ -98,7 +98,7 @@ def test_a_stream_has_a_state_each_second(server, voices):
     whole = server.post("/verify", files=files(first=voices[0][0], second=long)).json()
     assert states[-1]["score"] == pytest.approx(whole["score"], abs=1e-3)
     refused(server.post(f"/streams/{identity}", content=b"abc"), 422, "bad_samples")
-    # More than a request may compute would go on after its time is over.
+    # A longer request would still compute after its time limit.
     refused(server.post(f"/streams/{identity}", content=bytes(2 * 11 * RATE)), 413, "too_long")
     assert server.delete(f"/streams/{identity}").json() == {"id": identity}
     refused(server.post(f"/streams/{identity}", content=b""), 404, "unknown_stream")
@@ -177,7 +177,7 @@ def test_bad_requests(server, voices):
         refused(server.post("/people", data={"name": name}, files=files(audio=voices[0][0])), 422, "refused")
 
 
-def test_an_uncalibrated_model(models, voices):
+def test_uncalibrated_model(models, voices):
     with serving(models[1]) as (address, _), httpx.Client(base_url=address) as client:
         health = client.get("/health").json()
         assert health["is_calibrated"] is False and "speakernet calibrate" in health["advice"]

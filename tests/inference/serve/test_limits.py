@@ -1,4 +1,4 @@
-"""Who may ask, how much, how long and how many at once; unfinished requests; a stop that finishes running requests."""
+"""Access, size, time and concurrency limits; unfinished requests; stopping finishes running requests."""
 
 import asyncio
 import contextlib
@@ -53,17 +53,17 @@ def test_foreign_pages_and_hosts(server, voices):
     assert server.get("/health", headers={"host": "localhost:1234"}).status_code == 200
 
 
-def test_the_page_loads_nothing_from_elsewhere(server):
+def test_page_loads_nothing_from_elsewhere(server):
     for path in ("/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js"):
         answer = server.get(path)
         assert answer.status_code == 200 and not re.search(r"(https?:)?//[\w.-]+\.\w", answer.text), path
-        # Only compiled modules, which scripts of this server alone can load.
+        # Compiled modules are allowed; only scripts of this server can load them.
         policy = answer.headers["content-security-policy"].replace(" 'wasm-unsafe-eval'", "")
         assert "default-src 'none'" in policy and "http" not in policy and "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_token_protects_all_but_the_page(models, tmp_path):
+def test_token(models, tmp_path):
     with serving(models[0], tmp_path / "people.db", token=TOKEN) as (address, _), httpx.Client(base_url=address) as it:
         for given in (b"", b"Bearer wrong", f"Bearer {TOKEN}x".encode(), b"Bearer \xff\xfe"):
             for path in ("/people", "/openapi.json", "/streams/x", "/nothing"):
@@ -128,7 +128,7 @@ def test_decoded_audio_is_bounded_over_all_requests(models, voices):
             assert time.monotonic() < deadline
 
 
-def test_a_slow_upload_is_ended(models):
+def test_slow_upload(models):
     def slowly():
         yield b"--x\r\n"
         time.sleep(1.0)
@@ -140,7 +140,7 @@ def test_a_slow_upload_is_ended(models):
             refused(httpx.post(f"{address}/embed", content=slowly(), headers=kind), 408, "too_slow")
 
 
-def test_unfinished_headers_are_closed(models, monkeypatch):
+def test_unfinished_headers(models, monkeypatch):
     monkeypatch.setattr(module, "HEADER_SECONDS", 1.0)
     monkeypatch.setattr(module, "MOST_WITHOUT_HEADERS", 20)
     with serving(models[0]) as (address, _):
@@ -155,7 +155,7 @@ def test_unfinished_headers_are_closed(models, monkeypatch):
                 assert one.recv(10) == b""
         records = [module.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
         assert [module.is_new(record) for record in records] == [True, False, True], "logged once"
-        # A connection that is kept open must send its next headers in time as well.
+        # A connection kept open must also send its next headers in time.
         with socket.create_connection(("127.0.0.1", port), 10) as kept:
             kept.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             received = b""
@@ -167,7 +167,7 @@ def test_unfinished_headers_are_closed(models, monkeypatch):
 
 
 async def ask_together(address, clips):
-    """Answers of /embed to requests that are sent at once, each over its own connection."""
+    """Answers of /embed to simultaneous requests, each over its own connection."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
         return await asyncio.gather(*[client.post("/embed", files={"audio": clip}) for clip in clips])
@@ -184,7 +184,7 @@ def test_a_hundred_clients(models, voices):
         assert service.batcher.num_clips == CLIENTS + 6 and service.batcher.num_batches < CLIENTS / 2
 
 
-def test_more_requests_than_allowed(models, voices):
+def test_too_many_requests(models, voices):
     clip = wav(voices[0][0])
     with serving(models[0], limits=Limits(requests=5)) as (address, _):
         answers = asyncio.run(ask_together(address, [clip] * 60))
@@ -192,7 +192,7 @@ def test_more_requests_than_allowed(models, voices):
         assert httpx.post(f"{address}/embed", files={"audio": clip}).status_code == 200
 
 
-def test_a_batch_and_a_bad_clip():
+def test_batch_with_a_bad_clip():
     sizes, has_begun, may_continue = [], threading.Event(), threading.Event()
 
     def embed(clips):
@@ -218,7 +218,7 @@ def test_a_batch_and_a_bad_clip():
     assert batcher.submit(np.zeros(1)).cancelled()
 
 
-def test_work_ends_soon_after_its_time(models, voices):
+def test_time_limit_of_work(models, voices):
     limits = Limits(receive_seconds=0.5, answer_seconds=0.5)
     with serving(models[0], limits=limits) as (address, service):
         inner, computed = service.batcher._embed, []
@@ -234,13 +234,13 @@ def test_work_ends_soon_after_its_time(models, voices):
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
         time.sleep(1.0)
-        # One of the reference, and of the ten seconds those that fit.
+        # One for the reference, and those of the ten seconds that fit.
         assert len(computed) < 7
 
 
 @contextlib.contextmanager
 def started(models, *options, program=("-m", "speakernet"), **variables):
-    """A server in a process of its own, and the address that it prints."""
+    """A server in its own process, and the address it prints."""
     command = [sys.executable, *program, "serve", "--model", str(models[0]), "--port", "0", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, **variables}, **pipes)
@@ -254,7 +254,7 @@ def started(models, *options, program=("-m", "speakernet"), **variables):
 
 
 @pytest.mark.slow
-def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
+def test_command(models, voices, tmp_path):
     pytest.importorskip("cryptography")
     store, answers = tmp_path / "people.db", []
     options = ("--store", str(store), "--host", "0.0.0.0")
@@ -280,7 +280,7 @@ def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_long_computation_does_not_keep_a_stopped_server(models, voices):
+def test_stop_during_a_long_computation(models, voices):
     slow = "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1; "
     slow += "server.Batcher._answer = lambda *_: time.sleep(60); import speakernet.cli; sys.exit(speakernet.cli.main())"
     with started(models, program=("-c", slow)) as (process, address), httpx.Client(timeout=30) as client:

@@ -58,11 +58,11 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self.session = ""
-        targets = self.tell("Target.getTargets")["targetInfos"]
+        targets = self.send("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in targets if one["type"] == "page")
-        self.session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
-            self.tell(f"{domain}.enable")
+            self.send(f"{domain}.enable")
 
     def __enter__(self) -> "Browser":
         return self
@@ -73,8 +73,8 @@ class Browser:
         os.close(self.writer)
         os.close(self.reader)
 
-    def tell(self, method: str, **parameters: object) -> dict:
-        """One command and its result."""
+    def send(self, method: str, **parameters: object) -> dict:
+        """Send a command and return its result."""
         number = next(self.numbers)
         message = {"id": number, "method": method, "params": parameters}
         if self.session:
@@ -98,20 +98,20 @@ class Browser:
         """Show a page in a window of that width, and wait until it is ready."""
         self.events.clear()
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.tell("Emulation.setDeviceMetricsOverride", **size)
-        self.tell("Page.navigate", url="about:blank")
-        self.tell("Page.navigate", url=address)
+        self.send("Emulation.setDeviceMetricsOverride", **size)
+        self.send("Page.navigate", url="about:blank")
+        self.send("Page.navigate", url=address)
         self.wait("document.body?.dataset.ready === 'true'")
 
     def run(self, script: str) -> object:
-        """What an expression is worth in the page."""
+        """The value of an expression in the page."""
         how = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
-        found = self.tell("Runtime.evaluate", expression=script, **how)
+        found = self.send("Runtime.evaluate", expression=script, **how)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Until an expression holds in the page."""
+        """Wait until an expression is true in the page."""
         deadline = time.monotonic() + SECONDS
         while not self.run(condition):
             assert time.monotonic() < deadline, f"never: {condition}; the page: {self.run('document.body.innerText')}"
@@ -134,14 +134,14 @@ def browser(tmp_path_factory, voices):
 
 
 def check_width(browser, width):
-    """Nothing is wider than the window, and a finger hits every button."""
+    """Nothing is wider than the window, and every button is large enough for a finger."""
     assert browser.run("document.documentElement.scrollWidth") <= width
     heights = browser.run("[...document.querySelectorAll('button')].map(one => one.getBoundingClientRect().height)")
     assert min(height for height in heights if height) >= 40
 
 
 def record(browser, clip, seconds):
-    """Record into a box of the page for so long."""
+    """Record into a box of the page for `seconds`."""
     browser.run(f"document.querySelector('#{clip} .record').click()")
     browser.wait(f"parseFloat(document.querySelector('#{clip} .length').textContent) > {seconds}")
     browser.run(f"document.querySelector('#{clip} .record').click()")
@@ -164,13 +164,13 @@ def drop(browser, clip, content):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_two_clips_are_compared_somebody_is_enrolled_and_recognised(browser, models, voices, tmp_path, width):
+def test_page(browser, models, voices, tmp_path, width):
     with serving(models[0], tmp_path / "people.db") as (address, service):
         browser.open(address, width)
         check_width(browser, width)
         assert browser.run("document.querySelector('#compare').disabled")
         record(browser, "first", 2.0)
-        # The second is recorded while the answer grows.
+        # The second clip is recorded while the answer is updated.
         browser.run("document.querySelector('#second .record').click()")
         browser.wait("/After [2-9] s/.test(document.querySelector('#compare-answer').textContent)")
         check_width(browser, width)
@@ -219,7 +219,7 @@ def runtime():
     return folder
 
 
-def test_the_model_runs_in_the_browser(browser, models, voices, runtime, shared_data):
+def test_model_in_the_browser(browser, models, voices, runtime, shared_data):
     real = [path.read_bytes() for path in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]]
     files, verifier = page_files(models[0], runtime), speakernet.load(models[0], device="cpu")
     with serving(models[0], files=files, token="t" * 16) as (address, _):
