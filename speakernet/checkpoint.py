@@ -32,6 +32,7 @@ MOST_UNPACKED = 100
 ALWAYS_UNPACKED_BYTES = 256 << 20
 ZIP_MARK = b"PK\x03\x04"
 ADVICE = "copy or download it again, or use an earlier one from checkpoints/ of its run"
+OTHER_FILES = {".onnx": "an ONNX export", ".db": "a store of people"}
 SMALL_TENSOR_BYTES = 1 << 20
 HEADER_KEY, MEAN = "speakernet", "embedding_mean"
 """In safetensors: the header key of a model file's plain values, and the tensor that is not a weight."""
@@ -72,6 +73,8 @@ def read_checkpoint(path: str | Path) -> Any:
         # A problem of the machine at this moment; the file may be intact.
         raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); fix that and try again") from error
     except pickle.UnpicklingError as error:
+        if instead := OTHER_FILES.get(path.suffix, ""):
+            raise DamagedError(f"{path} is not a model file but {instead}; give a file such as best.pt") from error
         # torch's own message advises reading the file without protection.
         raise DamagedError(
             f"{path} is not a checkpoint, or holds more than tensors and plain values and could run code when read; "

@@ -167,7 +167,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names most similar to `name`, best first, ignoring case."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
     # Papers write CAM++ where code writes CAMPPlus.
-    matches = difflib.get_close_matches(name.casefold().replace("+", "p"), by_folded, n=count, cutoff=0.5)
+    matches = difflib.get_close_matches(name.casefold().replace("+", "p"), by_folded, n=count)
     return [by_folded[match] for match in matches]
 
 

@@ -57,6 +57,9 @@ def quick_check(
         if are_trials or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES:
             # Its files and speakers are meaningless, so more findings would only hide this one.
             advice = "a training list has `speaker path` lines; give a trial list with --test_list"
+            lasts = {PurePosixPath(path[-1]).suffix.casefold() for path in paths}
+            if not are_trials and lasts.isdisjoint(AUDIO_SUFFIXES):
+                advice = "its lines begin with a file name; the speaker comes first: `speaker path`"
             found = f"{listed.source} is not a training list"
             return [Finding("error", "training list", found, advice)]
     if train_list is not None:
@@ -80,7 +83,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
     each = f"{low} each" if low == high else f"{low} to {high} each (median {np.median(counts):.0f})"
     size = f"{len(training):,} utterances of {counted(len(counts), 'speaker')}, {each} in {training.source}"
     if len(counts) < 2:
-        advice = "training needs at least two speakers; check that the first word of each line is the speaker"
+        advice = "training needs at least two speakers; lines are `speaker path`, in utt2spk `utterance speaker`"
         return [Finding("error", "speakers", size, advice)]
     findings = [Finding("ok", "speakers", size)]
     few = np.flatnonzero(counts < min_utterances)
@@ -147,7 +150,8 @@ def file_findings(
     if not len(missing):
         findings = [Finding("ok", f"{check}: files", f"all {len(names):,} exist")]
     else:
-        whole = "check the root, which the list's paths are relative to"
+        option = "data.train_path" if check == "training audio" else "the path of this list, such as data.test_path"
+        whole = f"none is in {source.root}, where the list's paths start; set {option} (doctor --list: --root)"
         clean = f"restore them or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
         advice = whole if len(missing) == len(names) else clean
         level: Level = "warning" if len(missing) <= tolerated_share * len(names) else "error"

@@ -79,7 +79,7 @@ def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = 
     findings = some("error", f"{check}: damaged", damaged, facts.problems.__getitem__, "undecodable file", advice)
     is_read = ~np.isin(np.arange(len(facts.names)), damaged)
     for kind, is_bad, advice in (
-        ("silent", facts.rms < SILENT_RMS, "a silent file has no speaker; remove them from the list"),
+        ("silent", facts.rms < SILENT_RMS, "silence has no speaker; remove such files from the list"),
         ("clipped", facts.clipped > CLIPPED_SHARE, "recorded too loud; fine for training, but listen to a few"),
         ("truncated", facts.cut_off, "copy or convert them again; their end is missing"),
     ):

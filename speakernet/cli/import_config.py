@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from speakernet.config.schema import config_from_dict
-from speakernet.config.wespeaker import converted
+from speakernet.config.wespeaker import SAME, converted
 from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, reading, refuse_overwriting
+from speakernet.options import OptionError
 
 ERROR_STATUS = 2
 EXPECTED = "a configuration of wespeaker, with dataset_args, model, optimizer and scheduler_args"
@@ -36,6 +37,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         config_from_dict(sections)
     except LookupError as error:
         raise FileError(f"{arguments.file}: {error} is missing; expected {EXPECTED}") from error
+    except OptionError as error:
+        theirs = "".join(f" (its {name})" for name, key in SAME.items() if key == error.field)
+        raise FileError(f"{', '.join(map(str, files))}: {error.field}{theirs} {error.found}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise FileError(f"{arguments.file}: {error}; expected {EXPECTED}") from error
     with atomic_write(arguments.out) as file:

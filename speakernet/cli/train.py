@@ -104,7 +104,8 @@ def _training_lines(
     with open_text(folder / LOG) as log:
         warnings = sum(" WARNING " in line for line in log)
     return [
-        *outcome.evaluation.lines(),
+        # Unlike the figures logged during training, which are of the validation list.
+        *(f"test {line}" if line.startswith("EER") else line for line in outcome.evaluation.lines()),
         *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
         *filter(None, [summary["performance_sentence"]]),
         f"time: {duration(summary['seconds'])} for {counted(summary['epochs'], 'epoch')}",

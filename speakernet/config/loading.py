@@ -271,8 +271,8 @@ def _no_effect_message(key: str, names: Names) -> str:
     owner, kind = owner_of(holder, names), CHOICES[holder].kind if holder in CHOICES else ""
     if owner is not None and kind and field:
         own = [name for name in owner.model_fields if name != "name"]
-        has = suggestion(option, own) if own else "it has none"
-        return f"{key} has no effect: the {kind} {chosen(holder, names)} has no option {option!r}; {has}"
+        lacks = f"no option {option!r}; {suggestion(option, own)}" if own else "no options"
+        return f"{key} has no effect: the {kind} {chosen(holder, names)} has {lacks}"
     if section not in CHOICES:
         return f"{key} does not exist; an option in this section has no dot"
     wanted = key.split(".")[1]

@@ -294,6 +294,11 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
 def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple[int, list[bytes]]]:
     """Number and words of every line of two words; the second is the rest of the line unless it `is_one_word`."""
     for number, line in file:
+        if number == 1 and line.startswith(b'{"'):
+            raise ListError(
+                f"{file.path} holds JSON lines (wespeaker's raw.list); give the Kaldi folder, or pack it "
+                f"with `{own_command('pack')}`"
+            )
         pair = line.split(None, -1 if is_one_word else 1)
         if len(pair) == 2:
             yield number, pair

@@ -153,12 +153,13 @@ class Sampler(ABC):
         )
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
         if parts is None:
-            units = self.fitted(units, sizes)
+            units = units if self.longest_frames == self.shortest_frames else self.fitted(units, sizes)
             count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
             used = units[: sizes[:count].sum()]
         else:
-            counts = parts.counts(sizes).T
-            parts = replace(parts, units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)])
+            if self.longest_frames > self.shortest_frames:
+                counts = parts.counts(sizes).T
+                parts = replace(parts, units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)])
             count = parts.num_batches(sizes)
             used = parts.take(sizes[:count])
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
@@ -228,8 +229,8 @@ class BalancedSampler(Sampler):
             raise ValueError(f"max_utterances_per_speaker is {self.max_utterances}; a batch needs at least {self.unit}")
         if usable < self.batch_size:
             raise ValueError(
-                f"a batch needs {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have "
-                "that many; lower data.batch_size or data.utterances_per_speaker"
+                f"a batch needs {self.batch_size} speakers with {counted(self.unit, 'utterance')} each, but only "
+                f"{usable} have that many; lower data.batch_size or data.utterances_per_speaker"
             )
 
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
@@ -243,8 +244,6 @@ class BalancedSampler(Sampler):
 
     def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """See `Sampler.fitted`: a speaker that a batch already contains waits for the next one."""
-        if self.longest_frames == self.shortest_frames:
-            return units
         speakers = self.labels[units[:, 0] % len(self.labels)].tolist()
         left, order = deque(range(len(units))), list[int]()
         for size in sizes.tolist():

@@ -34,7 +34,7 @@ from speakernet.run_folder import (
     evaluation_folder,
     later_stages,
 )
-from speakernet.terminal import MAX_NAMED, counted
+from speakernet.terminal import MAX_NAMED, counted, plural
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
     if len(bad := np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])):
         lines = ", ".join(str(_line_of(path, int(row))) for row in bad[:MAX_NAMED]) + " …" * (len(bad) > MAX_NAMED)
         what = f"{len(bad)} of {len(scores)} scores are NaN, infinite or beyond {LARGEST_SCORE:g}"
-        raise ValueError(f"{path}: {what}: lines {lines}")
+        raise ValueError(f"{path}: {what}: {plural(len(bad), 'line')} {lines}")
     if trials.labels is not None and found.labels is not None:
         other = np.flatnonzero(trials.labels != found.labels[rows])
         if len(other):

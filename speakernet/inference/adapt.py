@@ -38,7 +38,7 @@ from speakernet.models.model_file import model_file_contents, model_of
 from speakernet.models.speaker_net import SpeakerNet, folded
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.random import numpy_generator
-from speakernet.terminal import MAX_NAMED, Bar
+from speakernet.terminal import MAX_NAMED, Bar, counted
 
 FOLDERS = "folders"
 """Labels are the names of the folders directly below the given ones."""
@@ -349,11 +349,11 @@ def _usable(
     listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
     if len(rows) < FEWEST_RECORDINGS:
         raise ValueError(
-            f"{len(rows)} usable recordings of {len(names)} in {', '.join(roots)[:200]}; expected at least "
+            f"{counted(len(rows), 'usable recording')} of {len(names)} in {', '.join(roots)[:200]}; expected at least "
             f"{FEWEST_RECORDINGS}, of many people{f' ({listed})' if refused else ''}"
         )
     if refused:
-        notes.append(f"{len(refused)} recordings are left out: {listed}")
+        notes.append(f"left out {counted(len(refused), 'recording')}: {listed}")
     if labels is None:
         return rows, None
     who = _labels_of([names[row] for row in rows], roots, labels, notes)

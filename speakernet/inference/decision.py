@@ -26,6 +26,7 @@ from speakernet.evaluation.calibration import (
     too_few_nontargets,
 )
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
+from speakernet.run_folder import BEST, LAST
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
 """The false-accept rate whose threshold is used by default."""
@@ -120,6 +121,7 @@ class DecisionRule:
         scores = "PLDA" if way["score"] == "plda" else "cosine"
         default = f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}" if scores == "cosine" else ""
         advice = f"{name} has no calibration for {scores} scores of whole utterances{mean}; "
+        advice += f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
         advice += ADVICE.format(name, default)
         if not fitted:
             return cls(None, thresholds, advice, scores=scores)

@@ -184,7 +184,7 @@ class StopRequest:
         if not self.number:
             # The handler does no more: it may have interrupted torch or a file write at any line.
             self.number = number
-            logger.warning("stopping after this step; press Ctrl-C again to stop now")
+            logger.warning("stopping soon; a second signal stops at once")
         # A closing terminal may send SIGHUP twice, and a service manager sends it along with SIGTERM.
         elif number != HANGUP:
             raise KeyboardInterrupt

@@ -161,7 +161,7 @@ def test_floor_for_a_narrow_band(voices, tmp_path):
 @pytest.mark.parametrize(
     ("case", "words"),
     {
-        "one recording": "1 usable recordings",
+        "one recording": "1 usable recording of",
         "silence": "silent",
         "one speaker": "one speaker",
         "few speakers": "3 of 3 speakers",

@@ -756,5 +756,7 @@ def start(arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, 
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)
+    if arguments.store is not None and not arguments.store.exists():
+        logger.info("%s does not exist; making a new store of people", arguments.store)
     store = None if arguments.store is None else verifier.people(arguments.store, key)
     return serve(Service(verifier, store, Limits(), files), address, token)
