@@ -28,7 +28,7 @@ def test_cells(repository, speak, uncalibrated, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert re.findall(r"exit status (\d)", out) == ["0"] * 5
     assert [one.axes[0].has_data() for one in shown if isinstance(one, Figure)] == [True]
-    assert re.search(r"trials.txt: EER .* adapted$", out, re.MULTILINE)
+    assert re.search(r"trials.txt: EER \d", out)
     assert re.search(r"of pairs of two people pass, .* of pairs of one person are refused", out)
     assert out.count("same speaker: score") == 1
     turns = json.loads((tmp_path / "own_voices" / "conversation" / "conversation.json").read_text())
