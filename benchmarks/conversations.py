@@ -127,12 +127,12 @@ def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str]
         return np.any(inside, axis=0) if inside else np.zeros(len(at), dtype=bool)
 
     everybody = {turn.speaker for turn in (*truth, *found)}
-    true, said = ({name: spoken_by(turns, name) for name in everybody} for turns in (truth, found))
-    is_speech = np.any(list(said.values()), axis=0)
+    true, claimed = ({name: spoken_by(turns, name) for name in everybody} for turns in (truth, found))
+    is_speech = np.any(list(claimed.values()), axis=0)
     known = [true[name] & is_speech for name in enrolled]
     strange = np.any([true[name] for name in everybody - set(enrolled)], axis=0) & ~np.any(known, axis=0) & is_speech
-    right = sum((one & said[name]).sum() for one, name in zip(known, enrolled, strict=True))
-    wrong = (strange & np.any([said[name] for name in enrolled], axis=0)).sum()
+    right = sum((one & claimed[name]).sum() for one, name in zip(known, enrolled, strict=True))
+    wrong = (strange & np.any([claimed[name] for name in enrolled], axis=0)).sum()
     return FRAME_SECONDS * np.array([right, np.sum(known), wrong, strange.sum()], dtype=np.float64)
 
 
@@ -188,8 +188,8 @@ def main() -> None:
         here = [str(one) for one in random.choice(sorted(people), count, replace=False)]
         files = {one: [people[one][row] for row in random.permutation(len(people[one]))] for one in here}
         rir = rirs[random.integers(len(rirs))] if rirs and number % 2 else None
-        heard = {one: found[ENROLLED:] for one, found in files.items()}
-        mixed, turns = conversation(heard, given.seconds, given.overlap, given.channel, random)
+        spoken_files = {one: found[ENROLLED:] for one, found in files.items()}
+        mixed, turns = conversation(spoken_files, given.seconds, given.overlap, given.channel, random)
         write_audio(path := given.out / f"{name}.flac", disturbed(mixed, noises, rir, given.snr, random))
         (given.out / "reference" / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, turns), ""]))
         store, enrolled = None, here[: given.enrolled or (count + 1) // 2]

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 WARM_STEPS = {"cpu": 3, "cuda": 20}
 """Minimum of untimed steps: the first batches find empty queues, the first steps allocate memory and choose kernels."""
 QUIET_STEPS, MOST_WARM_STEPS = 3, 200
-"""Warm-up ends after so many steps in a row without compiling (the second records a CUDA graph), or at the limit."""
+"""Warm-up ends after this many steps in a row without compiling (the second records a CUDA graph), or at the limit."""
 PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
 NUM_PRODUCTS = 10
 DEFAULT_CLASSES = 1000

@@ -240,8 +240,8 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         topic = "".join(one for one in rest[asked + 1 : asked + 2] if not one.startswith("-"))
         statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
         parser.epilog = "\n".join([help_text(topic), "", "exit status:", *statuses])
-    if not takes_config and not hasattr(module, "add_arguments"):
-        _refuse_unknown_options(module, parser, rest)
+    if not takes_config:
+        _refuse_unknown_options(parser, rest)
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         first = config_arguments[0]
@@ -251,10 +251,9 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     return parsed
 
 
-def _refuse_unknown_options(module: ModuleType, parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Name a mistyped option, rather than the required one that argparse would call missing."""
-    # The options of `build_parser` itself, and argparse's own.
-    known = {"--", "--debug", "--quiet", "--plugin", "--help", *" ".join(getattr(module, "ARGUMENTS", {})).split()}
+def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Report a mistyped option; argparse would first report the required option that it stands for as missing."""
+    known = parser._option_string_actions
     given = itertools.takewhile(lambda one: one != "--", (one.partition("=")[0] for one in rest))
     if unknown := next((one for one in given if one.startswith("--") and one not in known), None):
         # Late: only a mistake needs it.

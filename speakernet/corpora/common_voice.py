@@ -4,7 +4,8 @@
 
 --save_path is the folder of one language (with clips/ and validated.tsv), which you download from
 https://commonvoice.mozilla.org/datasets and unpack. Lists go to common_voice_lists in it, with paths relative to it.
-Clips are MP3: pack them (speakernet pack) to train fast. Speakers are told apart by browser; some are several people.
+Clips are MP3: pack them (speakernet pack) to train fast. The corpus identifies a speaker by browser, so some speakers
+are several people.
 """
 
 import argparse

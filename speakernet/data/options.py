@@ -101,7 +101,7 @@ class DataOptions(Options):
     utterances_per_speaker: Annotated[int, Ge(1), Le(100_000)] = 1
     """Utterances of each speaker in a batch; metric losses need 2 or more."""
     max_utterances_per_speaker: Count | Literal["auto"] = "auto"
-    """Most utterances of one speaker in an epoch, drawn anew each epoch; auto: 500 if balanced, all if shuffled."""
+    """Maximum utterances per speaker in an epoch, redrawn every epoch; auto: 500 if balanced, all if shuffled."""
     sampler: Literal["auto", "shuffled", "balanced"] = "auto"
     """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: depends on the loss."""
     num_workers: Processes | Literal["auto"] = "auto"

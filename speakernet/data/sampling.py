@@ -146,18 +146,19 @@ class Sampler(ABC):
         """The batches of an epoch, counted from 0."""
         parts = None if self.in_parts is None else self.in_parts(epoch)
         units = self.units_of(numpy_generator(self.seed, _ORDER, epoch), self.eligible) if parts is None else parts
-        most = len(units) if self.longest_frames > self.shortest_frames else len(units) // self.batch_size
+        has_drawn_lengths = self.longest_frames > self.shortest_frames
+        most = len(units) if has_drawn_lengths else len(units) // self.batch_size
         # Longer crops in smaller batches, so that the memory and time of a step stay the same.
         frames = numpy_generator(self.seed, _LENGTH, epoch).integers(
             self.shortest_frames, self.longest_frames + 1, most
         )
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
         if parts is None:
-            units = units if self.longest_frames == self.shortest_frames else self.fitted(units, sizes)
+            units = self.fitted(units, sizes) if has_drawn_lengths else units
             count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
             used = units[: sizes[:count].sum()]
         else:
-            if self.longest_frames > self.shortest_frames:
+            if has_drawn_lengths:
                 counts = parts.counts(sizes).T
                 parts = replace(parts, units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)])
             count = parts.num_batches(sizes)
