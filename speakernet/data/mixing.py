@@ -130,7 +130,5 @@ def _units_of_pass(sampler: Sampler, epoch: int, number: int, repeat: int) -> np
     """The units of corpus `number` in the order of its `repeat`-th repeat in an epoch."""
     if sampler.in_parts is not None:
         (units,) = sampler.in_parts(epoch, repeat).units
-    else:
-        units = sampler.units_of(numpy_generator(sampler.seed, CORPUS, epoch, number, repeat), sampler.eligible)
-    # Groups are dealt batch by batch; a batch across two passes could contain a speaker twice.
-    return units if sampler.unit == 1 else units[: len(units) // sampler.batch_size * sampler.batch_size]
+        return units
+    return sampler.units_of(numpy_generator(sampler.seed, CORPUS, epoch, number, repeat), sampler.eligible)

@@ -271,7 +271,8 @@ class BalancedSampler(Sampler):
             by_key = np.argsort(key, kind="stable")
             repeated = by_key[1:][key[by_key[1:]] == key[by_key[:-1]]]
             if not len(repeated):
-                return order
+                # Only full batches: with what follows (a block, another pass), the rest could repeat a speaker.
+                return order[: len(order) // size * size]
             # Swap each repeated group with a random one.
             for place, other in zip(repeated, random.integers(0, len(order), len(repeated)), strict=True):
                 order[place], order[other] = order[other], order[place]

@@ -41,7 +41,7 @@ from speakernet.data.packed import (
     read_index,
     read_samples,
 )
-from speakernet.data.sampling import Sampler
+from speakernet.data.sampling import BalancedSampler, Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
@@ -220,8 +220,8 @@ class RemoteSource(PackedSource):
     def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
         """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can hold."""
         shards, buffer = self.shards_of(table), sampler.options.shuffle_buffer
-        # One stream for groups: if each process dealt its own, a batch could contain two groups of one speaker.
-        num_streams = num_streams if sampler.unit == 1 else 1
+        # One stream for balanced batches: if each process dealt its own, a batch could contain a speaker twice.
+        num_streams = 1 if isinstance(sampler, BalancedSampler) else num_streams
         sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
         # A block begins and ends within a shard; each stream of this machine has its own block.

@@ -3,6 +3,7 @@
 import http.client
 import threading
 import time
+import urllib.request
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -37,7 +38,7 @@ class Proxy(BaseHTTPRequestHandler):
         elif kind == "wrong":
             content = content[:-2] + bytes(2 * [content[-1] ^ 255])
         elif kind == "slow":
-            time.sleep(0.5)
+            time.sleep(2)
         self.send_response(status)
         for name, value in answer.getheaders():
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
@@ -60,6 +61,7 @@ class Proxy(BaseHTTPRequestHandler):
 def object_store(monkeypatch):
     """The faults of an S3 server, named by the environment, with an empty bucket called `bucket`."""
     import boto3
+    import s3fs
     from moto.server import ThreadedMotoServer
 
     backend = ThreadedMotoServer(port=0, verbose=False)
@@ -72,6 +74,9 @@ def object_store(monkeypatch):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_address[1]}")
+    # An earlier test in this process left its objects and a file system with its server's address.
+    urllib.request.urlopen(f"http://127.0.0.1:{target}/moto-api/reset", data=b"").close()
+    s3fs.S3FileSystem.clear_instance_cache()
     boto3.client("s3", endpoint_url=f"http://127.0.0.1:{target}").create_bucket(Bucket="bucket")
     try:
         yield proxy.faults

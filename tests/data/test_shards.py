@@ -12,7 +12,7 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data import stores
+from speakernet.data import sampling, stores
 from speakernet.data.lists import read_training_list
 from speakernet.data.mixing import streamed
 from speakernet.data.opening import open_source
@@ -163,14 +163,21 @@ def test_order_of_a_stream(num_streams):
     assert set.union(*theirs) == set(range(20))
 
 
-def test_groups_of_a_stream():
-    labels = np.arange(3000, dtype=np.int32) // 30
-    options = DataOptions(batch_size=8, utterances_per_speaker=2, shuffle_buffer=900)
-    sampler = BalancedSampler(labels, options, seed=1)
-    sampler.in_parts = lambda number: streamed(sampler, np.arange(3000) % 10, 1, number)
-    rows = sampler.epoch(0).rows.reshape(-1, 8, 2)
-    assert len(rows) > 150 and (labels[rows][:, :, 0] == labels[rows][:, :, 1]).all()
-    assert all(len(np.unique(batch)) == 8 for batch in labels[rows][:, :, 0])
+@pytest.mark.parametrize("exact_work", [sampling.EXACT_WORK, 0])
+@pytest.mark.parametrize("unit", [1, 2])
+def test_balanced_batches(store, tiny_corpus, monkeypatch, unit, exact_work):
+    """No speaker is twice in a batch of all processes, which read one stream."""
+    monkeypatch.setattr(sampling, "EXACT_WORK", exact_work)
+    source, listed = open_source(f"file://{store}"), read_training_list(tiny_corpus / "train_list.txt")
+    options = DataOptions(batch_size=3, utterances_per_speaker=unit, shuffle_buffer=19)
+    sampler = BalancedSampler(listed.labels, options, seed=1)
+    source.order(sampler, listed, source.lookup_table(listed.paths), 2)
+    for plan in map(sampler.epoch, range(10)):
+        assert len(plan) >= 3 - unit
+        for batch in range(len(plan)):
+            shares = [plan.rows[rank_share(plan, batch, unit, rank, 2)] for rank in range(2)]
+            speakers = listed.labels[np.concatenate(shares)].reshape(3, unit)
+            assert (speakers == speakers[:, :1]).all() and len(np.unique(speakers)) == 3
 
 
 def loader_of(corpus, root, **changes):

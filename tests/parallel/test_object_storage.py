@@ -1,0 +1,79 @@
+"""Two processes, each with its own cache, stream from a real S3 interface; one is killed, and the run resumes."""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from speakernet.cli import main
+from tests.data.object_store import object_store
+from tests.outcomes import digests
+from tests.started import Started, free_port, saved_step, steps_of
+from tests.tiny_recipe import write_recipe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
+]
+ADDRESS, NUM_SHARDS = "s3://bucket/corpus", 16
+NUM_STEPS = 8
+SMALL_CACHE = 190_000 / 2**30
+"""Gigabytes: two shards of two utterances each."""
+
+
+@contextmanager
+def two_machines(recipe: Path) -> Iterator[list[Started]]:
+    """A process each on two machines, as far as caches are concerned."""
+    folder, port = recipe.parent, free_port()
+    group = ("WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "MASTER_ADDR=localhost", f"MASTER_PORT={port}")
+    command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(2):
+            own = (f"RANK={rank}", f"SPEAKERNET_CACHE={folder / f'cache{rank}'}")
+            started = Started(["env", *group, *own, *command], folder / f"output{rank}.txt")
+            ranks.append(stack.enter_context(started))
+        yield ranks
+
+
+def end(ranks: list[Started]) -> None:
+    for started in ranks:
+        assert started.end() == 0, started.output[-3000:]
+
+
+def recipe_of(folder: Path, corpus: Path, **data: float) -> Path:
+    """One epoch of eight steps."""
+    changes = {"training": {"max_epochs": 1, "save_steps": 1}, "runtime": {"deterministic": True}}
+    changes["evaluation"] = {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0}
+    changes["data"] = {"train_path": ADDRESS, "shuffle_buffer": 4, **data}
+    return write_recipe(folder / "run.yaml", corpus, folder / "run", changes)
+
+
+def test_kill(tiny_corpus, tmp_path, monkeypatch):
+    with object_store(monkeypatch) as faults:
+        packing = ["--source", str(tiny_corpus), "--list", str(tiny_corpus / "train_list.txt")]
+        assert main(["pack", ADDRESS, *packing, "--shards", str(NUM_SHARDS)]) == 0
+        straight = recipe_of(tmp_path / "straight", tiny_corpus)
+        with two_machines(straight) as ranks:
+            end(ranks)
+        held = [{path.stem for path in straight.parent.glob(f"cache{rank}/*/*/samples/*.npy")} for rank in range(2)]
+        assert [len(one) for one in held] == 2 * [NUM_SHARDS // 2] and not held[0] & held[1]
+        killed = recipe_of(tmp_path / "killed", tiny_corpus, shard_cache_gigabytes=SMALL_CACHE)
+        # Slow from the ninth shard on, so that the run does not finish before the kill.
+        faults.kinds = 8 * [""] + 2 * NUM_SHARDS * ["slow"]
+        with two_machines(killed) as (other, lost):
+            other.until(lambda: steps_of(killed.parent / "run") >= 2, "its second step")
+            lost.process.kill()
+            assert lost.end() == -signal.SIGKILL
+            assert other.end(60) == 75, other.output[-3000:]
+        assert 1 <= saved_step(killed.parent / "run") < NUM_STEPS
+        faults.kinds = []
+        with two_machines(killed) as ranks:
+            end(ranks)
+            assert "resumed from" in ranks[0].output
+    found = [digests(recipe.parent / "run" / "last.pt") for recipe in (straight, killed)]
+    assert found[0] == found[1] and saved_step(killed.parent / "run") == NUM_STEPS
