@@ -62,7 +62,7 @@ WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MOST_SAMPLES_PER_BYTE = 8192
 """For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is broken."""
 DECODED_AT_ONCE = 1 << 22  # samples allocated at once, since a header may claim any number
-EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or remove it from the list"
+EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or leave it out"
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
 WAV_CODINGS = {
     (1, 8): "pcm_u8",
@@ -280,7 +280,7 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
     if len(waveform) >= num_samples:
         return waveform[:num_samples]
     if len(waveform) == 0:
-        raise AudioError("cannot repeat an empty waveform; remove the file from the list")
+        raise AudioError("cannot repeat an empty waveform; leave out the file")
     return np.resize(waveform, num_samples)
 
 
@@ -316,7 +316,7 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
 def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int) -> AudioInfo:
     """Read the header of an open file of `size` bytes."""
     if size == 0:
-        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or remove it from the list")
+        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or leave it out")
     info = parse_riff(file, name, size, modified_ns)
     if info is None:
         file.seek(0)

@@ -163,6 +163,11 @@ class Sampler(ABC):
                 parts = replace(parts, units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)])
             count = parts.num_batches(sizes)
             used = parts.take(sizes[:count])
+        if not count:
+            raise ValueError(
+                f"data.batch_size: {self.batch_size}, but epoch {epoch + 1} fills no batch; lower it, or raise "
+                "data.shuffle_buffer if the corpus is streamed"
+            )
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
         # One voice for all utterances of a unit: in another voice they would be another speaker.
         voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]

@@ -103,8 +103,8 @@ MAX_PLAYED_SECONDS = 20
 NUM_TRIALS_SHOWN = 100
 ENOUGH_FOR_A_HISTOGRAM = 30
 MISSING = "–"
-LARGEST_USABLE_EER = 20.0
-"""In percent."""
+LARGEST_USABLE_PERCENT = 20.0
+"""Of errors of either kind."""
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one at the EER."""
 SECTIONS = {
@@ -219,17 +219,26 @@ def write_report(
     # The result in plain words, for readers new to the field.
     lead = run.decisions.sentences() if run.decisions is not None else []
     if results.eer_percent is not None and results.eer_threshold is not None:
-        share = f"{results.eer_percent:.1f} %"
-        found = threshold_text(results.eer_threshold, np.empty(0) if run.scores is None else run.scores)
-        verdict = "usable: the model is calibrated and decides at the threshold below"
-        if results.eer_percent > LARGEST_USABLE_EER:
-            verdict = f"not usable yet: an error rate of {share} is too close to chance"
+        kept, rates, scores = _kept_threshold(run), (results.eer_percent / 100,) * 2, run.scores
+        name, limit = "threshold", threshold_text(results.eer_threshold, np.empty(0) if scores is None else scores)
+        if kept is not None:
+            name, limit, rates = f"the {kept[0]}", f"({kept[2].threshold:.4f})", (kept[2].false_accept, kept[2].miss)
+        verdict, cost = "usable: the model is calibrated", (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
+        if results.eer_percent > LARGEST_USABLE_PERCENT:
+            verdict = f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close to chance"
         elif not results.thresholds:
             verdict = "not ready for decisions: the model has no thresholds; fit them with speakernet calibrate"
+        elif cost >= 1:
+            verdict = (
+                f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and always giving the same "
+                "answer costs 1; calibrate on recordings like these"
+            )
+        elif 100 * max(rates) > LARGEST_USABLE_PERCENT:
+            verdict = f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of pairs are decided wrongly"
         elif sections["result"]["warnings"]:
             verdict = "usable, but its figures are optimistic or uncertain; see the box below"
-        errors = f"{share} of different-speaker pairs are accepted and {share} of same-speaker pairs rejected"
-        lead = [verdict, f"at threshold {found}, {errors}"]
+        errors = "{:.1f} % of different-speaker pairs are accepted and {:.1f} % of same-speaker pairs rejected"
+        lead = [verdict, f"at {name} {limit}, {errors.format(*(100 * one for one in rates))}"]
     return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections, export)
 
 
@@ -330,17 +339,16 @@ def _result(run: RunData) -> Section:
             "cards": [of_list],
             "warnings": [f"no error rates: {why}", *caveats],
         }
-    shown = ["EER", "minDCF(0.01)", "Cllr" if "Cllr" in figures else "min Cllr"]
+    shown = ["EER", "minDCF(0.01)", "actual DCF(0.01)", "Cllr" if "Cllr" in figures else "min Cllr"]
     tiles: list[dict[str, Any]] = [
         {"name": name, "value": one.text, "note": f"95 %: {one.interval_text}" if one.interval_text else ""}
         for name, one in figures.items()
         if name in shown
     ]
     tiles[0]["name"] = "Equal error rate"
-    kept = {one["name"]: one["threshold"] for one in results.thresholds or []}
-    if used := next((name for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), ""):
-        note = f"calibrated for {threshold_label(used)}"
-        tiles.append({"name": "Threshold used by verify", "value": f"{kept[used]:.4f}", "note": note})
+    if (kept := _kept_threshold(run)) is not None:
+        value, note = f"{kept[2].threshold:.4f}", f"calibrated for {kept[1]}"
+        tiles.append({"name": kept[0].capitalize(), "value": value, "note": note})
     rows = [[one.name, one.text, one.interval_text] for one in figures.values()]
     more = [(name, getattr(results, key), form) for name, key, form in MORE_FIGURES]
     rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
@@ -351,6 +359,22 @@ def _result(run: RunData) -> Section:
     return {"is_in_halves": True, "tiles": tiles, "cards": cards, "warnings": caveats}
 
 
+def _kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
+    """The model's threshold for decisions: its name, what it was fitted for, and its errors on the run's list."""
+    results = run.results or Results()
+    kept = {one["name"]: one for one in results.thresholds or []}
+    used = next((kept[name] for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), None)
+    if used is None or run.scores is None or run.labels is None:
+        return None
+    # `verify` scores whole utterances without a cohort; other scorings have their own thresholds.
+    way = {"embedding": "whole", "score_norm": "none"}
+    is_of_verify = any((results.backend or {}).items() >= {**way, "score": one}.items() for one in ("cosine", "plda"))
+    accepted = run.scores >= used["threshold"]
+    errors = float(1 - accepted[run.labels == 1].mean()), float(accepted[run.labels == 0].mean())
+    name = "threshold used by verify" if is_of_verify else "calibrated threshold"
+    return name, described(used), OperatingPoint(used["threshold"], *errors)
+
+
 def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
     """A column for each test list: first the reported one, then those with their own pages under eval/."""
     columns, cells = {name: reported.as_row(name), **others}, []
@@ -359,7 +383,7 @@ def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, Group
         column = {one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "") for one in figures}
         cells.append({**column, "trials": f"{one.num_trials or 0:,}", "targets": f"{one.num_targets or 0:,}"})
     rows = [[key, *(column.get(key, MISSING) for column in cells)] for key in dict.fromkeys(itertools.chain(*cells))]
-    table = {"header": ["", *columns], "rows": rows}
+    table = {"header": ["figure", *columns], "rows": rows}
     note = f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on {', '.join(others)}."
     return {"heading": "Test lists", "note": note, "table": table, "is_wide": True}
 
@@ -425,7 +449,7 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         figure = plots.threshold_figure(own, threshold)
         cards.append(_drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
         cards += _calibration(run, own, folder, suffix, after)
-        tables.append(_operating_points(own, cheapest[run.name], after))
+        tables.append(_operating_points(run, own, cheapest[run.name], after))
     if len(runs) == 1:
         return {"is_in_halves": True, "cards": [*cards, *tables]}
     # One row per kind of plot, one column per run.
@@ -434,9 +458,13 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     return {"columns": len(runs), "cards": [cards[0] | {"is_wide": True}, *(cards[row] for row in order), *tables]}
 
 
-def _operating_points(rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str) -> Card:
-    """Thresholds at the EER, at the lowest costs and at the named false-accept rates, with their error rates."""
+def _operating_points(
+    run: RunData, rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str
+) -> Card:
+    """The model's threshold, and those at the EER, the lowest costs and the named false-accept rates, with errors."""
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
+    if (kept := _kept_threshold(run)) is not None:
+        found.insert(0, (f"{kept[0]}: {kept[1]}", kept[2], MISSING))
     for prior, (cost, point) in reversed(cheapest.items()):
         found.append((f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}"))
     named, refused = named_thresholds(rates, {})
@@ -448,9 +476,11 @@ def _operating_points(rates: ErrorRates, cheapest: dict[float, tuple[float, Oper
     for name, point, cost_text in found:
         threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
         rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
-    header = ["threshold chosen for", "threshold", "misses", "false accepts", "minDCF"]
-    note = "A miss rejects a same-speaker pair, a false accept accepts a different-speaker pair. The thresholds were "
-    note += "chosen on this list; with other speakers their error rates differ."
+    header = ["threshold", "value", "misses", "false accepts", "minDCF"]
+    note = (
+        "A miss rejects a same-speaker pair, a false accept accepts a different-speaker pair. The "
+        f"{'other ' if kept else ''}thresholds were chosen on this list; with other speakers their error rates differ."
+    )
     note += f" {refused[0].capitalize()}." if refused else ""
     table = {"header": header, "rows": rows, "numbers": (1, 2, 3, 4)}
     return {"heading": f"Operating points{after}", "note": note, "table": table, "is_wide": True}
@@ -502,7 +532,7 @@ def _data(run: RunData, amount: str) -> Section:
     for role, option, what, contents in lists:
         if listed := results.list_name(role) or str(options.get(option) or ""):
             rows.append(["Test" if role == "trials" else role.capitalize(), listed, what, contents])
-    table = {"header": ["", "list", "purpose", "contents"], "rows": rows}
+    table = {"header": ["use", "list", "purpose", "contents"], "rows": rows}
     cards: list[Card] = [{"heading": "Lists", "table": table, "is_wide": True}] if rows else []
     drawn: Counter[str] = Counter()
     for one in run.metrics:
@@ -718,7 +748,7 @@ def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
         if np.isfinite(min(numbers)):
             best = numbers.index(min(numbers)) + 1
             row[best] = {"text": row[best], "is_best": True}
-    table = {"header": ["", *(run.name for run in runs)], "rows": rows}
+    table = {"header": ["figure", *(run.name for run in runs)], "rows": rows}
     note = "Bold: lowest value. In brackets: 95 % intervals over speakers."
     return {"heading": "Figures", "note": note, "table": table, "is_wide": True}
 

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import dataclasses
 import html
 import json
 import re
@@ -26,7 +27,7 @@ from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
 SECTIONS = ("result", "errors", "data", "training", "slices", "robustness", "hardest", "embeddings", "facts")
-VOID = {"meta", "link", "br", "img"}
+VOID = {"meta", "link", "br", "img", "wbr"}
 
 
 class Checker(HTMLParser):
@@ -104,6 +105,36 @@ def test_page(run):
     pngs = {path.stem for path in (run / "plots").glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
     assert {"det", "scores", "thresholds", "calibration", "slices_1", "sweep_noise", "embeddings_1"} <= pngs
     assert {"training_loss", "training_margin"} <= pngs
+
+
+@pytest.mark.parametrize(
+    ("cost", "moved", "embedding", "verdict"),
+    [
+        (1.2, 0.0, "whole", "Not usable as calibrated: the actual DCF(0.01) is 1.20"),
+        (0.3, 5.0, "whole", "Of limited use"),
+        (0.3, 0.0, "whole", "Usable, but"),
+        (0.3, 0.0, "crops", "Usable, but"),
+        (0.3, None, "whole", "Not ready for decisions"),
+    ],
+)
+def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embedding, verdict):
+    given = make_run(tmp_path / "run", trials, noise=0.5)
+    limit = given.results.eer_threshold + (moved or 0.0)
+    kept = [] if moved is None else [{"name": "far_1%", "threshold": limit, "list": "held_out.txt"}]
+    backend = {"score": "cosine", "embedding": embedding, "score_norm": "none"}
+    facts = {"act_dcf": {"0.01": cost}, "thresholds": kept, "backend": backend}
+    results = dataclasses.replace(given.results, **facts)
+    text = write_report(tmp_path / "run", dataclasses.replace(given, results=results)).read_text()
+    assert f'<p class="lead">{verdict}' in text and f"<b>{cost:.3f}</b>" in text
+    pairs = list(zip(given.scores, trials.labels, strict=True))
+    missed = 100 * sum(score < limit for score, label in pairs if label) / results.num_targets
+    accepted = 100 * sum(score >= limit for score, label in pairs if not label) / (len(pairs) - results.num_targets)
+    name = {"whole": "threshold used by verify", "crops": "calibrated threshold"}[embedding]
+    cells = "".join(
+        f'<td class="number">{one}</td>' for one in (f"{limit:.4f}", f"{missed:.2f} %", f"{accepted:.2f} %")
+    )
+    row = f"<td>{name}: at most 1 % false accepts on held_out.txt</td>{cells}"
+    assert (row in text) == (f"At the {name} ({limit:.4f}), {accepted:.1f} %" in text) == (moved is not None)
 
 
 def test_in_a_notebook(run, tmp_path):

@@ -394,7 +394,8 @@ class Service:
 
     async def health(self) -> Answer:
         """The model being served, and how busy the server is."""
-        verifier = self.verifier
+        verifier, rule = self.verifier, self.verifier.rule
+        fitted = next(iter(rule.thresholds), {})
         return {
             "status": "ok",
             "model": verifier.net.model_name,
@@ -402,7 +403,8 @@ class Service:
             "embedding_dim": verifier.embedding_dim,
             "fingerprint": verifier.fingerprint,
             "is_calibrated": verifier.is_calibrated,
-            "advice": self._decide(0.0)["advice"],
+            "calibration_trials": fitted.get("num_targets", 0) + fitted.get("num_nontargets", 0),
+            "advice": self._decide(0.0)["advice"] or rule.caution or None,
             "keeps_people": self.store is not None,
             "min_samples": verifier.net.min_samples,
             "in_browser": [self._decide(0.0), self._decide(1.0)] if self.files else None,
@@ -448,7 +450,13 @@ class Service:
         store, name = self._store(), checked_name(name)
         with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
-        return {"name": done.name, "recordings": done.total, "warnings": done.warnings, "clips": clips}
+        return {
+            "name": done.name,
+            "added": done.added,
+            "recordings": done.total,
+            "warnings": done.warnings,
+            "clips": clips,
+        }
 
     def remove(self, name: str) -> Answer:
         """Remove a person, overwriting their data in the store and its backups."""
@@ -466,12 +474,12 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Which enrolled person a clip is of, or a stranger."""
-        store, name, limit, advice = self._store(), None, None, None
+        store, name, limit, rate, advice = self._store(), None, None, None, None
         with self._opened([audio]) as (recordings, clips):
             given: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
             try:
                 found = identify(self.verifier, store, recordings[0], top=top, **given)
-                name, candidates = found.name, found.candidates
+                name, candidates, rate = found.name, found.candidates, found.stranger_rate
                 limit = None if found.decision is None else found.decision.threshold
             except NotCalibratedError as error:
                 if false_accept_rate is not None:
@@ -482,6 +490,7 @@ class Service:
         return {
             "name": name,
             "threshold": limit,
+            "stranger_rate": rate,
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
             "candidates": [

@@ -35,6 +35,7 @@ def models(tmp_path_factory, voices):
     # The result of a calibration on all pairs of these clips.
     fit = {"inputs": ["score"], "weights": [7.6], "offset": -1.52, "prior": 0.5, "backend": backend, "list": "s.txt"}
     threshold = {"threshold": 0.66, "miss_rate": 0.1, "false_accept_rate": 0.01, "backend": backend, "list": "s.txt"}
+    threshold |= {"num_targets": 36, "num_nontargets": 240}
     mean = {"embedding_mean": rows.mean(0), "embedding_mean_of": {"embedding": "whole"}}
     plain = model_file_contents(net, loss_normalizes=True, **mean)
     folder = tmp_path_factory.mktemp("models")

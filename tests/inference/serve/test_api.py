@@ -59,21 +59,25 @@ def test_people(server, voices):
     for number, name in enumerate([ANNA, AERZTE, "b c"]):
         clips = [("audio", (f"{one}.wav", wav(voices[number][one]))) for one in (0, 1)]
         found = server.post("/people", data={"name": name}, files=clips).json()
-        assert (found["name"], found["recordings"], len(found["clips"])) == (name, 2, 2)
-    more = server.post("/people", data={"name": ANNA}, files=files(audio=voices[0][2])).json()
-    assert more["recordings"] == 3
+        assert (found["name"], found["added"], found["recordings"], len(found["clips"])) == (name, 2, 2, 2)
+    for number_added in (1, 0):
+        more = server.post("/people", data={"name": ANNA}, files=files(audio=voices[0][2])).json()
+        assert (more["added"], more["recordings"]) == (number_added, 3)
     listed = {one["name"]: one["recordings"] for one in server.get("/people").json()["people"]}
     assert listed == {ANNA: 3, AERZTE: 2, "b c": 2}
     anybody = {"top": "2", "threshold": "-1"}
     found = server.post("/identify", files=files(audio=voices[0][0]), data=anybody).json()
     assert found["name"] == found["candidates"][0]["name"] == ANNA and len(found["candidates"]) == 2
-    assert found["threshold"] == -1 and math.isfinite(found["candidates"][0]["log_likelihood_ratio"])
+    assert found["threshold"] == -1 and found["stranger_rate"] is None
+    assert math.isfinite(found["candidates"][0]["log_likelihood_ratio"])
     assert found["candidates"][0]["score"] > found["candidates"][1]["score"]
     stranger = server.post("/identify", files=files(audio=voices[0][0]), data={"threshold": "1.5"}).json()
     assert stranger["name"] is None and stranger["candidates"][0]["name"] == ANNA
     for top in ("nan", "inf", "0", "0.5", "101"):
         answer = server.post("/identify", files=files(audio=voices[0][0]), data={"top": top})
         assert "top" in refused(answer, 422, "bad_request")
+    strict = server.post("/identify", files=files(audio=voices[0][0])).json()
+    assert strict["threshold"] == 0.66 and strict["stranger_rate"] == pytest.approx(0.03)
     for name in listed:
         address = "/people/" + "".join(f"%{byte:02X}" for byte in name.encode())
         assert server.delete(address).json()["name"] == name
@@ -110,7 +114,7 @@ def test_streams(server, voices):
 def test_health_and_description(server):
     health = server.get("/health").json()
     assert (health["status"], health["model"], health["is_calibrated"]) == ("ok", "ResNet", True)
-    assert health["advice"] is None and health["embedding_dim"] == 16
+    assert health["advice"] is None and health["embedding_dim"] == 16 and health["calibration_trials"] == 276
     described = server.get("/openapi.json").json()
     assert {"/verify", "/embed", "/people", "/identify", "/health"} <= set(described["paths"])
     body = described["paths"]["/verify"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]

@@ -169,6 +169,7 @@ def test_page(browser, models, voices, tmp_path, width):
         browser.open(address, width)
         check_width(browser, width)
         assert browser.run("document.querySelector('#compare').disabled")
+        assert browser.run("document.querySelector('#state').textContent") == "calibrated on 276 pairs"
         record(browser, "first", 2.0)
         # The second clip is recorded while the answer is updated.
         browser.run("document.querySelector('#second .record').click()")
@@ -181,6 +182,9 @@ def test_page(browser, models, voices, tmp_path, width):
         browser.wait("!document.querySelector('#compare').disabled")
         assert not service.streams
         other = wav(voices[3][0])
+        drop(browser, "second", wav(voices[3][0][:9600]))
+        browser.run("document.querySelector('#compare').click()")
+        browser.wait("/but not sure.*too little speech/.test(document.querySelector('#compare-answer').textContent)")
         drop(browser, "second", other)
         assert browser.run("document.querySelector('#compare-answer').hidden")
         assert "a file.wav" in browser.run("document.querySelector('#second').innerText")
@@ -199,7 +203,13 @@ def test_page(browser, models, voices, tmp_path, width):
         browser.wait(f"document.querySelector('#identify-answer .verdict')?.textContent === {name!r}")
         drop(browser, "unknown", other)
         browser.run("document.querySelector('#identify').click()")
-        browser.wait("document.querySelector('#identify-answer .verdict').textContent === 'Not an enrolled person'")
+        browser.wait("/^Not /.test(document.querySelector('#identify-answer .verdict')?.textContent)")
+        enrolled = "document.querySelector('#enrol-answer .verdict').textContent"
+        for verdict_of_enrolment in (f"{name} has another recording", f"Nothing added for {name}"):
+            drop(browser, "sample", wav(voices[0][0]))
+            assert browser.run("document.querySelector('#enrol-answer').hidden")
+            browser.run("document.querySelector('#enrol').click()")
+            browser.wait(f"{enrolled}.startsWith({verdict_of_enrolment!r})")
         check_width(browser, width)
         browser.run("document.querySelector('#people button').click()")
         browser.run("document.querySelector('#people button').click()")

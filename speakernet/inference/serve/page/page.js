@@ -1,6 +1,8 @@
 // The page of `speakernet serve`: records or accepts clips, calls the API and shows the answers.
 
 const MOST_SECONDS = 60;
+const LEAST_SPEECH_SECONDS = 1; // as in the server's warnings
+const LEAST_SURE = 0.9;
 const AUDIO = /\.(wav|flac|ogg|oga|opus|mp3|m4a|aac|webm|wma|amr|caf|aiff?)$/i;
 // Servers on other machines need a token. It follows # in the address, a part that browsers never send.
 const token = decodeURIComponent(location.hash.replace(/^#token=/, ""));
@@ -88,7 +90,8 @@ class Clip {
     const part = name => this.box.querySelector(name);
     [this.length, this.level, this.record, this.clearButton, this.player, this.hint, this.problem, this.input] =
       [".length", ".level i", ".record", ".clear", "audio", ".hint", ".problem", "input"].map(part);
-    part("h3").textContent = this.box.dataset.title;
+    part("h3").textContent = this.box.ariaLabel = this.box.dataset.title;
+    this.box.role = "group";
     this.record.onclick = () => (this.microphone ? this.stop() : this.start());
     this.clearButton.onclick = () => this.clear();
     this.input.onchange = () => { if (this.input.files[0]) this.take(this.input.files[0]); this.input.value = ""; };
@@ -104,8 +107,9 @@ class Clip {
     };
   }
 
-  say(problem) {
+  say(problem, isMild = false) {
     this.problem.textContent = problem;
+    this.problem.classList.toggle("mild", isMild);
     this.problem.hidden = !problem;
   }
 
@@ -172,15 +176,31 @@ class Clip {
   show() {
     this.box.classList.toggle("recording", Boolean(this.microphone));
     this.box.classList.toggle("full", Boolean(this.blob));
-    this.record.querySelector(".word").textContent = this.microphone ? "Stop" : this.blob ? "Record again" : "Record";
+    this.record.querySelector(".word").textContent = this.microphone ? "Stop" : "Record";
     this.player.hidden = this.clearButton.hidden = !this.blob;
     if (!this.blob) this.hint.textContent = "or drop a file here";
     this.hint.hidden = Boolean(this.microphone);
   }
 
   warn(found) {
-    this.say(found?.warnings?.length ? `Used, but ${found.warnings.join("; ")}.` : "");
+    this.say(found?.warnings?.length ? sentence(found.warnings.join("; ")) : "", true);
   }
+}
+
+function sentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
+}
+
+function recordings(count) {
+  return `${count} recording${count === 1 ? "" : "s"}`;
+}
+
+function rate(share) {
+  return `${Number((100 * share).toPrecision(2))}\u00a0%`;
+}
+
+function isShort(found) {
+  return Boolean(found.clips?.some(clip => clip.speech_seconds < LEAST_SPEECH_SECONDS));
 }
 
 // The probability of the same person if both answers were equally likely before.
@@ -198,18 +218,15 @@ function times(ratio) {
   return Math.abs(ratio) > Math.log(1e6) ? "more than a million times" : `${Number(likelier.toPrecision(2)).toLocaleString("en")} times`;
 }
 
-function odds(ratio) {
-  return ratio === null ? "" : ` (${times(ratio)} as likely from ${ratio >= 0 ? "this person as from another" : "another person as from this one"})`;
-}
-
-function scale(ratio) {
+function scale(ratio, left = "different", right = "same") {
   const box = element("div", "", "scale");
+  box.ariaHidden = "true"; // the text beside it has the same in words
   const bar = element("div", "", "bar");
   const mark = element("div", "", "mark");
   // Odds of ten thousand or more are at the ends.
   mark.style.left = `${50 + 50 * Math.max(-1, Math.min(1, ratio / Math.log(1e4)))}%`;
   const ends = element("div", "", "ends");
-  ends.append(element("span", "different"), element("span", "same"));
+  ends.append(element("span", left), element("span", right));
   bar.append(mark);
   box.append(bar, ends);
   return box;
@@ -222,25 +239,51 @@ function show(box, kind, verdict, ...rest) {
 }
 
 function showDecision(box, found, prefix = "") {
-  const numbers = `score ${found.score.toFixed(3)}`;
+  const score = found.score.toFixed(3);
   if (found.same_speaker === null) {
-    show(box, "unsure", "No decision: not calibrated", `${prefix}${numbers}; a higher score means more alike.`, found.advice);
+    show(box, "unsure", "No decision: not calibrated", sentence(`${prefix}score ${score}; a higher score means more alike`));
     return;
   }
   const words = found.same_speaker ? "The same person" : "Different people";
   const kind = found.same_speaker ? "same" : "other";
   const ratio = found.log_likelihood_ratio;
-  const limit = `${numbers}, threshold ${found.threshold.toFixed(3)}` +
-    (found.false_accept_rate === null ? "" : ` (accepts ${(100 * found.false_accept_rate).toPrecision(2)} % of strangers)`);
+  const limit = `${found.same_speaker ? "It reaches" : "It is below"} the threshold ${found.threshold.toFixed(3)}` +
+    (found.false_accept_rate === null ? "." : `, which ${rate(found.false_accept_rate)} of pairs of different people reach.`);
   if (ratio === null) {
-    show(box, kind, words, prefix + limit);
+    show(box, kind, words, sentence(`${prefix}the score is ${score}`), limit);
     return;
   }
   const sides = ratio >= 0 ? "one person as from two" : "two people as from one";
   // The threshold and the odds may disagree.
-  const agrees = ratio >= 0 === found.same_speaker;
-  const sure = agrees ? `${words}, ${percent(certainty(ratio))} sure` : `${words}, but not certain`;
-  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${prefix}the score is ${times(ratio)} as likely from ${sides}; ${limit}`);
+  const agrees = ratio >= 0 === found.same_speaker, share = certainty(ratio);
+  const isSure = agrees && !isShort(found);
+  const why = isSure ? "The percentage assumes that both answers were equally likely beforehand."
+    : isShort(found) ? "A clip has too little speech to be sure; record a few seconds." : "Not sure, because the odds and the threshold disagree.";
+  show(box, isSure && Math.max(share, 1 - share) >= LEAST_SURE ? kind : "unsure",
+    isSure ? `${words}, ${percent(share)} sure` : `${words}, but not sure`, scale(ratio),
+    `${sentence(`${prefix}the score ${score} is ${times(ratio)} as likely from ${sides}`)} ${limit}`, why);
+}
+
+function showPerson(box, found) {
+  const [best] = found.candidates, scores = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}`).join(", ");
+  if (!best || found.threshold === null) {
+    if (best) show(box, "unsure", "No decision: not calibrated", `Highest scores: ${scores}.`);
+    else show(box, "unsure", "Nobody is enrolled yet", "Enrol people below, then ask again.");
+    return;
+  }
+  const ratio = best.log_likelihood_ratio, isNear = ratio !== null && ratio >= 0;
+  const limit = `A person is named from ${found.threshold.toFixed(3)} up` +
+    (found.stranger_rate === null ? "." : `; at most ${rate(found.stranger_rate)} of strangers get that far.`);
+  const sides = isNear ? `${best.name} as from somebody else` : `somebody else as from ${best.name}`;
+  const rest = [`Highest scores: ${scores}. ${limit}`];
+  if (ratio !== null) rest.unshift(scale(ratio, "somebody else", best.name), `The highest score is ${times(ratio)} as likely from ${sides}.`);
+  if (isShort(found)) {
+    show(box, "unsure", `Not sure: perhaps ${found.name ?? (isNear ? best.name : "a stranger")}`, ...rest, "The clip has too little speech to be sure; record a few seconds.");
+  } else if (found.name === null && isNear) {
+    show(box, "unsure", `Not sure: perhaps ${best.name}`, ...rest, "Not sure means: the voice fits, but not well enough to rule out a stranger. A longer clip may decide.");
+  } else {
+    show(box, found.name === null ? "other" : "same", found.name ?? "Not an enrolled person", ...rest);
+  }
 }
 
 // Sends the recording while it is made, and shows the server's answer so far.
@@ -256,7 +299,7 @@ class Live {
   hear(block, rate) {
     this.waiting.push(block);
     this.count += block.length;
-    if (this.count >= rate / 2 && !this.sending && !this.failed) this.sending = this.send(rate).finally(() => { this.sending = null; });
+    if (this.count >= rate / 2 && !this.sending && !this.failed && !this.closed) this.sending = this.send(rate).finally(() => { this.sending = null; });
   }
 
   async send(rate) {
@@ -285,22 +328,27 @@ class Live {
   }
 }
 
-// A button that does some work on clips and shows its errors in `box`.
-function action(button, box, clips, work, isReady = () => true) {
+// A button that does some work on clips, which stay as they are meanwhile, and shows its errors in `box`.
+function action(button, box, clips, failed, work, isReady = () => true) {
   const update = () => { button.disabled = button.dataset.busy === "true" || !clips.every(clip => clip.blob) || !isReady(); };
   const run = async () => {
+    const focused = document.activeElement, word = button.textContent;
+    const hold = isBusy => clips.forEach(clip => { clip.box.inert = isBusy; });
     button.dataset.busy = "true";
     update();
-    const word = button.textContent;
+    hold(true);
     button.textContent = "Working …";
     try {
       await work();
     } catch (error) {
-      show(box, "unsure", "Something went wrong", error.message);
+      show(box, "unsure", failed, error.message);
     } finally {
       button.textContent = word;
       button.dataset.busy = "false";
       update();
+      hold(false);
+      // Disabled elements lose the focus.
+      if (document.activeElement === document.body) (focused.disabled ? clips[0].record : focused).focus();
     }
   };
   return { update, run };
@@ -316,12 +364,14 @@ let live = null;
 const compareBox = find("compare-answer"), identifyBox = find("identify-answer"), enrolBox = find("enrol-answer");
 // An answer belongs to its clips: another clip clears it.
 const clearing = (box, update) => () => { box.hidden = true; update(); };
-const first = new Clip("first", clearing(compareBox, () => compareAction?.update()));
+const first = new Clip("first", clearing(compareBox, () => { live?.close(); compareAction?.update(); }));
 const second = new Clip("second", clearing(compareBox, () => compareAction?.update()));
 const unknown = new Clip("unknown", clearing(identifyBox, () => identifyAction?.update()));
-const sample = new Clip("sample", () => enrolAction?.update());
+const sample = new Clip("sample", clearing(enrolBox, () => enrolAction?.update()));
+// A file dropped beside a box would replace the page.
+document.ondragover = document.ondrop = event => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); };
 
-var compareAction = action(find("compare"), compareBox, [first, second], async () => {
+var compareAction = action(find("compare"), compareBox, [first, second], "No answer", async () => {
   const found = inBrowser
     ? await inBrowser.verify(first, second)
     : await ask("POST", "verify", form([["first", first], ["second", second]]));
@@ -345,26 +395,26 @@ second.stop = async () => {
   if (first.blob && second.blob) await compareAction.run();
 };
 
-var identifyAction = action(find("identify"), identifyBox, [unknown], async () => {
+var identifyAction = action(find("identify"), identifyBox, [unknown], "No answer", async () => {
   const found = await ask("POST", "identify", form([["audio", unknown]]));
-  const others = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}${odds(one.log_likelihood_ratio)}`).join(", ");
-  const limit = found.threshold === null ? "" : `; threshold ${found.threshold.toFixed(3)}`;
-  const beside = others ? `Scores: ${others}${limit}` : "Nobody is enrolled yet.";
-  if (found.name !== null) show(identifyBox, "same", found.name, beside);
-  else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Not an enrolled person", beside);
-  else show(identifyBox, "unsure", "No decision: not calibrated", beside, found.advice);
+  showPerson(identifyBox, found);
   unknown.warn(found.clips[0]);
 });
 find("identify").onclick = identifyAction.run;
 
-var enrolAction = action(find("enrol"), enrolBox, [sample], async () => {
+var enrolAction = action(find("enrol"), enrolBox, [sample], "Not enrolled", async () => {
   const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
-  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}. Another one from a different day makes recognition more reliable.`);
   sample.clear();
-  sample.warn(found);
   await listPeople();
+  const done = !found.added ? `Nothing added for ${found.name}`
+    : found.recordings > found.added ? `${found.name} has another recording` : `${found.name} is enrolled`;
+  const next = !found.added ? [] : found.warnings.length
+    ? [`It was added all the same. If that is wrong, remove ${found.name} and enrol again.`]
+    : [`${recordings(found.recordings)} so far. Another one from a different day makes recognition more reliable.`];
+  const isDoubtful = found.warnings.length > 0;
+  show(enrolBox, isDoubtful ? "unsure" : "same", isDoubtful && found.added ? `${done}, with a warning` : done, ...found.warnings.map(one => `${one}.`), ...next);
 }, () => find("name").value.trim() !== "");
-find("name").oninput = enrolAction.update;
+find("name").oninput = clearing(enrolBox, enrolAction.update);
 find("enrol-form").onsubmit = event => {
   event.preventDefault();
   if (!find("enrol").disabled) enrolAction.run();
@@ -373,24 +423,32 @@ find("enrol-form").onsubmit = event => {
 async function listPeople() {
   const { people } = await ask("GET", "people");
   find("nobody").hidden = people.length > 0;
+  identifyBox.hidden = true; // an answer belongs to its people
   find("people").replaceChildren(...people.map(person => {
     const row = element("li");
     const who = element("span", person.name);
-    who.append(element("small", `${person.recordings} recording${person.recordings === 1 ? "" : "s"}`));
-    const remove = element("button", "Remove");
+    who.append(element("small", recordings(person.recordings)));
+    const remove = element("button");
+    const label = word => {
+      remove.textContent = word;
+      remove.ariaLabel = `${word} ${person.name}`;
+    };
+    label("Remove");
     remove.type = "button";
+    remove.onblur = () => label("Remove");
     remove.onclick = async () => {
       // Needs a second click, since it cannot be undone.
-      if (remove.dataset.sure !== "true") {
-        remove.dataset.sure = "true";
-        remove.textContent = "Really remove?";
+      if (remove.textContent === "Remove") {
+        label("Really remove?");
         return;
       }
       try {
         await ask("DELETE", `people/${encodeURIComponent(person.name)}`);
         await listPeople();
+        enrolBox.hidden = true;
+        find("people-title").focus();
       } catch (error) {
-        show(enrolBox, "unsure", "Something went wrong", error.message);
+        show(enrolBox, "unsure", "Not removed", error.message);
       }
     };
     row.append(who, remove);
@@ -402,7 +460,8 @@ async function begin() {
   try {
     const health = await ask("GET", "health");
     find("model").textContent = `${health.model}, ${health.sample_rate} Hz`;
-    find("state").textContent = health.is_calibrated ? "calibrated" : "not calibrated";
+    const fitted = health.calibration_trials ? ` on ${health.calibration_trials.toLocaleString("en")} pairs` : "";
+    find("state").textContent = health.is_calibrated ? `calibrated${fitted}` : "not calibrated";
     find("state").hidden = false;
     find("advice").textContent = health.advice ?? "";
     find("advice").hidden = !health.advice;
