@@ -344,15 +344,17 @@ class _Scoring:
             given = self.inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
         elif self.after_training and validates:
             given = self.inputs.validation
+        others: set[str] = set()
         if given and self.after_training:
             # A finished run that is started again must not replace what `speakernet calibrate` has fitted since.
-            if others := {
-                str(one.get("list")) for one in fits_in_file if one.get("list_sha256") != given.trials.sha256
-            }:
-                logger.info("%s keeps the calibration fitted on %s", self.path, ", ".join(sorted(others)))
-                given = None
+            foreign = [one for one in fits_in_file if one.get("list_sha256") != given.trials.sha256]
+            others = {str(one.get("list") or "another list") for one in foreign}
         elif self.after_training:
             logger.info("no calibration: all trials are reported ones (see evaluation.calibration_list)")
+        if given and others:
+            replacing = f"`speakernet calibrate --trials {given.trials.source}` replaces it"
+            logger.warning("%s keeps the calibration fitted on %s; %s", self.path, ", ".join(sorted(others)), replacing)
+            given = given if kept is None else None
         if given is None:
             self.fitted_on = (kept or {}).get("list_sha256") or ""
             return AffineCalibration.from_dict(kept) if kept else None
@@ -366,8 +368,8 @@ class _Scoring:
         calibration, self.fitted_on = fits[-1].calibration, trials.sha256
         for sentence in fits[0].refused:
             logger.info("%s: %s", trials.source, sentence)
-        # `speakernet verify` scores whole utterances by cosine, however the list was scored.
-        if self.after_training and described != verifying_backend(self.contents).describe(WHOLE):
+        # `speakernet verify` scores whole utterances by cosine or PLDA, however the list was scored.
+        if self.after_training and not others and described != verifying_backend(self.contents).describe(WHOLE):
             own = [one for one in measures if one != "cohort"]
             fits += fit_for_verifying(embedder, self.contents, trials, source, prior, own)[0]
         for fit in fits:

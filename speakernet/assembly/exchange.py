@@ -134,7 +134,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
     if plda_of(model.contents):
-        lines.append("this model scores by PLDA (entry `plda` of the metadata): dot products are not its scores")
+        lines.append("this model scores by PLDA, which the file contains: dot products are not its scores")
     if trials is not None:
         small = ExportedEmbedder(open_onnx(path.read_bytes()), rate, model.net.min_samples)
         before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))

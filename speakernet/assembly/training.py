@@ -104,8 +104,8 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     of_epochs = f"of training.max_epochs: {training.max_epochs}"
     absent = [name for name in training.trackers if importlib.util.find_spec(TRACKERS[name][0]) is None]
     found = {
-        f"training.trackers: {', '.join(absent)} is not installed; pip install 'speakernet[trackers]' or leave "
-        "it out": bool(absent),
+        f"training.trackers: not installed: {', '.join(absent)}; pip install 'speakernet[trackers]' or leave "
+        "them out": bool(absent),
         f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {loss.name}: each "
         "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
         "or accumulation_steps: 1 with a larger data.batch_size": (

@@ -150,8 +150,8 @@ def file_findings(
     if not len(missing):
         findings = [Finding("ok", f"{check}: files", f"all {len(names):,} exist")]
     else:
-        option = "data.train_path" if check == "training audio" else "the path of this list, such as data.test_path"
-        whole = f"none is in {source.root}, where the list's paths start; set {option} (doctor --list: --root)"
+        option = "data.train_path, or that of data.corpora," if check == "training audio" else "the path of this list"
+        whole = f"none is in {source.root}, where the list's paths start; correct {option} (doctor --list: --root)"
         clean = f"restore them or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
         advice = whole if len(missing) == len(names) else clean
         level: Level = "warning" if len(missing) <= tolerated_share * len(names) else "error"

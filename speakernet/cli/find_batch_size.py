@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> list[str]:
         figures = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB"
         lines.append(f"{size:6d}  {figures if one.fits else 'does not fit'}")
     advice = recommendation(config, finder.tried[configured_batch_size(config)], finder.tried[best])
-    largest = f"largest that fits: {finder.largest}"
+    largest = f"largest tried that fits: {finder.largest}"
     return [*lines, f"fastest: {best} utterances per batch; {largest}", f"recommendation: {advice}"]

@@ -31,17 +31,19 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
-    read = list(map(_read, files))
+    read, names = list(map(_read, files)), ", ".join(map(str, files))
     try:
         sections, notes = converted(*read)
         config_from_dict(sections)
     except LookupError as error:
-        raise FileError(f"{arguments.file}: {error} is missing; expected {EXPECTED}") from error
+        raise FileError(f"{names}: {error} is missing; expected {EXPECTED}") from error
     except OptionError as error:
         theirs = "".join(f" (its {name})" for name, key in SAME.items() if key == error.field)
-        raise FileError(f"{', '.join(map(str, files))}: {error.field}{theirs} {error.found}") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise FileError(f"{arguments.file}: {error}; expected {EXPECTED}") from error
+        raise FileError(f"{names}: {error.field}{theirs} {error.found}") from error
+    except ValueError as error:
+        raise FileError(f"{names}: {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise FileError(f"{names}: an option has the wrong type ({error}); expected {EXPECTED}") from error
     with atomic_write(arguments.out) as file:
         file.write(f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n")
         yaml.safe_dump(sections, file, sort_keys=False)

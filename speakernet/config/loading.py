@@ -168,7 +168,9 @@ def find_config(name: str) -> Path:
         if candidate.exists() and not candidate.is_dir():
             return candidate
     if not (RECIPES / Path(name).parent).is_dir() or Path(name).is_absolute():
-        raise ConfigError(f"{name}: no such file; expected a configuration in YAML")
+        raise ConfigError(
+            f"{name}: {'a folder' if Path(name).is_dir() else 'no such file'}; expected a configuration in YAML"
+        )
     recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
     raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
 

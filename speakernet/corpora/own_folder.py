@@ -197,7 +197,7 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
     layout = find_layout(options.root, options.layout) if depth is None else Layout(depth)
     if layout.depth and options.speaker_depth is None:
         kept = "keep their splits" if layout.split_depth is not None else "are split again"
-        logger.info("the speakers are %d folders below %s and %s", layout.depth, options.root, kept)
+        logger.info("the speakers' folders are at depth %d below %s; speakers %s", layout.depth, options.root, kept)
     _warn_of_empty_folders(options.root, names, layout.depth)
     # A generator, so that names that cannot be listed are counted once, while it is consumed.
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)

@@ -239,7 +239,7 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
             problem_rows = stored["problem_rows"].astype(np.int64, casting="safe").tolist()
             table = LookupTable(sample_rate, stored, dict.fromkeys(problem_rows, "not read yet"))
             if len(table) != num_rows or not all(0 <= row < num_rows for row in problem_rows):
-                raise FileError(f"{path}: its rows are not those of a list of {num_rows}")
+                raise FileError(f"{path}: {len(table)} rows, or a problem row out of range; expected {num_rows} rows")
             return table
     except FileError as error:
         logger.warning("The cached lookup table is damaged; reading the headers again: %s", error)

@@ -293,7 +293,7 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
     # If all fail, the folder is probably wrong, and one example is enough.
     if len(rows) == len(names):
-        found, rows = f"{found}; do the list's paths start at another folder?", rows[:1]
+        found, rows = f"{found}; give the folder where the list's paths start (--test_path or --audio)", rows[:1]
     shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])
     raise AudioError(f"{found}: {shown}" + " …" * (len(rows) > MAX_NAMED))
 

@@ -184,8 +184,8 @@ class DecisionRule:
                 rates = ", ".join(f"{100 * one:g}" for one in FALSE_ACCEPT_RATES)
                 raise NotCalibratedError(
                     f"the model file has no threshold {threshold!r}, only {', '.join(known)}; `speakernet calibrate` "
-                    f"fits the rates {rates} %, each if the list expects ten false accepts; for any other, give a "
-                    "score with `--threshold NUMBER`"
+                    f"fits the rates {rates} %, each if the list has enough non-targets for ten false accepts; for "
+                    "any other, give a score with `--threshold NUMBER`"
                     if known
                     else self.advice
                 )

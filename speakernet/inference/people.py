@@ -585,7 +585,7 @@ def checked_name(name: str) -> str:
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
     is_hidden = any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found)
     shown = "".join(one for one in letters if not unicodedata.combining(one))
-    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker \d+", shown)
+    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", found.casefold())
     if is_hidden or len(found) > LONGEST_NAME or is_taken:
         raise StoreError(
             f"the name {found[:20]!a} of {len(found)} characters; expected 1 to {LONGEST_NAME} visible characters in "

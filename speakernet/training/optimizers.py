@@ -138,7 +138,9 @@ class OptimizerState:
         """Restore the moments; ValueError if they belong to another optimizer or other parameters."""
         own, saved = self.optimizer.state_dict()["param_groups"], state["param_groups"]
         if [set(one) for one in own] != [set(one) for one in saved]:
-            raise ValueError(f"the {len(saved)} saved parameter groups do not match the optimizer's {len(own)}")
+            raise ValueError(
+                f"the {len(saved)} saved parameter groups differ in number or options from the optimizer's {len(own)}"
+            )
         # torch takes the options from the state dictionary, so put the current ones there.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         own_state = join_state(state["state"], self._parameters, back=True)

@@ -27,7 +27,7 @@ BAD_NAMES = [
     ".",
     "..",
     "A\u200bda",
-    "Speaker 2",
+    "Speaker 10",
     "\u3164",
     "\u2800",
     "A\ufe0f",

@@ -49,7 +49,7 @@ import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
 from speakernet.files import read_secret, reading
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
-from speakernet.inference.people import PeopleStore, checked_name
+from speakernet.inference.people import PeopleStore, checked_name, normal_name
 from speakernet.inference.recordings import Recording, inspect_recording
 from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
 
@@ -460,7 +460,7 @@ class Service:
 
     def remove(self, name: str) -> Answer:
         """Remove a person, overwriting their data in the store and its backups."""
-        store, name = self._store(), checked_name(name)
+        store, name = self._store(), normal_name(name)
         if not (num_recordings := len(store.recordings(name))):
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)

@@ -138,7 +138,7 @@ class TrainingOptions(Options):
     patience: CountOrZero = 0
     """Stop after this many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0
-    """Optimizer steps between writes of last.pt, in addition to the end of each epoch; 0: only at the end."""
+    """Optimizer steps between writes of last.pt, in addition to each epoch's end; 0: only then."""
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = 10.0
     """Minutes between writes of last.pt, at most; 0 turns it off."""
     max_bad_steps: Count = 10
