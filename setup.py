@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 CORE = [
-    # torchaudio 2.11 refuses to load with torch 2.15 (different CUDA build); see docs/troubleshooting.md before widening.
+    # torchaudio 2.11 refuses to load with torch 2.15 (different CUDA build); see docs/troubleshooting.md first.
     "torch>=2.9,<2.15",
     "torchaudio>=2.9,<2.12",
     "soundfile>=0.12.1",
