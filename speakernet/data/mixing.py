@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, BalancedSampler, Sampler, by_speaker_of
+from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, Sampler, by_speaker_of
 from speakernet.random import numpy_generator
 
 FIRST_BLOCK = 1024
@@ -88,8 +88,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
         is_kept = np.empty(len(rows), dtype=bool)
         is_kept[by_speaker] = number < sampler.max_utterances
         rows = rows[is_kept]
-    # Only a large block has enough speakers, and groups of one speaker, for balanced batches.
-    smallest = buffer if isinstance(sampler, BalancedSampler) else min(FIRST_BLOCK, buffer)
+    smallest = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
     found = []
     for stream in range(num_streams):
         mine = rows[len(rows) * stream // num_streams : len(rows) * (stream + 1) // num_streams]

@@ -139,6 +139,9 @@ class Sampler(ABC):
     unit = 1
     """Utterances of one speaker that stay together."""
 
+    needs_many_speakers = False
+    """Whether a batch can only be dealt from many speakers: one stream for all processes, in large blocks."""
+
     in_parts: Callable[..., Any] | None = None
     """Makes the parts of an epoch (`mixing.Parts`) for a streamed corpus or several; None: everything is shuffled."""
 
@@ -220,6 +223,7 @@ class BalancedSampler(Sampler):
     """
 
     auto_max_utterances = 500  # as in voxceleb_trainer, whose sampler this is
+    needs_many_speakers = True
 
     def __init__(self, labels: np.ndarray, options: DataOptions, **more: Any) -> None:
         self.unit = options.utterances_per_speaker

@@ -41,7 +41,7 @@ from speakernet.data.packed import (
     read_index,
     read_samples,
 )
-from speakernet.data.sampling import BalancedSampler, Sampler
+from speakernet.data.sampling import Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
@@ -221,7 +221,7 @@ class RemoteSource(PackedSource):
         """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can hold."""
         shards, buffer = self.shards_of(table), sampler.options.shuffle_buffer
         # One stream for balanced batches: if each process dealt its own, a batch could contain a speaker twice.
-        num_streams = 1 if isinstance(sampler, BalancedSampler) else num_streams
+        num_streams = 1 if sampler.needs_many_speakers else num_streams
         sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
         # A block begins and ends within a shard; each stream of this machine has its own block.

@@ -107,6 +107,8 @@ LARGEST_USABLE_PERCENT = 20.0
 """Of errors of either kind."""
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one at the EER."""
+VERIFYING = ("whole", "none")
+"""How `verify` embeds, and its score normalisation."""
 SECTIONS = {
     "result": "Result",
     "trials": "Trials",
@@ -234,7 +236,7 @@ def write_report(
                 "answer costs 1; calibrate on recordings like these"
             )
         elif 100 * max(rates) > LARGEST_USABLE_PERCENT:
-            verdict = f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of pairs are decided wrongly"
+            verdict = f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of pair is decided wrongly"
         elif sections["result"]["warnings"]:
             verdict = "usable, but its figures are optimistic or uncertain; see the box below"
         errors = "{:.1f} % of different-speaker pairs are accepted and {:.1f} % of same-speaker pairs rejected"
@@ -367,8 +369,8 @@ def _kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
     if used is None or run.scores is None or run.labels is None:
         return None
     # `verify` scores whole utterances without a cohort; other scorings have their own thresholds.
-    way = {"embedding": "whole", "score_norm": "none"}
-    is_of_verify = any((results.backend or {}).items() >= {**way, "score": one}.items() for one in ("cosine", "plda"))
+    way = results.backend or {}
+    is_of_verify = way.get("score") in ("cosine", "plda") and (way.get("embedding"), way.get("score_norm")) == VERIFYING
     accepted = run.scores >= used["threshold"]
     errors = float(1 - accepted[run.labels == 1].mean()), float(accepted[run.labels == 0].mean())
     name = "threshold used by verify" if is_of_verify else "calibrated threshold"
