@@ -203,7 +203,7 @@ def main() -> None:
             found = verifier.who(path, store, num_speakers=count if kind == "known" else None)
             took = took or time.process_time() - begun
             (given.out / kind / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, found.turns), ""]))
-            named[row] += name_seconds(turns, found.exclusive, enrolled)
+            named[row] += name_seconds(turns, found.turns, enrolled)
             print(name, count, kind, len(found.speakers), json.dumps(named[row].round(1).tolist()), flush=True)
         work, audio = work + took, audio + audio_info(path).seconds
     for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):

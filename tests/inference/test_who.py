@@ -155,11 +155,12 @@ def test_sections():
     assert found == [(0.0, 1.125, 0), (1.125, 2.25, 1), (4.0, 5.0, 1)]
 
 
-def test_second_voice():
-    middle = np.eye(2)
-    units = np.array([[1.0, 0.0], [0.7071, 0.7071], [0.0, 1.0]])
-    found = conversation._second_voices(np.array([[0, 1], [1, 2], [2, 3]]), units, np.array([0, 0, 1]), middle)
-    assert found == [(1.0, 2.0, 1)]
+def test_overlaps():
+    # At 1 kHz: louder around 3 s, silent around 6.2 s.
+    level = np.repeat([0.1, 0.2, 0.1, 0.0, 0.1], [2400, 1200, 2400, 400, 3600])
+    recording = open_recording(level.astype(np.float32), 1000, 1000)
+    turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 6.2, "b"), Turn(6.2, 8.0, "a"), Turn(8.5, 10.0, "b")]
+    assert conversation._overlaps(recording, turns) == [Turn(3.0, 3.2, "a"), Turn(2.8, 3.0, "b")]
 
 
 def test_error_rates(tmp_path, capsys):

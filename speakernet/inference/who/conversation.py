@@ -5,6 +5,7 @@ people, decided as in `identify`; only `enroll_speaker` adds anybody to it.
 """
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
 from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import LEAST_WEIGHT_SECONDS, MOST_SPEECH_SECONDS, Recording
@@ -29,8 +31,11 @@ BORDER_SECONDS, BORDER_WINDOW_SECONDS, BORDER_STEP_SECONDS = 0.6, 0.8, 0.2
 """How far a border may move, how much is embedded around each candidate, and how far apart the candidates are."""
 STRANGERS_NAMED = 0.05
 """Default share of strangers that may get a name; higher than in `identify`, whose recordings are cleaner."""
-MIXTURE_GAIN = 0.12
-"""A second voice is present if the mean of both is closer to a window than its own voice by more than this cosine."""
+OVERLAP_SECONDS = 0.2
+"""How long both voices speak on either side of a border if they overlap there."""
+NEAR_SECONDS, TURN_SECONDS, LOUDER = 0.3, 3.0, 1.26
+"""They overlap if the median power within the first of these of a border is this many times (1 dB) that within the
+second; if speech detection bridged a pause there, it is lower."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +134,9 @@ def who_speaks(
     )
     middle = centres(units, labels, lengths)
     single = _refined(verifier, recording, middle, sections(speech, windows, labels))
-    second = _second_voices(windows, units, labels, middle)
     names = [one.name for one in found]
     exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
-    turns = joined([*exclusive, *(Turn(start, stop, names[row]) for start, stop, row in second)])
+    turns = joined([*exclusive, *_overlaps(recording, exclusive)])
     seconds = [sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names]
     speakers = tuple(replace(one, seconds=spoken) for one, spoken in zip(found, seconds, strict=True))
     return Conversation(recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive))
@@ -205,17 +209,20 @@ def _refined(
     return [(float(start), float(stop), label) for (start, stop), (_, _, label) in zip(edges, single, strict=True)]
 
 
-def _second_voices(
-    windows: np.ndarray, units: np.ndarray, labels: np.ndarray, middle: np.ndarray
-) -> list[tuple[float, float, int]]:
-    """Windows in which a second person speaks as well: start, stop, label of that person."""
-    rows, own = np.arange(len(units)), (units * middle[labels]).sum(axis=1)
-    cosines = units @ middle.T
-    mixed = (own[:, None] + cosines) / np.sqrt(np.maximum(2.0 + 2.0 * (middle @ middle.T)[labels], 1e-6))
-    mixed[rows, labels] = -1.0
-    other = mixed.argmax(axis=1)
-    is_two = mixed[rows, other] - own > MIXTURE_GAIN
-    return [(float(windows[row, 0]), float(windows[row, 1]), int(other[row])) for row in np.flatnonzero(is_two)]
+def _overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
+    """Further turns of both voices around each border at which they overlap."""
+    found, rate = [], recording.sample_rate
+    for before, after in itertools.pairwise(exclusive):
+        border = before.stop
+        if not before.start < border == after.start < after.stop:
+            continue
+        start, stop = max(before.start, border - TURN_SECONDS), min(after.stop, border + TURN_SECONDS)
+        powers = frame_powers(recording.read(round(start * rate), round((stop - start) * rate)), rate)
+        distances = np.abs(start + FRAME_SECONDS * (np.arange(len(powers)) + 0.5) - border)
+        if np.median(powers[distances < NEAR_SECONDS]) > LOUDER * np.median(powers):
+            found.append(Turn(border, min(border + OVERLAP_SECONDS, after.stop), before.speaker))
+            found.append(Turn(max(border - OVERLAP_SECONDS, before.start), border, after.speaker))
+    return found
 
 
 def joined(turns: Sequence[Turn]) -> list[Turn]:
