@@ -160,7 +160,12 @@ def test_overlaps():
     level = np.repeat([0.1, 0.2, 0.1, 0.0, 0.1], [2400, 1200, 2400, 400, 3600])
     recording = open_recording(level.astype(np.float32), 1000, 1000)
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 6.2, "b"), Turn(6.2, 8.0, "a"), Turn(8.5, 10.0, "b")]
-    assert conversation._overlaps(recording, turns) == [Turn(3.0, 3.2, "a"), Turn(2.8, 3.0, "b")]
+    assert conversation._with_overlaps(recording, turns) == [Turn(0.0, 3.2, "a"), Turn(2.8, 6.2, "b"), *turns[2:]]
+    # A short turn is extended, not covered by the turns of another voice around it.
+    level = np.repeat([0.1, 0.3, 0.1], [2400, 1700, 2400])
+    turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 3.5, "b"), Turn(3.5, 6.5, "a")]
+    found = conversation._with_overlaps(open_recording(level.astype(np.float32), 1000, 1000), turns)
+    assert found == [Turn(0.0, 3.2, "a"), Turn(2.8, 3.7, "b"), Turn(3.3, 6.5, "a")]
 
 
 def test_error_rates(tmp_path, capsys):

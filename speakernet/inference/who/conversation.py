@@ -136,7 +136,7 @@ def who_speaks(
     single = _refined(verifier, recording, middle, sections(speech, windows, labels))
     names = [one.name for one in found]
     exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
-    turns = joined([*exclusive, *_overlaps(recording, exclusive)])
+    turns = _with_overlaps(recording, exclusive)
     seconds = [sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names]
     speakers = tuple(replace(one, seconds=spoken) for one, spoken in zip(found, seconds, strict=True))
     return Conversation(recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive))
@@ -209,10 +209,10 @@ def _refined(
     return [(float(start), float(stop), label) for (start, stop), (_, _, label) in zip(edges, single, strict=True)]
 
 
-def _overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
-    """Further turns of both voices around each border at which they overlap."""
-    found, rate = [], recording.sample_rate
-    for before, after in itertools.pairwise(exclusive):
+def _with_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
+    """The turns, extended beyond each border at which both voices speak."""
+    turns, rate = list(exclusive), recording.sample_rate
+    for row, (before, after) in enumerate(itertools.pairwise(exclusive)):
         border = before.stop
         if not before.start < border == after.start < after.stop:
             continue
@@ -220,9 +220,9 @@ def _overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
         powers = frame_powers(recording.read(round(start * rate), round((stop - start) * rate)), rate)
         distances = np.abs(start + FRAME_SECONDS * (np.arange(len(powers)) + 0.5) - border)
         if np.median(powers[distances < NEAR_SECONDS]) > LOUDER * np.median(powers):
-            found.append(Turn(border, min(border + OVERLAP_SECONDS, after.stop), before.speaker))
-            found.append(Turn(max(border - OVERLAP_SECONDS, before.start), border, after.speaker))
-    return found
+            turns[row] = replace(turns[row], stop=min(border + OVERLAP_SECONDS, after.stop))
+            turns[row + 1] = replace(after, start=max(border - OVERLAP_SECONDS, before.start))
+    return turns
 
 
 def joined(turns: Sequence[Turn]) -> list[Turn]:
