@@ -6,6 +6,7 @@ and licence. With them a checkpoint without the frozen weights finds these again
 
 import json
 import logging
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ CONFIG, PREPROCESSOR, CARD, INDEX = (
     "model.safetensors.index.json",
 )
 BACKBONE_PREFIX = "trunk.backbone."
+# Replaces the name of a layer inside its adapter.
+PLAIN = (".base_layer", "")
 OPTION = "model.options.backbone"
 SAMPLE_RATE_KEY = "sampling_rate"
 # Tensors of pretraining and recognition heads, and of masks used only in training.
@@ -102,7 +105,34 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
         PretrainedOptions(backbone=wanted["name"], revision=wanted.get("commit", "main"), spare=spare)
     )
     refuse_other_files(wanted, found.source, path)
-    return {**{BACKBONE_PREFIX + name: value for name, value in found.weights.items()}, **contents["weights"]}
+    refuse_other_weights(
+        contents["reference"], {name: checksum(one.float()) for name, one in found.weights.items()}, path
+    )
+    return merged({**{BACKBONE_PREFIX + name: value for name, value in found.weights.items()}, **contents["weights"]})
+
+
+def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with each pair of adapters, B scaled by alpha / rank, added to its layer (Hu et al. 2021, equation 3)."""
+    plain = {name: value for name, value in weights.items() if ".lora_" not in name}
+    for name in weights:
+        if ".lora_A." in name:
+            layer, rest = name.split(".lora_A.")
+            plain[f"{layer}.weight"] = plain[f"{layer}.weight"] + weights[f"{layer}.lora_B.{rest}"] @ weights[name]
+    return plain
+
+
+def checksum(tensor: Tensor) -> int:
+    """The CRC-32 of a tensor's values; 0 on the meta device."""
+    return 0 if tensor.is_meta else zlib.crc32(tensor.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
+
+
+def refuse_other_weights(wanted: Mapping[str, int], found: Mapping[str, int], path: object) -> None:
+    """CheckpointError unless the weights that a checkpoint omits were found as they were, by CRC-32."""
+    if changed := [name for name in wanted if found.get(name.replace(*PLAIN)) != wanted[name]]:
+        raise CheckpointError(
+            f"{path} was trained with another {changed[0].replace(*PLAIN)} than the one found (a best.pt of adapters "
+            "has them merged); restore the files of the backbone, or choose another --save_path"
+        )
 
 
 def refuse_other_files(wanted: Mapping[str, Any], found: Mapping[str, Any], path: object) -> None:

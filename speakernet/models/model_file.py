@@ -95,7 +95,7 @@ def model_file_contents(
         is_last: whether this is for last.pt, which omits the frozen weights of a pretrained backbone.
     """
     is_named = is_last or getattr(getattr(net.trunk, "options", None), "reference", False)
-    fixed = getattr(net.trunk, "fixed", ()) if is_named else ()
+    fixed = getattr(net.trunk, "fixed", {}) if is_named else {}
     trained: dict[str, int] = {}
     for parameter in net.parameters() if hasattr(net.trunk, "fixed") else ():
         kind = "parameters_trained" if parameter.requires_grad else "parameters_frozen"
@@ -104,7 +104,7 @@ def model_file_contents(
         "format_version": FORMAT_VERSION,
         **net.spec(),
         "weights": {name: value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()},
-        **({"reference": len(fixed)} if fixed else {}),
+        **({"reference": dict(fixed)} if fixed else {}),
         "loss_normalizes": loss_normalizes,
         "embedding_mean": embedding_mean,
         "embedding_mean_of": None if embedding_mean_of is None else dict(embedding_mean_of),
@@ -383,7 +383,7 @@ Entries = create_model(
     training_summary=(Summary | None, None),
     adaptation=(AdaptationEntry | None, None),
     components=(dict[str, str], {}),
-    # Number of weights that are only in the files of a pretrained backbone.
-    reference=(Count | None, None),
+    # Weights that are only in the files of a pretrained backbone, with their CRC-32.
+    reference=(dict[str, int] | None, None),
 )
 """The entries of a model file; files of version 0.2.0 may lack those with a default."""

@@ -8,7 +8,6 @@ after `merge` the network has plain weights, so model files depend neither on pe
 import contextlib
 import contextvars
 import functools
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,10 +22,14 @@ from speakernet.frontend.options import KaldiFbankOptions
 from speakernet.models.backbones import (
     BACKBONE_PREFIX,
     OPTION,
+    PLAIN,
     SAMPLE_RATE_KEY,
+    checksum,
     complete,
     find_backbone,
+    merged,
     refuse_other_files,
+    refuse_other_weights,
 )
 from speakernet.models.layers import Trunk, check_frames
 from speakernet.models.options.pretrained import PretrainedOptions
@@ -41,7 +44,6 @@ FIXED = {
 BERT = "wav2vec2-bert"
 # peft is needed only while adapters are trained.
 LORA = Component(PretrainedOptions, "speakernet.models.lora:add_adapters")
-PLAIN = (".base_layer", "")
 VARIANCE_FLOOR = 1e-7
 RATE = 16_000
 
@@ -93,12 +95,12 @@ class Pretrained(Trunk):
         layers[0].register_forward_pre_hook(_note_input)
         for layer in layers:
             layer.register_forward_hook(_note_output)
-        # CRC-32 of each tensor as loaded from its file: last.pt omits tensors that still match.
-        self._checksums: dict[str, int] = {}
+        # CRC-32 of each tensor as loaded: last.pt omits tensors that still match.
+        self.checksums: dict[str, int] = {}
         if found is not None:
             self._take(found.weights, found.source)
         self.backbone.requires_grad_(False)
-        self.fixed: set[str] = set()
+        self.fixed: dict[str, int] = {}
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 1, samples) to (batch, layers, channels, frames), and the valid frames of each."""
@@ -161,7 +163,7 @@ class Pretrained(Trunk):
         if problems:
             raise CheckpointError(f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}")
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
-        self._checksums = {name: _checksum(one) for name, one in self.backbone.state_dict().items()}
+        self.checksums = {name: checksum(one) for name, one in self.backbone.state_dict().items()}
 
     def tune(self, options: PretrainedOptions, net: nn.Module) -> "FixedOutside":
         """Prepare a stage's training, after merging the adapters of an earlier stage.
@@ -177,12 +179,10 @@ class Pretrained(Trunk):
             LORA.load()(self.backbone, options)
         self.begin_epoch(10**9)
         self.fixed = {
-            name
+            name: digest
             for name, parameter in self.backbone.named_parameters()
-            # With adapters best.pt has only merged weights, so last.pt keeps the base for a resume without the files.
             if not parameter.requires_grad
-            and not name.endswith(".base_layer.weight")
-            and self._checksums.get(name.replace(*PLAIN)) == _checksum(parameter)
+            and (digest := checksum(parameter)) == self.checksums.get(name.replace(*PLAIN))
         }
         return FixedOutside(net, self)
 
@@ -230,19 +230,15 @@ class Pretrained(Trunk):
             self.backbone.set_submodule(name, module.get_base_layer())
 
     def plain_weights(self, weights: Mapping[str, Tensor], *, without_fixed: bool) -> dict[str, Tensor]:
-        """A state dictionary of the network with adapters merged, under the names without adapters."""
-        merged = {}
-        for name, module in self._adapted().items():
-            parts = ("base_layer", "lora_A.default", "lora_B.default")
-            base, down, up = (weights[f"{BACKBONE_PREFIX}{name}.{part}.weight"] for part in parts)
-            merged[f"{BACKBONE_PREFIX}{name}.weight"] = base + up @ down * module.scaling["default"]
-        left = self.fixed if without_fixed else set()
+        """A state dictionary of the network with adapters merged; if weights are left out, `complete` merges them."""
+        left = self.fixed if without_fixed else {}
+        scale = self.options.lora_alpha / self.options.lora_rank
         plain = {
-            name.replace(*PLAIN): value
+            name.replace(*PLAIN): value * scale if ".lora_B." in name else value
             for name, value in weights.items()
-            if ".lora_" not in name and name.removeprefix(BACKBONE_PREFIX) not in left
+            if name.removeprefix(BACKBONE_PREFIX) not in left
         }
-        return {**plain, **merged}
+        return plain if left else merged(plain)
 
 
 class FixedOutside:
@@ -252,20 +248,24 @@ class FixedOutside:
         self.net, self.trunk = net, trunk
 
     def state_dict(self) -> dict[str, Any]:
-        """The other tensors, and the facts about the files."""
-        left = {BACKBONE_PREFIX + name for name in self.trunk.fixed}
+        """The other tensors, facts about the backbone's files, and checksums of the omitted weights."""
+        fixed = dict(self.trunk.fixed)
+        left = {BACKBONE_PREFIX + name for name in fixed}
         own = {name: value for name, value in self.net.state_dict().items() if name not in left}
-        return {**own, "source": self.trunk.options.source if left else {}}
+        return {**own, "source": self.trunk.options.source if fixed else {}, "fixed": fixed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the tensors; the rest must have been read from the same files."""
-        source = state.get("source")
+        source, fixed = state.get("source"), state.get("fixed", {})
         if source:
             refuse_other_files(source, self.trunk.options.source, "this run")
-        weights = {name: value for name, value in state.items() if name != "source"}
+            refuse_other_weights(fixed, self.trunk.checksums, "this run")
+        weights = {name: value for name, value in state.items() if name not in ("source", "fixed")}
         missing, unknown = self.net.load_state_dict(weights, strict=False)
-        if unknown or any(not name.startswith(BACKBONE_PREFIX) for name in missing) or (missing and not source):
+        if unknown or {name.removeprefix(BACKBONE_PREFIX) for name in missing} - fixed.keys():
             raise ValueError(f"{[*unknown, *missing][0]} is in only one of network and checkpoint")
+        # A tensor in the checkpoint no longer equals the one that was read from the files.
+        self.trunk.fixed = {name: digest for name, digest in self.trunk.fixed.items() if name in fixed}
 
 
 def _note_input(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -276,7 +276,3 @@ def _note_input(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 def _note_output(_layer: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
     with contextlib.suppress(LookupError):
         _states.get().append(output[0] if isinstance(output, tuple) else output)
-
-
-def _checksum(tensor: Tensor) -> int:
-    return 0 if tensor.is_meta else zlib.crc32(tensor.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]

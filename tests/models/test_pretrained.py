@@ -260,10 +260,12 @@ def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
     best = model_file_contents(net, loss_normalizes=True, training_summary={})
     for name, contents in (("last.pt", last), ("best.pt", best)):
         write_checkpoint(tmp_path / name, contents)
-    kept = [name for name in read_own_checkpoint(tmp_path / "last.pt")["weights"] if "backbone" in name]
-    # Only the merged weights of the feed-forward layers.
-    assert len(kept) == 4 and all("dense.weight" in name for name in kept)
-    assert not any("q_proj" in name for name in last["training"]["net"])
+    read = read_own_checkpoint(tmp_path / "last.pt")
+    for part in (read["weights"], read["training"]["net"]):
+        # Only the two matrices of each adapter, on two feed-forward layers of two blocks.
+        kept = [name for name in part if "backbone" in name]
+        assert len(kept) == 8 and all("dense.lora_" in name for name in kept)
+    assert not any(".lora_" in name for name in best["weights"])
     assert last["training"]["net"]["source"]["licence"] == "mit"
     expected = net.embed(batch, sample_rate=16000)
     for name in ("last.pt", "best.pt"):
@@ -272,7 +274,7 @@ def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
     assert main(["info", str(tmp_path / "best.pt")]) == 0
     shown = capsys.readouterr().out
     assert "backbone licence" in shown and "mit" in shown and "parameters_trained" in shown
-    # Other weights under that name are refused; without files, best.pt supplies them.
+    # Other weights under that name are refused, and so are the merged ones in best.pt.
     make(tmp_path / "other", "wavlm", seed=7)
     twin = network(tmp_path / "other")
     other = tune(twin, trained="lora", lora_rank=2)
@@ -283,12 +285,35 @@ def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="SHA-256"):
         load_model_file(tmp_path / "last.pt")
     folder.rename(tmp_path / "other")
-    # Adapters are not merged twice.
     spare = network(folder, spare=str(tmp_path / "best.pt"))
-    tune(spare, trained="lora", lora_rank=2).load_state_dict(last["training"]["net"])
-    torch.testing.assert_close(spare.embed(batch, sample_rate=16000), expected, atol=1e-5, rtol=1e-5)
-    found = load_model_file(tmp_path / "last.pt").net.embed(batch, sample_rate=16000)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(CheckpointError, match="merged"):
+        tune(spare, trained="lora", lora_rank=2).load_state_dict(last["training"]["net"])
+    with pytest.raises(CheckpointError, match="merged"):
+        load_model_file(tmp_path / "last.pt")
+
+
+def test_best_in_place_of_the_files(folders, tmp_path):
+    folder = make(tmp_path / "wavlm", "wavlm")
+    net, batch = network(folder), waves(8000)
+    state = tune(net, trained="nothing").state_dict()
+    assert not any("backbone" in name for name in state)
+    write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True, training_summary={}))
+    shutil.rmtree(folder)
+    spare = network(folder, spare=str(tmp_path / "best.pt"))
+    tune(spare, trained="nothing").load_state_dict(state)
+    assert torch.equal(spare.embed(batch, sample_rate=16000), net.embed(batch, sample_rate=16000))
+
+
+def test_tuned_backbone_frozen_later(folders):
+    # As after starting from the model of a run that trained the backbone.
+    net = network(folders("wavlm"))
+    add_noise(net, "layers.1.")
+    state = tune(net, trained="nothing").state_dict()
+    # A resumed run reads the backbone's files first; its own checkpoint must hold the tuned layer again.
+    resumed = tune(network(folders("wavlm")), trained="nothing")
+    resumed.load_state_dict(state)
+    again = resumed.state_dict()
+    assert again.keys() == state.keys() and any("layers.1." in name for name in again)
 
 
 def add_noise(net, *words):
@@ -313,7 +338,8 @@ def test_file_that_refers_to_its_backbone(tmp_path, capsys):
         )
     whole, named = map(read_own_checkpoint, paths)
     left = {name for name in whole["weights"] if name.startswith("trunk.backbone.")}
-    assert named["weights"].keys() == whole["weights"].keys() - left and named["reference"] == len(left)
+    assert named["weights"].keys() == whole["weights"].keys() - left
+    assert {f"trunk.backbone.{name}" for name in named["reference"]} == left
     assert named["model"]["options"]["source"]["files"]["model.safetensors"] == sha256_of(folder / "model.safetensors")
     named = ["--model", "Pretrained", "--model.options.backbone", str(folder), "--reference", "true"]
     assert load_config(named).config.model.options.reference
