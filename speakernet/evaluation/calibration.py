@@ -46,6 +46,8 @@ SMALLEST = 1e-9
 FORMS = ("min", "max", "difference", "ratio")
 LOGGED = ("duration", "magnitude")
 """Measures whose smaller and larger sides enter as logarithms, so that doubling counts the same at any length."""
+BY_QUALITY = "by log-likelihood ratio, with quality measures"
+"""Begins the note of an evaluation whose calibration reads more than the score."""
 FITTED_ON_REPORTED = "calibration was fitted on the reported list: its actual costs and Cllr are optimistic"
 
 

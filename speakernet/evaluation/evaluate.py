@@ -15,6 +15,7 @@ import numpy as np
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
+    BY_QUALITY,
     SCORE_ONLY,
     AffineCalibration,
     Fit,
@@ -71,7 +72,7 @@ def evaluate(
         llrs = calibration.apply(inputs)
         if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
             by_ratio = figures(trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed)
-            notes = [f"by log-likelihood ratio, with quality measures: {headline_sentence(by_ratio)}"]
+            notes = [f"{BY_QUALITY}: {headline_sentence(by_ratio)}"]
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
     seconds = {**scored.seconds, "figures": time.perf_counter() - start}

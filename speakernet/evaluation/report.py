@@ -31,6 +31,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
+    BY_QUALITY,
     EER_NAME,
     AffineCalibration,
     named_thresholds,
@@ -373,7 +374,9 @@ def _kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
     is_of_verify = way.get("score") in ("cosine", "plda") and (way.get("embedding"), way.get("score_norm")) == VERIFYING
     accepted = run.scores >= used["threshold"]
     errors = float(1 - accepted[run.labels == 1].mean()), float(accepted[run.labels == 0].mean())
-    name = "threshold used by verify" if is_of_verify else "calibrated threshold"
+    # With quality measures `verify` moves the threshold for each pair.
+    moves = any(one.startswith(BY_QUALITY) for one in results.warnings or [])
+    name = "threshold used by verify" if is_of_verify and not moves else "calibrated threshold"
     return name, described(used), OperatingPoint(used["threshold"], *errors)
 
 

@@ -19,6 +19,7 @@ import speakernet
 from speakernet.cli import main
 from speakernet.data.audio import read_audio_bytes, write_audio
 from speakernet.evaluation import plots
+from speakernet.evaluation.calibration import BY_QUALITY
 from speakernet.evaluation.files import Evaluation, embedding_map, read_run
 from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
 from speakernet.evaluation.plots import PALETTE, figure_svg
@@ -108,28 +109,29 @@ def test_page(run):
 
 
 @pytest.mark.parametrize(
-    ("cost", "moved", "embedding", "verdict"),
+    ("cost", "moved", "embedding", "notes", "verdict"),
     [
-        (1.2, 0.0, "whole", "Not usable as calibrated: the actual DCF(0.01) is 1.20"),
-        (0.3, 5.0, "whole", "Of limited use"),
-        (0.3, 0.0, "whole", "Usable, but"),
-        (0.3, 0.0, "crops", "Usable, but"),
-        (0.3, None, "whole", "Not ready for decisions"),
+        (1.2, 0.0, "whole", [], "Not usable as calibrated: the actual DCF(0.01) is 1.20"),
+        (0.3, 5.0, "whole", [], "Of limited use"),
+        (0.3, 0.0, "whole", [], "Usable, but"),
+        (0.3, 0.0, "crops", [], "Usable, but"),
+        (0.3, 0.0, "whole", [f"{BY_QUALITY}: EER 1 %"], "Usable, but"),
+        (0.3, None, "whole", [], "Not ready for decisions"),
     ],
 )
-def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embedding, verdict):
+def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embedding, notes, verdict):
     given = make_run(tmp_path / "run", trials, noise=0.5)
     limit = given.results.eer_threshold + (moved or 0.0)
     kept = [] if moved is None else [{"name": "far_1%", "threshold": limit, "list": "held_out.txt"}]
     backend = {"score": "cosine", "embedding": embedding, "score_norm": "none"}
-    facts = {"act_dcf": {"0.01": cost}, "thresholds": kept, "backend": backend}
+    facts = {"act_dcf": {"0.01": cost}, "thresholds": kept, "backend": backend, "warnings": notes}
     results = dataclasses.replace(given.results, **facts)
     text = write_report(tmp_path / "run", dataclasses.replace(given, results=results)).read_text()
     assert f'<p class="lead">{verdict}' in text and f"<b>{cost:.3f}</b>" in text
     pairs = list(zip(given.scores, trials.labels, strict=True))
     missed = 100 * sum(score < limit for score, label in pairs if label) / results.num_targets
     accepted = 100 * sum(score >= limit for score, label in pairs if not label) / (len(pairs) - results.num_targets)
-    name = {"whole": "threshold used by verify", "crops": "calibrated threshold"}[embedding]
+    name = "threshold used by verify" if (embedding, notes) == ("whole", []) else "calibrated threshold"
     cells = "".join(
         f'<td class="number">{one}</td>' for one in (f"{limit:.4f}", f"{missed:.2f} %", f"{accepted:.2f} %")
     )
