@@ -30,9 +30,8 @@ hostile:
 schema:
 	$(PYTHON) -m speakernet show-config --schema > configs/schema.json
 
-# The site, in site/, including the page of all options; needs the extra `docs`.
+# The site, in site/, with generated pages (docs/site.py); needs the extra `docs`, and two minutes for a notebook.
 docs:
-	$(PYTHON) -m speakernet show-config --reference > docs/configuration.md
 	$(PYTHON) -m mkdocs build --strict
 
 demo:

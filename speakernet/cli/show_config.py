@@ -26,7 +26,7 @@ ARGUMENTS = {
     },
     "--diff": {"nargs": 2, "metavar": "FILE", "help": "show the options that differ between two configurations"},
     "--schema": {"action": "store_true", "help": "show the JSON schema with which editors check and complete"},
-    "--reference": {"action": "store_true", "help": "show a page of all options: docs/configuration.md"},
+    "--reference": {"action": "store_true", "help": "show all options as Markdown"},
 }
 
 

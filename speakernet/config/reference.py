@@ -1,4 +1,4 @@
-"""The options described: the text of `--help`, the page docs/configuration.md, and the JSON schema."""
+"""The options described: the text of `--help`, the reference in Markdown, and the JSON schema."""
 
 import itertools
 import json

@@ -122,7 +122,7 @@ def test_named_configurations():
 def test_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = re.findall(r"(\w+\.md)", navigation)
-    assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")} | {"configuration.md"})
+    assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")})
 
 
 def test_exit_statuses():

@@ -1,0 +1,80 @@
+"""Pages that are generated when the site is built: options by section, the help of each command, and the notebooks."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import ExecutePreprocessor
+
+from speakernet.cli import COMMANDS
+from speakernet.config.reference import reference
+
+ROOT = Path(__file__).resolve().parents[1]
+HELP_WIDTH = "80"
+EXECUTED = ("first_hour",)
+"""Notebooks that need no recordings of the reader."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the generated pages to the navigation."""
+    config.extra["generated"] = made = {title: list(pages()) for title, pages in PAGES.items()}
+    for title, pages in made.items():
+        config.nav.append({title: [name for name, _ in pages if name.endswith(".md")]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages and their pictures to the site."""
+    for pages in config.extra["generated"].values():
+        for name, content in pages:
+            files.append(File.generated(config, name, content=content))
+    return files
+
+
+def options() -> Iterator[tuple[str, str]]:
+    """A page for each section of a configuration, after one that lists them."""
+    head, *sections = reference().split("\n## ")
+    yield "configuration.md", re.sub(r"\(#(\w+)\)", r"(configuration_\1.md)", head)
+    for section in sections:
+        name = section.partition("\n")[0]
+        yield f"configuration_{name}.md", "# " + section.replace("\n### ", "\n## ")
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """A page for each command: its help."""
+    with ThreadPoolExecutor() as pool:
+        for command, text in zip(COMMANDS, pool.map(_help_of, COMMANDS), strict=True):
+            head = f"# {command}\n\n`speakernet {command}`: {COMMANDS[command]}."
+            yield f"command_{command}.md", f"{head}\n\n```text\n{text}```\n"
+
+
+def _help_of(command: str) -> str:
+    words = [sys.executable, "-m", "speakernet", command, "--help"]
+    environment = os.environ | {"COLUMNS": HELP_WIDTH}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def notebooks() -> Iterator[tuple[str, str | bytes]]:
+    """The notebooks as pages, with their output if they can be run here, and the pictures in it."""
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        with tempfile.TemporaryDirectory() as folder:
+            if path.stem in EXECUTED:
+                ExecutePreprocessor(timeout=None).preprocess(notebook, {"metadata": {"path": folder}})
+        resources: dict[str, Any] = {"output_files_dir": path.stem}
+        text, resources = MarkdownExporter().from_notebook_node(notebook, resources)
+        yield f"notebook_{path.stem}.md", text.replace("](../docs/", "](").replace(f"{ROOT}/", "")
+        yield from resources["outputs"].items()
+
+
+PAGES = {"Options": options, "Commands": commands, "Notebooks": notebooks}
