@@ -3,6 +3,7 @@
 Started by torchrun, this file runs the steps of one process.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -34,13 +35,13 @@ def several_ranks(setup: Setup) -> Iterator[Row]:
     if most < 2:
         yield left_out("several processes", "needs two or more GPUs")
         return
-    alone: dict[str, float] = {}
-    for count in [one for one in (1, 2, 4, 8, 16) if one <= most]:
-        for name, norms in NORMS.items():
+    alone = batch_size_of(setup) / _seconds(setup, 1, "off")
+    yield row("1 process", step_seconds=batch_size_of(setup) / alone, utterances_per_second=alone, scaling=1.0)
+    for count, (name, norms) in itertools.product((2, 4, 8, 16), NORMS.items()):
+        if count <= most:
             seconds = _seconds(setup, count, norms)
             rate = count * batch_size_of(setup) / seconds
-            alone.setdefault(name, rate)
-            share = rate / (count * alone[name])
+            share = rate / (count * alone)
             yield row(f"{count} processes, {name}", step_seconds=seconds, utterances_per_second=rate, scaling=share)
 
 

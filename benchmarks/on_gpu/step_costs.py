@@ -68,12 +68,10 @@ def step_costs(setup: Setup) -> Iterator[Row]:
             if "compile_mode" in runtime and not setup.is_cuda:
                 yield left_out(name, NEEDS_CUDA)
                 continue
-            if setup.is_quick and variant == ALL_BUT_GRAPHS:
-                yield left_out(name, "--quick compiles once")
+            if setup.is_quick and "compile" in variant:
+                yield left_out(name, "--quick does not compile")
                 continue
-            # Compiling by block is faster and enough to run the code.
-            scope = {"compile_scope": "regional"} if setup.is_quick else {}
-            with warm_step(setup, model, {**runtime, **scope}) as step:
+            with warm_step(setup, model, runtime) as step:
                 yield _measured(setup, name, step)
 
 
