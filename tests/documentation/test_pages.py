@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import functools
 import importlib
+import io
 import itertools
 import re
 import shlex
@@ -75,18 +77,18 @@ def test_examples(page, tmp_path):
             load_config(["--config", str(tmp_path / "page.yaml")])
 
 
-def help_of(words, capsys):
+@functools.cache
+def help_of(*words):
     takes_config = words[0] in ("train", "doctor", "benchmark", "find-batch-size", "show-config")
-    text = ""
+    printed = io.StringIO()
     for more in ([], ["all"]) if takes_config else ([],):
-        with contextlib.suppress(SystemExit):
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             main([*words, "--help", *more])
-        text += capsys.readouterr().out
-    return text
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_commands(page, capsys):
+def test_commands(page):
     for words in commands(page):
         if words[0] == "torchrun":
             words = ["python", *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :]]
@@ -106,7 +108,7 @@ def test_commands(page, capsys):
         assert words[0] in COMMANDS, words
         depth = {"prepare": 3 if words[1:2] == ["trials"] else 2, "people": 2}.get(words[0], 1)
         name = [word for word in words[:depth] if not word.isupper()]
-        known = help_of(name, capsys)
+        known = help_of(*name)
         for option in (word.partition("=")[0] for word in words if word.startswith("--")):
             assert re.search(rf"{re.escape(option)}\b", known), f"{' '.join(words)}: {option}"
 

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -288,6 +289,7 @@ def everything() -> dict[str, Any]:
         return found | {name: train(case) for name, case in CASES.items()}
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     one, several = everything(), in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
