@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
         from speakernet.assembly.runs import score_experiment, train_experiment
 
         with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
-            logger.info("defaults: %s", loaded.defaults)
+            # A file in sections has this program's, as everybody expects.
+            level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
+            logger.log(level, "defaults: %s", loaded.defaults)
             if loaded.evaluate_only:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
