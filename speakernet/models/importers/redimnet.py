@@ -5,6 +5,7 @@ rules also apply to wespeaker's copies of the two architectures.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from speakernet.models.importers.weights import Describe, Described, Rule, Weights, last_dim
@@ -133,32 +134,26 @@ def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
     config = contents.get("model_config")
     if not isinstance(config, Mapping):
         raise ValueError("the file has no model_config next to its state_dict, unlike ReDimNet's files")
-    return {
-        **{name: _describe(name, config) for name in ("ReDimNet", *REDIMNETS)},
-        **{name: _describe(name, config) for name in ("ReDimNet2", *REDIMNET2S)},
-    }
+    return {name: partial(_describe, name, config) for name in ("ReDimNet", *REDIMNETS, "ReDimNet2", *REDIMNET2S)}
 
 
-def _describe(name: str, config: Mapping[str, Any]) -> Describe:
-    def describe(weights: Weights) -> Described:
-        is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
-        if is_second != name.startswith("ReDimNet2"):
-            raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
-        defaults, sizes, read = (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
-        _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
-        values = {**defaults, **config}
-        options = read(values)
-        return Described(
-            _size_of(name, sizes, options),
-            RULES + (NORMED_LAYER if values["emb_bn"] else (ONE_LAYER,)),
-            last_dim(weights, "linear"),
-            values["F"],
-            "GlobalASTP" if values["global_context_att"] else "ASTP",
-            options,
-            front_end=_front_end(config),
-        )
-
-    return describe
+def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Described:
+    is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
+    if is_second != name.startswith("ReDimNet2"):
+        raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
+    defaults, sizes, read = (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
+    _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
+    values = {**defaults, **config}
+    options = read(values)
+    return Described(
+        _size_of(name, sizes, options),
+        RULES + (NORMED_LAYER if values["emb_bn"] else (ONE_LAYER,)),
+        last_dim(weights, "linear"),
+        values["F"],
+        "GlobalASTP" if values["global_context_att"] else "ASTP",
+        options,
+        front_end=_front_end(config),
+    )
 
 
 def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
@@ -178,25 +173,27 @@ def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
 def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
     """The front end, without the number of bands, which follows from the network."""
     given = config.get("spec_params") or {}
-    found = FRONT_END | {"name": FEATURES[config.get("feat_type", "pt")]}
-    for theirs, (ours, convert) in _SIGNAL.items():
-        if theirs in given:
-            found[ours] = convert(given[theirs])
-    return found
+    return {
+        **FRONT_END,
+        "name": FEATURES[config.get("feat_type", "pt")],
+        **{ours: convert(given[theirs]) for theirs, (ours, convert) in _SIGNAL.items() if theirs in given},
+    }
 
 
 def _first(values: Mapping[str, Any]) -> dict[str, Any]:
-    stages = [[stride, blocks, width, divisor or 0] for stride, blocks, width, _, divisor in values["stages_setup"]]
-    return _common(values) | {"stages": stages}
+    return _common(values) | {
+        "stages": [
+            [stride, blocks, width, divisor or 0] for stride, blocks, width, _, divisor in values["stages_setup"]
+        ]
+    }
 
 
 def _second(values: Mapping[str, Any]) -> dict[str, Any]:
-    stages = [
-        [*strides, blocks, width, *(kernels or [(3, 3)])[0], divisor or 0]
-        for strides, blocks, width, kernels, divisor in values["stages_setup"]
-    ]
     return _common(values) | {
-        "stages": stages,
+        "stages": [
+            [*strides, blocks, width, *(kernels or [(3, 3)])[0], divisor or 0]
+            for strides, blocks, width, kernels, divisor in values["stages_setup"]
+        ],
         "grouped_strides": values["compress_tconvs"],
         "keeps_mels": values["return_2d_output"],
         "joins_both": values["dual_agg"],

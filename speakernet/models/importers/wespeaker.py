@@ -5,6 +5,7 @@ follow from the shapes.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from speakernet.models.importers.redimnet import RULES as REDIMNET2_RULES
@@ -168,39 +169,33 @@ def _xvector(weights: Weights) -> Described:
     return Described("XVector", rules, last_dim(weights, "seg_2"), num_mels, pooling_of(weights), options)
 
 
-def _ecapa(model: str, pooling: str) -> Describe:
-    def describe(weights: Weights) -> Described:
-        found = pooling_of(weights)
-        # The two names differ in the attention's context; both may be configured with another pooling.
-        if found != pooling and found in ("ASTP", "GlobalASTP"):
-            raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
-        ends, options = ends_of(weights)
-        num_mels = first_shape(weights, "layer1.conv.weight")[1]
-        return Described(model, _ECAPA + ends, last_dim(weights, "linear"), num_mels, found, options)
-
-    return describe
+def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
+    found = pooling_of(weights)
+    # The two names differ in the attention's context; both may be configured with another pooling.
+    if found != pooling and found in ("ASTP", "GlobalASTP"):
+        raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
+    ends, options = ends_of(weights)
+    num_mels = first_shape(weights, "layer1.conv.weight")[1]
+    return Described(model, _ECAPA + ends, last_dim(weights, "linear"), num_mels, found, options)
 
 
 def _residual(
-    model: str, rules: tuple[Rule, ...], last: str = "layer4.0.shortcut.0.weight", mels_to_one: int = 8
-) -> Describe:
+    model: str,
+    rules: tuple[Rule, ...],
+    weights: Weights,
+    last: str = "layer4.0.shortcut.0.weight",
+    mels_to_one: int = 8,
+) -> Described:
     """A residual network whose last stage widens in the layer `last` and has one row per `mels_to_one` mel bands."""
-
-    def describe(weights: Weights) -> Described:
-        ends, options = ends_of(weights)
-        num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
-        return Described(model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
-
-    return describe
+    ends, options = ends_of(weights)
+    num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
+    return Described(model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
 
 
-def _simam(model: str) -> Describe:
-    def describe(weights: Weights) -> Described:
-        options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
-        num_mels = 8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
-        return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
-
-    return describe
+def _simam(model: str, weights: Weights) -> Described:
+    options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
+    num_mels = 8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+    return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
 
 
 def campplus(weights: Weights) -> Described:
@@ -211,31 +206,25 @@ def campplus(weights: Weights) -> Described:
     return Described("CAMPPlus", CAMPPLUS + POOLING, dim, num_mels, pooling_of(weights))
 
 
-def _redimnet(model: str) -> Describe:
-    def describe(weights: Weights) -> Described:
-        ends, options = ends_of(weights)
-        last = max(int(name.rpartition(".")[2]) for name in weights if name.startswith("backbone.inputs_weights."))
-        rules = (
-            (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
-            (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
-            *stage_rules(parts_before_blocks=1),
-            *ends,
-        )
-        num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // _stem_channels(weights)
-        options["pooled_norm"] = False
-        return Described(model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
-
-    return describe
+def _redimnet(model: str, weights: Weights) -> Described:
+    ends, options = ends_of(weights)
+    last = max(int(name.rpartition(".")[2]) for name in weights if name.startswith("backbone.inputs_weights."))
+    rules = (
+        (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
+        (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
+        *stage_rules(parts_before_blocks=1),
+        *ends,
+    )
+    num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // first_shape(weights, "backbone.stem.0.weight")[0]
+    options["pooled_norm"] = False
+    return Described(model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
 
 
-def _redimnet2(model: str) -> Describe:
-    def describe(weights: Weights) -> Described:
-        ends, options = ends_of(weights)
-        num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // _stem_channels(weights)
-        dim, pooling = last_dim(weights, "linear"), pooling_of(weights)
-        return Described(model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END)
-
-    return describe
+def _redimnet2(model: str, weights: Weights) -> Described:
+    ends, options = ends_of(weights)
+    num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // first_shape(weights, "backbone.stem.0.weight")[0]
+    dim, pooling = last_dim(weights, "linear"), pooling_of(weights)
+    return Described(model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END)
 
 
 def _w2vbert_adapter_mfa(weights: Weights) -> Described:
@@ -256,40 +245,36 @@ def _w2vbert_adapter_mfa(weights: Weights) -> Described:
         "left_max_position_embeddings": positions - 1 - W2VBERT_RIGHT,
         "right_max_position_embeddings": W2VBERT_RIGHT,
     }
-    dims = {"dim": first_shape(weights, "adapter_layers.0.0.weight")[0]}
-    raw = {"name": "raw"}
     return Described(
         *("Pretrained", _W2VBERT_ADAPTER_MFA, last_dim(weights, "bottleneck"), 0, "AdapterMFA"),
         options={"config": config},
-        pooling_options=dims,
-        front_end=raw,
+        pooling_options={"dim": first_shape(weights, "adapter_layers.0.0.weight")[0]},
+        front_end={"name": "raw"},
     )
-
-
-def _stem_channels(weights: Weights) -> int:
-    return first_shape(weights, "backbone.stem.0.weight")[0]
 
 
 MODELS: dict[str, Describe] = {
     "XVEC": _xvector,
-    "ECAPA_TDNN_c512": _ecapa("ECAPA_TDNN", "ASTP"),
-    "ECAPA_TDNN_c1024": _ecapa("ECAPA_TDNN_1024", "ASTP"),
-    "ECAPA_TDNN_GLOB_c512": _ecapa("ECAPA_TDNN", "GlobalASTP"),
-    "ECAPA_TDNN_GLOB_c1024": _ecapa("ECAPA_TDNN_1024", "GlobalASTP"),
-    **{f"ResNet{depth}": _residual(f"ResNet{depth}", RESIDUAL) for depth in (18, 34, 50, 101, 152, 221, 293)},
-    "SimAM_ResNet34_ASP": _simam("SimAM_ResNet34"),
-    "SimAM_ResNet100_ASP": _simam("SimAM_ResNet100"),
+    "ECAPA_TDNN_c512": partial(_ecapa, "ECAPA_TDNN", "ASTP"),
+    "ECAPA_TDNN_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "ASTP"),
+    "ECAPA_TDNN_GLOB_c512": partial(_ecapa, "ECAPA_TDNN", "GlobalASTP"),
+    "ECAPA_TDNN_GLOB_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "GlobalASTP"),
+    **{f"ResNet{depth}": partial(_residual, f"ResNet{depth}", RESIDUAL) for depth in (18, 34, 50, 101, 152, 221, 293)},
+    "SimAM_ResNet34_ASP": partial(_simam, "SimAM_ResNet34"),
+    "SimAM_ResNet100_ASP": partial(_simam, "SimAM_ResNet100"),
     **{
-        f"Gemini_DF_ResNet{depth}": _residual(f"Gemini_DF_ResNet{depth}", _GEMINI, "downsample_layers.4.0.weight", 16)
+        f"Gemini_DF_ResNet{depth}": partial(
+            _residual, f"Gemini_DF_ResNet{depth}", _GEMINI, last="downsample_layers.4.0.weight", mels_to_one=16
+        )
         for depth in (60, 114)
     },
-    "Res2Net34_Base": _residual("Res2Net34", RES2),
+    "Res2Net34_Base": partial(_residual, "Res2Net34", RES2),
     "CAMPPlus": campplus,
     "W2VBert_Adapter_MFA": _w2vbert_adapter_mfa,
-    "ERes2Net34_Base": _residual("ERes2NetBase", _ERES2),
-    "ERes2Net34_Large": _residual("ERes2NetLarge", _ERES2),
-    **{f"ReDimNetB{size}": _redimnet(f"ReDimNetB{size}") for size in range(7)},
-    **{f"ReDimNet2B{size}": _redimnet2(f"ReDimNet2B{size}") for size in range(7)},
+    "ERes2Net34_Base": partial(_residual, "ERes2NetBase", _ERES2),
+    "ERes2Net34_Large": partial(_residual, "ERes2NetLarge", _ERES2),
+    **{f"ReDimNetB{size}": partial(_redimnet, f"ReDimNetB{size}") for size in range(7)},
+    **{f"ReDimNet2B{size}": partial(_redimnet2, f"ReDimNet2B{size}") for size in range(7)},
 }
 
 
