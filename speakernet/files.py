@@ -436,6 +436,12 @@ def read_yaml(text: str, where: str) -> Any:
     return yaml_value(yaml_nodes(text, where), where)
 
 
+def read_yaml_file(path: str | Path, expected: str) -> Any:
+    """The plain value of a YAML or JSON file, None if it is empty; errors as in `reading`."""
+    with reading(path, expected), open_text(path) as file:
+        return read_yaml(file.read(MOST_YAML + 1), str(path))
+
+
 def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` file by name; errors as in `reading`.
 

@@ -6,8 +6,8 @@ only when the component is built.
 """
 
 import difflib
-import importlib
 import inspect
+import pkgutil
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -130,8 +130,7 @@ class Component(NamedTuple):
 
     def load(self) -> Any:
         """The class or function itself."""
-        module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(self.path)
 
 
 OUTSIDE: dict[str, tuple[bytes, str]] = {}

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from tqdm import tqdm
@@ -76,6 +76,16 @@ class TerminalHandler(logging.StreamHandler):
         """Write one record."""
         with _Line.external_write_mode(file=self.stream):
             super().emit(record)
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns.
+
+    >>> text_table([["name", "speech"], ["Ada", "3.0 s"]])
+    ['name  speech', 'Ada   3.0 s']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 class Bar(contextlib.ExitStack):

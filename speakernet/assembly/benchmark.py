@@ -101,10 +101,8 @@ def table(figures: Mapping[str, Any]) -> str:
     ]
     memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
     rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
-    if "gpu_utilisation_percent" in steps:
-        rows.append(("GPU utilisation", f"{steps['gpu_utilisation_percent']:.0f} %"))
-    if "gpu_power_watts" in steps:
-        rows.append(("GPU power", f"{steps['gpu_power_watts']:.0f} W"))
+    gpu = (("GPU utilisation", "gpu_utilisation_percent", "%"), ("GPU power", "gpu_power_watts", "W"))
+    rows += [(name, f"{steps[key]:.0f} {unit}") for name, key, unit in gpu if key in steps]
     return "\n".join(["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 

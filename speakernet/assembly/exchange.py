@@ -1,7 +1,9 @@
 """Convert other toolkits' checkpoints to model files (`import-weights`) and export model files (`export`)."""
 
 import argparse
+import logging
 import shlex
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +22,17 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.scoring import plda_of, verifying_backend
-from speakernet.files import human_bytes
-from speakernet.losses.options import LOSSES
+from speakernet.evaluation.scoring import WHOLE, plda_of, verifying_backend
+from speakernet.files import FileError, human_bytes, refuse_overwriting
+from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
 from speakernet.models.model_file import ModelFile, is_model_file, load_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
 from speakernet.random import numpy_generator
+
+logger = logging.getLogger(__name__)
 
 # Options that only apply to voxceleb_trainer, with their defaults.
 VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}
@@ -42,31 +45,31 @@ SPEECH_STREAM = 7001
 def import_weights(arguments: argparse.Namespace) -> list[str]:
     """Read, identify, convert, check and write; return lines about what was read."""
     lookup(dict.fromkeys(TOOLKITS), arguments.source, "toolkit")
-    if Path(arguments.out).resolve() == Path(arguments.file).resolve():
-        raise ValueError(f"--out is the checkpoint itself, {arguments.file}; give the model file another name")
+    refuse_overwriting([arguments.out], [arguments.file])
     contents = read_checkpoint(arguments.file)
     if is_model_file(contents):
         raise ValueError(f"{arguments.file} is already a speakernet model file; use it directly")
     if not isinstance(contents, dict):
         raise CheckpointError(f"{arguments.file} holds a {type(contents).__name__}, expected tensors by name")
     if arguments.source in PUBLISHED:
-        given = [option for option, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, option) != value]
-        if given:
+        if given := [one for one, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, one) != value]:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
             raise ValueError(f"{names}: only for voxceleb_trainer; leave it out for {arguments.source}")
         net, notes = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in notes]
     else:
         net, notes = _import_classic(arguments, contents)
-    loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else None
-    normalizes = loss is None or loss.normalize_embeddings
+    loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else LossOptions
     summary = {
         "imported_from": arguments.source,
         "file": Path(arguments.file).name,
         "licence": arguments.licence or "not given",
         "trained_on": arguments.trained_on or "not given",
     }
-    write_checkpoint(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
+    write_checkpoint(
+        arguments.out,
+        model_file_contents(net, loss_normalizes=loss.normalize_embeddings, training_summary=summary),
+    )
     spec, num_parameters = net.spec(), sum(one.numel() for one in net.parameters())
     return [
         f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model {spec['model']['options']}, "
@@ -93,8 +96,7 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
         raise ValueError(f"{path} does not hold its filterbank; give --num-mels (its n_mels)")
     options = {"sinc_stride": arguments.sinc_stride} if is_raw else {}
     front_end = {} if is_raw else {"num_mels": num_mels, "log_input": not arguments.no_log_input}
-    dim = described.embedding_dim
-    net = SpeakerNet.named(described.model, pooling, dim, options, front_end_options=front_end)
+    net = SpeakerNet.named(described.model, pooling, described.embedding_dim, options, front_end_options=front_end)
     translated = voxceleb_trainer.translate(contents, net, path)
     check_finite(translated.weights, path)
     check_fits(translated.weights, net.state_dict(), path)
@@ -129,8 +131,9 @@ def export(arguments: argparse.Namespace) -> list[str]:
         speech, kind = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]], "recordings of the list"
     else:
         speech, kind = synthetic_speech(NUM_COMPARED, rate), "synthetic voices"
-    how = {"int8": arguments.int8, "runtime": arguments.runtime}
-    parity, *rounded = export_model(arguments.model, path, speech=speech, **how)
+    parity, *rounded = export_model(
+        arguments.model, path, speech=speech, int8=arguments.int8, runtime=arguments.runtime
+    )
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
     if plda_of(model.contents):
@@ -158,6 +161,26 @@ def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
     return speech
 
 
+def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
+    """For `serve --in-browser`: URL -> contents of the graph, checked as in `export`, and of the runtime's files."""
+    # Late: importing weights needs neither the export libraries nor the server's.
+    from speakernet.inference.export import export_model
+    from speakernet.inference.serve.server import GRAPH, RUNTIME
+
+    if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
+        raise FileError(
+            f"{folder}: no {missing[0]}; expected the folder `dist` of onnxruntime-web: `npm pack onnxruntime-web`, "
+            "then `tar xf onnxruntime-web-*.tgz package/dist` and --in-browser package/dist"
+        )
+    if plda_of(load_model_file(model_path).contents) is not None:
+        raise ValueError(f"{model_path} scores with PLDA, which the page cannot do; serve it without --in-browser")
+    logger.info("exporting %s for the browser", model_path)
+    with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
+        graph = Path(made) / GRAPH
+        export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
+        return {path.name: path.read_bytes() for path in (graph, *(folder / name for name in RUNTIME))}
+
+
 @dataclass
 class ExportedEmbedder:
     """An exported graph as a network for evaluation; embeds utterances one by one."""
@@ -168,13 +191,12 @@ class ExportedEmbedder:
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
         """(batch, samples) to (batch, dim)."""
-        assert sample_rate == self.sample_rate
         whole = [waveforms.shape[1]] * len(waveforms) if lengths is None else lengths.tolist()
         rows = [self.run(row[None, :length].numpy())[0] for row, length in zip(waveforms, whole, strict=True)]
         return torch.from_numpy(np.concatenate(rows))
 
 
 def _eer_percent(net: Any, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
-    embeddings = embed_utterances(net, source, trials.names, EvaluationOptions(embedding="whole"))
+    embeddings = embed_utterances(net, source, trials.names, WHOLE)
     assert trials.labels is not None
     return eer(verifying_backend(model.contents).score(embeddings, trials)[0], trials.labels)

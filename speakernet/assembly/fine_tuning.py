@@ -36,7 +36,7 @@ from speakernet.options import LARGE_MARGIN, Component
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
-from speakernet.terminal import counted
+from speakernet.terminal import counted, text_table
 from speakernet.training.checkpoints import find_checkpoint
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
@@ -125,8 +125,7 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
 
     if resumed := distributed.from_main(own):
         logger.info("initial model %s is not read, because the run resumes from %s", path, resumed[0])
-        facts: dict[str, Any] | None = resumed[1]
-        return facts
+        return resumed[1]  # type: ignore[no-any-return]
     load_initial_weights(net, loss, path, speakers=speakers)
     contents = read_checkpoint(path)
     history = (contents.get("training_summary") or {}) if is_model_file(contents) else {}
@@ -370,10 +369,8 @@ def schedule_table(config: Config) -> str:
     for one in scheduled_epochs(config):
         name = f"{one.epoch} of the {one.stage} stage" if one.stage else str(one.epoch)
         rows.append((name, _span(one.learning_rates), _span(one.margins) if one.margins else "none"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     note = "plateau: multiplied by schedule.decay whenever the EER stops falling, which cannot be shown in advance"
-    return "\n".join([*lines, note] if config.schedule.name == "plateau" else lines)
+    return "\n".join([*text_table(rows), *([note] if config.schedule.name == "plateau" else [])])
 
 
 def _span(values: tuple[float, float]) -> str:

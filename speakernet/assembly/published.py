@@ -72,8 +72,7 @@ def load(
 @functools.cache
 def catalogue() -> dict[str, dict[str, Any]]:
     """The published models by name, from published.yaml."""
-    text = resources.files(__package__).joinpath("published.yaml").read_text("utf-8")
-    return dict(read_yaml(text, "published.yaml"))
+    return dict(read_yaml(resources.files(__package__).joinpath("published.yaml").read_text("utf-8"), "published.yaml"))
 
 
 def cached(name: str) -> Path:
@@ -91,7 +90,7 @@ def path_of(name: str | Path) -> Path:
 def fetch(name: str) -> Path:
     """The path of a name's model file, fetched and checked by SHA-256 if necessary."""
     owner, slash, _ = name.partition("/")
-    if name not in catalogue() and slash and all(one.partition("/")[0] != owner for one in catalogue()):
+    if slash and not any(one.startswith(f"{owner}/") for one in catalogue()):
         repository, _, revision = name.partition("@")
         file, of_hub = _in_repository(name, repository, revision or "main", [MODEL_FILE])
         _checked(file, of_hub, name)
@@ -125,17 +124,19 @@ def fetch(name: str) -> Path:
 
 def _in_repository(name: str, repository: str, revision: str, files: Sequence[str]) -> tuple[Path, str]:
     """The first of `files` that a hub repository has, as a path in the hub's cache, and the hub's SHA-256 of it."""
-    hub = importlib.import_module("speakernet.models.hub")
-    folder = hub.snapshot(repository, revision, files, name if name == repository else f"{name}: {repository}")
+    what = name if name == repository else f"{name}: {repository}"
+    folder = importlib.import_module("speakernet.models.hub").snapshot(repository, revision, files, what)
     file = next((folder / one for one in files if (folder / one).is_file()), None)
     if file is None:
         raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; check the name")
-    return file, hub.published_sha256(file)
+    # The hub's cache names a large file by its SHA-256.
+    blob = file.resolve().name
+    return file, blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
 
 
 def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
     """Download a checkpoint from its URL, next to its target, resuming an interrupted download."""
-    if importlib.import_module("speakernet.models.hub").constants.HF_HUB_OFFLINE:
+    if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
         raise CheckpointError(
             f"{name} is not in the cache ({target}), and HF_HUB_OFFLINE is set; fetch it once with network access"
         )
@@ -149,10 +150,9 @@ def _checked(file: Path, expected: str, name: str) -> str:
     found = sha256_of(file)
     if expected and found != expected:
         content = file.resolve()
-        aside = free_name(content, "wrong")
-        content.rename(aside)
-        if content != file:
-            file.unlink()
+        aside = content.rename(free_name(content, "wrong"))
+        # In the hub's cache, the file is a link to its content.
+        file.unlink(missing_ok=True)
         raise CheckpointError(
             f"{name}: {file.name} has SHA-256 {found}, expected {expected}, and was moved to {aside}. Fetch it "
             "again; if it still differs, the publisher has replaced the file"
@@ -163,8 +163,7 @@ def _checked(file: Path, expected: str, name: str) -> str:
 def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
     """Upload a model file and a model card to a hub repository; return its address."""
     net, contents = (model := load_model_file(path)).net, model.contents
-    summary = contents.get("training_summary") or {}
-    summary |= {"licence": licence} if licence else {}
+    summary = (contents.get("training_summary") or {}) | ({"licence": licence} if licence else {})
     facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
     card = CARD.format(
         **{"name": name, "title": name.partition("/")[2], "model": net.model_name, "dim": net.embedding_dim},
@@ -172,6 +171,5 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
         licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
         facts="\n".join(facts),
     )
-    hub = importlib.import_module("speakernet.models.hub")
-    done: str = hub.push(name, {MODEL_FILE: Path(path), "README.md": card.encode()}, is_private=is_private)
-    return done
+    files = {MODEL_FILE: Path(path), "README.md": card.encode()}
+    return str(importlib.import_module("speakernet.models.hub").push(name, files, is_private=is_private))

@@ -47,13 +47,8 @@ def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
 
 def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
     """Whether each rank keeps only a share of the head, and why."""
-    refusals = {
-        "switched off": options.sharded == "off",
-        "the loss has no head": not options.has_head,
-    }
-    for reason, holds in refusals.items():
-        if holds:
-            return Choice(False, reason)
+    if options.sharded == "off" or not options.has_head:
+        return Choice(False, "switched off" if options.has_head else "the loss has no head")
     several, is_asked = f"{num_classes:,} speakers on {num_processes} processes", options.sharded == "on"
     reason = f"{several}, as configured" if is_asked else f"{several}; worthwhile from {FEWEST_SPEAKERS:,}"
     return Choice(is_asked or num_classes >= FEWEST_SPEAKERS, reason)
@@ -68,8 +63,7 @@ def shard_head(options: LossOptions, loss: nn.Module) -> None:
     if sharded_names(loss):
         return
     choice = choose_sharding(options, getattr(loss, "num_classes", 0), distributed.world_size())
-    asked_in_vain = options.sharded == "on" and not choice.value
-    level = logging.WARNING if asked_in_vain else logging.INFO if choice.value else logging.DEBUG
+    level = logging.INFO if choice.value else logging.DEBUG
     logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
     if choice.value:
         shard(loss, distributed.rank(), distributed.world_size())

@@ -80,14 +80,13 @@ def build_model(config: Config) -> SpeakerNet:
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:
     """Build the configured loss, with a fresh head for `num_classes` speakers if it has one."""
-    loss: nn.Module = create(
+    return create(  # type: ignore[no-any-return]
         lookup(LOSSES, config.loss.name, "loss"),
         config.loss,
         embedding_dim=config.model.embedding_dim,
         num_classes=num_classes,
         seed=derive_seed(config.runtime.seed, MINING_STREAM),
     )
-    return loss
 
 
 def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> None:

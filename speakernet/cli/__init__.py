@@ -10,7 +10,6 @@ exit status after an error, for commands whose status 1 is an answer.
 import argparse
 import contextlib
 import errno
-import importlib
 import importlib.metadata
 import io
 import itertools
@@ -242,11 +241,8 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parser.epilog = "\n".join([help_text(topic), "", "exit status:", *statuses])
     if not takes_config:
         _refuse_unknown_options(parser, rest)
+        return parser.parse_args(rest)
     parsed, config_arguments = parser.parse_known_args(rest)
-    if config_arguments and not takes_config:
-        first = config_arguments[0]
-        what = "unknown option" if first.startswith("-") else "unexpected argument:"
-        parser.error(f"{what} {first!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
 
@@ -324,13 +320,11 @@ def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
 
 def _is_classic_checkpoint(path: Path) -> bool:
     """Whether a file is a voxceleb_trainer checkpoint; reading it runs none of its code."""
-    if not path.is_file():
-        return False
     # Late: only a command that scores a model without a configuration needs torch before its options are read.
     from speakernet.checkpoint import read_checkpoint
     from speakernet.models.importers import voxceleb_trainer
 
-    return voxceleb_trainer.is_ours_to_read(read_checkpoint(path))
+    return path.is_file() and voxceleb_trainer.is_ours_to_read(read_checkpoint(path))
 
 
 def _settings_of_model(path: Path) -> Mapping[str, Any]:

@@ -70,16 +70,13 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> list[str] | int:
     """Evaluate the score files, or score the test list of the configuration."""
     if not arguments.scores:
-        if arguments.save_path:
-            arguments.config_arguments += ["--save_path", str(arguments.save_path)]
-        arguments.config_arguments = [*arguments.config_arguments, "--eval"]
+        where = ["--save_path", str(arguments.save_path)] if arguments.save_path else []
+        arguments.config_arguments += [*where, "--eval"]
         return train.run(arguments)
     if arguments.config_arguments:
         raise ValueError(f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model")
     if not arguments.trials:
         raise ValueError("--scores needs --trials, the trial list of the scores")
-    if not 0 < arguments.prior < 1:
-        raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     if arguments.save_path and any((arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)):
         raise ValueError(f"{arguments.save_path} is the folder of a training run; give another one with --out")
     evaluation = evaluate_scores(arguments)
@@ -98,7 +95,9 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
 
 def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
     """Evaluate one score file, or several fused ones."""
-    options = EvaluationOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
+    options = EvaluationOptions(
+        dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws, calibration_prior=arguments.prior
+    )
     trials = read_trials(arguments.trials)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     if arguments.save_path and len(files) > 1:
@@ -122,13 +121,13 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         lists=[{"role": role, "name": path.name, "sha256": sha256_of(path)} for role, path in read],
         calibration=None if fit is None else fit.to_dict(),
         command=" ".join(sys.argv),
-        warnings=_warnings(results, files, is_fitted_here=fit is not None and _is_fitted_on_reported(arguments)),
+        warnings=_warnings(
+            results,
+            files,
+            is_fitted_here=fit is not None and sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials),
+        ),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)
-
-
-def _is_fitted_on_reported(arguments: argparse.Namespace) -> bool:
-    return sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials)
 
 
 def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) -> list[str]:

@@ -19,7 +19,6 @@ from speakernet.cli import DECISION, MODEL, STORE, answer_first, limits_of, load
 if TYPE_CHECKING:
     from speakernet.inference.verifier import Identification
 
-MIN_SPEECH_SECONDS = 1.0
 DEFAULT_TOP = 5
 
 ARGUMENTS = {
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed the recording, compare it with everybody, and answer."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.recordings import inspect_recording
+    from speakernet.inference.recordings import MIN_TEST_SECONDS, inspect_recording
     from speakernet.inference.verifier import identify
 
     if arguments.top < 1:
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         recording = verifier.open(arguments.audio)
-        quality = inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        quality = inspect_recording(recording, min_speech_seconds=MIN_TEST_SECONDS)
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             found = identify(verifier, store, recording, top=arguments.top, **limits_of(arguments))
     lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)

@@ -9,13 +9,12 @@ lists yourself with --train_list, --test_list, --noise_path and --rir_path, or a
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from speakernet.config.schema import config_from_dict
 from speakernet.config.wespeaker import SAME, converted
-from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, reading, refuse_overwriting
+from speakernet.files import FileError, atomic_write, read_yaml_file, refuse_overwriting
 from speakernet.options import OptionError
 
 ERROR_STATUS = 2
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
-    read, names = list(map(_read, files)), ", ".join(map(str, files))
+    read, names = [read_yaml_file(one, EXPECTED) for one in files], ", ".join(map(str, files))
     try:
         sections, notes = converted(*read)
         config_from_dict(sections)
@@ -49,8 +48,3 @@ def run(arguments: argparse.Namespace) -> list[str]:
         yaml.safe_dump(sections, file, sort_keys=False)
     lines = [f"not converted: {note}" for note in notes]
     return [f"{arguments.out}: {sections['model']['name']} from {arguments.file}", *lines]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with reading(path, EXPECTED), open_text(path) as file:
-        return dict(read_yaml(file.read(MOST_YAML + 1), str(path)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, store_key
-from speakernet.terminal import counted
+from speakernet.terminal import counted, text_table
 
 if TYPE_CHECKING:
     from speakernet.inference.people import PeopleStore
@@ -76,8 +76,6 @@ def _listed(store: "PeopleStore") -> str:
     people, facts = store.people(), store.facts
     rows = [("name", "recordings", "speech", "first", "last")]
     rows += [(one.name, str(one.recordings), f"{one.speech_seconds:.1f} s", one.created, one.changed) for one in people]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     encrypted = ", encrypted" if facts["is_encrypted"] else ""
     model = f"model {facts['model']} (fingerprint {facts['fingerprint'][:12]}, {facts['embedding_dim']} numbers)"
-    return "\n".join([*lines, f"{counted(len(people), 'person')}, {model}{encrypted}"])
+    return "\n".join([*text_table(rows), f"{counted(len(people), 'person')}, {model}{encrypted}"])

@@ -23,5 +23,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.published import push
 
-    address = push(arguments.model, arguments.name, licence=arguments.licence, is_private=arguments.private)
-    return [address, f"next: speakernet verify a.wav b.wav --model {arguments.name} --threshold 0.4"]
+    return [
+        push(arguments.model, arguments.name, licence=arguments.licence, is_private=arguments.private),
+        f"next: speakernet verify a.wav b.wav --model {arguments.name} --threshold 0.4",
+    ]

@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         return [schedule_table(loaded.config)]
     values = loaded.config.model_dump()
     if arguments.given:
-        given = [key.partition(".") for key in loaded.given]
+        given = {tuple(key.split(".")[:2]) for key in loaded.given}
         found = {
-            section: {field: value for field, value in fields.items() if (section, ".", field) in given}
+            section: {field: value for field, value in fields.items() if (section, field) in given}
             for section, fields in values.items()
         }
         values = {section: fields for section, fields in found.items() if fields}

@@ -17,9 +17,7 @@ import sys
 
 from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier
 
-STANDARD_INPUT = "-"
 SAME, DIFFERENT, ERROR_STATUS = 0, 1, 2
-MIN_SPEECH_SECONDS = 1.0
 
 ARGUMENTS = {
     "first": {"help": "a recording, in any format, rate and number of channels; - is standard input"},
@@ -43,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         verifier = load_verifier(arguments)
         # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
-        if arguments.first == STANDARD_INPUT:
+        if arguments.first == recordings.STANDARD_INPUT:
             enrolled = verifier.embed(recordings.usable(verifier.open(arguments.second)))
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
@@ -55,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
             assert decision is not None
         else:
             both = [verifier.open(one) for one in (arguments.first, arguments.second)]
-            qualities = [recordings.inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in both]
+            least = recordings.MIN_TEST_SECONDS
+            qualities = [recordings.inspect_recording(one, min_speech_seconds=least) for one in both]
             embeddings = [verifier.embed(one) for one in both]
             decision = verifier.rule_for(both, embeddings).decide(verifier.compare(*embeddings), **limits)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n")

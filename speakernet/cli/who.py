@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
     verifier = load_verifier(arguments)
     given = {"num_speakers": arguments.speakers, "max_speakers": arguments.max_speakers, **limits_of(arguments)}
     how = {name: value for name, value in given.items() if value is not None}
-    is_new = arguments.store is not None and not arguments.store.exists() and bool(wanted)
     store = None
-    if arguments.store is not None and not is_new:
+    # With --enroll, a missing store is made once there is somebody to add.
+    if arguments.store is not None and (arguments.store.exists() or not wanted):
         store = verifier.people(arguments.store, store_key(arguments), must_exist=True)
     if arguments.audio == STANDARD_INPUT:
         # Late: only a pipe needs it.
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     found = verifier.who(recording, store, **how)
     _log(found, time.monotonic() - begun)
     if wanted:
-        people = store or verifier.people(arguments.store, store_key(arguments))
+        people = verifier.people(arguments.store, store_key(arguments)) if store is None else store
         for label, name in wanted:
             total = enroll_speaker(people, found, label.strip(), name)
             logger.info("%s is now %s in %s, with %s", label, name.strip(), people.path, counted(total, "recording"))

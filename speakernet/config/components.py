@@ -6,11 +6,10 @@ folder or model file only names the components it needs.
 """
 
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +69,7 @@ def _add(module_name: str, where: str) -> None:
         return
     try:
         module = importlib.import_module(module_name)
-        found = _rows(module)
+        found = list(_rows(module))
     except Exception as error:
         raise ValueError(f"{where}: {type(error).__name__}: {error}; --debug shows the traceback") from error
     for table, name, component in found:
@@ -79,14 +78,13 @@ def _add(module_name: str, where: str) -> None:
     OUTSIDE[module_name] = source, hashlib.sha256(source).hexdigest()
 
 
-def _rows(module: ModuleType) -> list[tuple[dict[str, Component], str, Component]]:
+def _rows(module: ModuleType) -> Iterator[tuple[dict[str, Component], str, Component]]:
     """The components of a module, each with its table and name."""
     given = getattr(module, "COMPONENTS", None)
     if not isinstance(given, dict):
         raise ValueError(
             "no COMPONENTS; expected e.g. COMPONENTS = {'pooling': {'Max': Component(MaxOptions, 'my_parts:Max')}}"
         )
-    found = []
     for kind, rows in given.items():
         table = lookup(TABLES, kind, "kind of component")
         for name, component in rows.items():
@@ -95,7 +93,6 @@ def _rows(module: ModuleType) -> list[tuple[dict[str, Component], str, Component
             if name in table:
                 raise ValueError(f"the {kind} {name} already exists; choose another name")
             component.load()
-            found.append((table, name, component))
+            yield table, name, component
             if kind.endswith(" loss"):
-                found.append((LOSSES, name, component))
-    return found
+                yield LOSSES, name, component

@@ -42,7 +42,7 @@ from speakernet.config.schema import (
     problems,
     split_key,
 )
-from speakernet.files import MOST_YAML, FileError, atomic_write, is_address, open_text, yaml_nodes, yaml_value
+from speakernet.files import MOST_YAML, FileError, atomic_write, is_address, open_text, reading, yaml_nodes, yaml_value
 from speakernet.options import OUTSIDE, OptionError, Options, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
@@ -58,7 +58,7 @@ RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "rec
 """The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
 
 
-class ConfigError(ValueError):
+class ConfigError(FileError):
     """An error in a configuration; the message says where, what was found and what is expected."""
 
 
@@ -258,13 +258,11 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
 def _read_text(setting: Setting) -> Any:
     if not isinstance(setting.value, str) or not setting.value.startswith(("[", "{")):
         return None if setting.value in ("null", "~") else setting.value
-    try:
+    with reading(setting.where, "a value in YAML", ConfigError):
         node = yaml_nodes(setting.value, setting.where)
         if isinstance(node, yaml.MappingNode):
             _pairs(node, setting.where)
         return yaml_value(node, setting.where)
-    except FileError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _no_effect_message(key: str, names: Names) -> str:
@@ -312,9 +310,8 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
 
 def _read_file(path: Path) -> list[Setting]:
     """The settings of a YAML or JSON file: top-level keys with values, and the keys one level below a mapping."""
-    try:
-        with open_text(path) as file:
-            text = file.read(MOST_YAML + 1)
+    with reading(path, "a configuration in YAML or JSON", ConfigError), open_text(path) as file:
+        text = file.read(MOST_YAML + 1)
         if path.suffix == ".json":
             # JSON may be indented with tabs, which YAML does not allow, and have comments; a string may contain //.
             text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
@@ -335,8 +332,6 @@ def _read_file(path: Path) -> list[Setting]:
                 elif isinstance(value, yaml.SequenceNode):
                     below += value.value
             settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
-    except (OSError, UnicodeDecodeError, FileError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     found = dict.fromkeys(one.key.partition(".")[0] for one in settings)
     if not WESPEAKER.isdisjoint(found):
         listed = ", ".join(list(found)[:8])

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -200,9 +200,9 @@ def json_schema() -> dict[str, Any]:
 
 def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """The options of a section or field: those of all components, with rules for which component takes which."""
-    owners = {name: one.options for name, one in CHOICES[holder].table.items()} if holder in CHOICES else {}
+    owners = [one.options for one in CHOICES[holder].table.values()] if holder in CHOICES else []
     fields: dict[str, dict[str, Any]] = {}
-    for owner in [SECTIONS.get(holder, Options), *owners.values()]:
+    for owner in [SECTIONS.get(holder, Options), *owners]:
         made = owner.model_json_schema()
         definitions |= made.pop("$defs", {})
         for name, declared in made.get("properties", {}).items():
@@ -212,38 +212,26 @@ def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
     properties = {
         name: next(iter(one.values())) if len(one) == 1 else {"anyOf": [*one.values()]} for name, one in fields.items()
     }
-    rules = [
-        _rule("name", one, {"propertyNames": {"enum": taken}}) for taken, one in _by_fields(owners) if "." not in holder
-    ]
+    rules = []
     for held, choice in CHOICES.items():
         section, _, field = choice.key.rpartition(".")
+        # Empty if the component's options are in the section itself.
+        within = held.removeprefix(holder).removeprefix(".")
         if section == holder:
             auto = ["auto"] if holder == "frontend" or field == "pooling" else []
             properties[field] = {**properties[field], "enum": [*auto, *choice.table]}
+            takers: dict[tuple[str, ...], list[str]] = {}
+            for name, one in choice.table.items():
+                takers.setdefault(tuple(one.options.model_fields), []).append(name)
+            for taken, names in takers.items():
+                limit = {"propertyNames": {"enum": list(taken)}}
+                then = {"properties": {within: limit}} if within else limit
+                rules.append({"if": {"properties": {field: {"enum": names}}, "required": [field]}, "then": then})
         if held.rpartition(".")[0] == holder:
-            properties[held.rpartition(".")[2]] = _object(held, definitions)
-        if held.startswith("model.") and holder == "model":
-            owners = {name: one.options for name, one in choice.table.items()}
-            within = held.rpartition(".")[2]
-            rules += [
-                _rule(field, one, {"properties": {within: {"propertyNames": {"enum": taken}}}})
-                for taken, one in _by_fields(owners)
-            ]
+            properties[within] = _object(held, definitions)
     described = {"description": summary(SECTIONS[holder])} if holder in SECTIONS else {}
     made = {**described, "type": "object", "properties": properties, "additionalProperties": False}
     return {**made, "allOf": rules} if rules else made
-
-
-def _by_fields(owners: Mapping[str, type[Options]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Each set of options, with the components that take it."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for name, owner in owners.items():
-        found.setdefault(tuple(owner.model_fields), []).append(name)
-    yield from ((list(fields), names) for fields, names in found.items())
-
-
-def _rule(key: str, names: list[str], then: dict[str, Any]) -> dict[str, Any]:
-    return {"if": {"properties": {key: {"enum": names}}, "required": [key]}, "then": then}
 
 
 def _table(holder: str) -> Iterator[str]:

@@ -117,11 +117,12 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
     """
     given = dict(_flat(theirs))
     lookup({"ExponentialDecrease": 0}, given["scheduler"], "scheduler")
-    front_end = dict(lookup(FRONT_ENDS, given.get("dataset_args.frontend", "fbank"), "front end"))
-    loss = dict(lookup(LOSSES, given["projection_args.project_type"], "project_type"))
-    model = {"name": lookup(MODELS, given["model"], "model of wespeaker")}
-    sections = {**{name: dict(values) for name, values in ALWAYS.items()}, "frontend": front_end}
-    sections |= {"model": model, "loss": loss}
+    sections: dict[str, Any] = {
+        **{name: dict(values) for name, values in ALWAYS.items()},
+        "frontend": dict(lookup(FRONT_ENDS, given.get("dataset_args.frontend", "fbank"), "front end")),
+        "model": {"name": lookup(MODELS, given["model"], "model of wespeaker")},
+        "loss": dict(lookup(LOSSES, given["projection_args.project_type"], "project_type")),
+    }
     for name, key in SAME.items():
         section, _, option = key.partition(".")
         if name in given:
@@ -140,7 +141,7 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
     }
     first, last = (given[f"margin_update.{one}_margin"] for one in ("initial", "final"))
     ramps = given["margin_update.update_margin"] and first != last
-    loss["margin"] = last if ramps else first
+    sections["loss"]["margin"] = last if ramps else first
     if ramps:
         sections["schedule"] |= {
             "margin": "exponential" if given["margin_update.increase_type"] == "exp" else "linear",

@@ -23,14 +23,13 @@ import urllib3
 
 from speakernet.corpora.steps import DiskFullError, Folder, StepSummary, check_space
 from speakernet.files import (
-    MOST_YAML,
     FileError,
     atomic_write,
     digest_of,
     in_place_of_a_file,
-    open_text,
     parallel_map,
     read_yaml,
+    read_yaml_file,
     reading,
 )
 from speakernet.options import lookup
@@ -97,8 +96,7 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
     """The whole table: the shipped one, or a file in the same format."""
     if path is None:
         return dict(read_yaml(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
-    with reading(path, EXPECTED), open_text(path) as file:
-        table = read_yaml(file.read(MOST_YAML + 1), str(path))
+    table = read_yaml_file(path, EXPECTED)
     if not isinstance(table, dict) or not all(isinstance(entry, dict) and "files" in entry for entry in table.values()):
         raise ValueError(f"{path}: expected {EXPECTED}")
     return table

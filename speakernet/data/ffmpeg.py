@@ -5,7 +5,6 @@ decoding a short file, hence the batches.
 """
 
 import functools
-import importlib
 import importlib.util
 import os
 import re

@@ -8,7 +8,6 @@ process closes them or is gone, however it ended.
 import contextlib
 import itertools
 import logging
-import multiprocessing
 import multiprocessing.util
 import os
 import signal

@@ -34,7 +34,7 @@ from speakernet.run_folder import (
     evaluation_folder,
     later_stages,
 )
-from speakernet.terminal import MAX_NAMED, counted, plural
+from speakernet.terminal import MAX_NAMED, counted, plural, text_table
 
 logger = logging.getLogger(__name__)
 
@@ -247,10 +247,8 @@ class Decisions:
         """The first trials as a text table, then the sentences, for a terminal."""
         count = min(len(self.trials), NUM_IN_TERMINAL)
         rows = [self.header, *(self.row(number) for number in range(count))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         more = [f"… and {len(self.trials) - count:,} more"] if count < len(self.trials) else []
-        return [*table, *more, *self.sentences()]
+        return [*text_table(rows), *more, *self.sentences()]
 
     def write(self, path: Path) -> None:
         """Write a CSV with a header and one line per trial in list order."""

@@ -51,9 +51,14 @@ class Report:
         if (trials := self.run.trials) is None:
             raise ValueError(f"{self.run.folder}: no scores; evaluate first")
         names = np.array(trials.names)
-        columns = {"enrol": names[trials.enrol], "test": names[trials.test], "score": self.run.scores}
-        more = {"label": trials.labels, "llr": self.run.arrays.get("llrs")}
-        return pandas.DataFrame(columns | {name: one for name, one in more.items() if one is not None})
+        columns = {
+            "enrol": names[trials.enrol],
+            "test": names[trials.test],
+            "score": self.run.scores,
+            "label": trials.labels,
+            "llr": self.run.arrays.get("llrs"),
+        }
+        return pandas.DataFrame({name: one for name, one in columns.items() if one is not None})
 
 
 def _png(figure: Figure) -> bytes:

@@ -63,10 +63,6 @@ Run = Callable[[np.ndarray], list[np.ndarray]]
 """Waveforms (batch, samples) float32 -> embeddings and, for graphs, directions, (batch, dim) float32 each."""
 
 
-class ExportError(ValueError):
-    """A model cannot be exported, or its export gives different embeddings."""
-
-
 @dataclass(frozen=True)
 class Parity:
     """How much the embeddings of an exported network differ from ours."""
@@ -83,18 +79,16 @@ class Parity:
 
 
 def export_model(
-    model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False, runtime: str = ""
+    model_path: str | Path, path: Path, *, speech: Sequence[np.ndarray], int8: bool = False, runtime: str = ""
 ) -> list[Parity]:
-    """Write a model file in another format, chosen by the suffix of `out` (.onnx, .pt2 or .safetensors) and `runtime`.
+    """Write a model file in another format, chosen by the suffix of `path` (.onnx, .pt2 or .safetensors) and `runtime`.
 
     Returns:
         How close the export is to the network; with int8, one value before and one after quantisation.
     """
-    path = check_target(out, int8, runtime)
     model = load_model_file(model_path)
-    usable = [one for one in speech if len(one) >= model.net.min_samples]
-    if not usable:
-        raise ExportError(
+    if not (usable := [one for one in speech if len(one) >= model.net.min_samples]):
+        raise ValueError(
             f"none of the {len(speech)} recordings for the comparison has the {model.net.min_samples} samples "
             f"({model.net.min_samples / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
@@ -105,7 +99,7 @@ def export_model(
     parities = [compare(model, open_export(content), usable)]
     # Not `<=`, since NaN must be refused too.
     if not parities[0].cosine > LEAST_COSINE:
-        raise ExportError(f"{path} was not written: its embeddings are not those of {model_path} ({parities[0]})")
+        raise ValueError(f"{path} was not written: its embeddings are not those of {model_path} ({parities[0]})")
     if int8:
         content = quantized(content)
         parities.append(compare(model, open_onnx(content), usable))
@@ -118,11 +112,11 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
     """The path to write to, checked before any work is done."""
     path = Path(out)
     if path.suffix not in FORMATS or path.is_dir():
-        raise ExportError(f"{out}: expected a file name ending in {', '.join(FORMATS)}, which selects the format")
+        raise ValueError(f"{out}: expected a file name ending in {', '.join(FORMATS)}, which selects the format")
     if int8 and path.suffix != ".onnx":
-        raise ExportError(f"{out}: --int8 needs a file name ending in .onnx")
+        raise ValueError(f"{out}: --int8 needs a file name ending in .onnx")
     if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)):
-        raise ExportError(
+        raise ValueError(
             f"--for {runtime} with {out}: expected {' or '.join(RUNTIMES)} and a file name ending in .onnx, without "
             f"--int8 for {SHERPA}"
         )
@@ -186,7 +180,7 @@ class FeaturesNet(ExportedNet):
 
 def onnx_bytes(model: ModelFile) -> bytes:
     """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, and a description as metadata."""
-    shapes = _dynamic_shapes(model.net.min_samples)
+    shapes = _dynamic_shapes("samples", model.net.min_samples)
     return _onnx(ExportedNet(model), _example(model.net), (INPUT, *OUTPUTS), shapes, {METADATA_KEY: facts(model)})
 
 
@@ -198,11 +192,10 @@ def sherpa_bytes(model: ModelFile) -> bytes:
     net, found = model.net, model.net.spec()["front_end"]
     options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
     options["plda"] = plda_of(model.contents) is not None
-    others = [name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed]
-    if others:
+    if others := [name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed]:
         listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
         its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
-        raise ExportError(
+        raise ValueError(
             f"{SHERPA} does not support the front end or scoring of this model: found {listed}, expected {its_own}; "
             "train with these `frontend` options, or export without --for, as a graph of waveforms"
         )
@@ -216,8 +209,7 @@ def sherpa_bytes(model: ModelFile) -> bytes:
         METADATA_KEY: facts(model),
     }
     example = _features(net, _example(net).numpy())
-    frames = torch.export.Dim("frames", min=int(net.front_end.num_frames(torch.tensor(net.min_samples))))
-    shapes = ({0: torch.export.Dim("batch", min=1), 1: frames},)
+    shapes = _dynamic_shapes("frames", int(net.front_end.num_frames(torch.tensor(net.min_samples))))
     return _onnx(FeaturesNet(model), example, ("features", OUTPUTS[0]), shapes, metadata)
 
 
@@ -261,9 +253,9 @@ def program_bytes(model: ModelFile) -> bytes:
     # The code of these models branches on a batch size of 1 (position bias, pairs of frames).
     kind = model.net.spec()["model"]["options"].get("config", {}).get("model_type")
     if kind in ("wavlm", "wav2vec2-bert"):
-        raise ExportError(f".pt2: torch.export does not support {kind} at every batch size; use .onnx")
+        raise ValueError(f".pt2: torch.export does not support {kind} at every batch size; use .onnx")
     # At least a second: with a single final frame, tracing would give a different program.
-    shapes = _dynamic_shapes(max(model.net.min_samples, model.net.sample_rate))
+    shapes = _dynamic_shapes("samples", max(model.net.min_samples, model.net.sample_rate))
     with _quiet(), io.BytesIO() as file:
         program = torch.export.export(ExportedNet(model).eval(), (_example(model.net),), dynamic_shapes=shapes)
         torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
@@ -272,8 +264,7 @@ def program_bytes(model: ModelFile) -> bytes:
 
 def facts(model: ModelFile) -> dict[str, Any]:
     """What is needed to run a graph and interpret its scores, as plain values."""
-    net = model.net
-    has_mean = mean_of_whole_utterances(model.contents) is not None
+    net, has_mean = model.net, mean_of_whole_utterances(model.contents) is not None
     rule = DecisionRule.of_model_file(model.contents, subtracts_mean=has_mean, name="the model file")
     fitted, plda = rule.calibration, plda_of(model.contents)
     return {
@@ -287,26 +278,25 @@ def facts(model: ModelFile) -> dict[str, Any]:
 
 
 def open_onnx(content: bytes) -> Run:
-    """Run a graph with ONNX Runtime on the CPU."""
+    """Run a graph with one input on ONNX Runtime and the CPU."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # Errors only, since it warns about every constant it folds.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def run(waveforms: np.ndarray) -> list[np.ndarray]:
-        return session.run(list(OUTPUTS), {INPUT: waveforms})  # type: ignore[no-any-return]
+    def run(values: np.ndarray) -> list[np.ndarray]:
+        return session.run(None, {session.get_inputs()[0].name: values})  # type: ignore[no-any-return]
 
     return run
 
 
 def open_sherpa(model: ModelFile, content: bytes) -> Run:
-    """Run a graph of features with ONNX Runtime behind our front end; the subtracted mean is added back."""
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    mean = mean_of_whole_utterances(model.contents)
+    """Run a graph of features behind our front end; the subtracted mean is added back."""
+    run_graph, mean = open_onnx(content), mean_of_whole_utterances(model.contents)
 
     def run(waveforms: np.ndarray) -> list[np.ndarray]:
-        (found,) = session.run(None, {"features": _features(model.net, waveforms).numpy()})
+        (found,) = run_graph(_features(model.net, waveforms).numpy())
         return [found if mean is None else found + mean]
 
     return run
@@ -318,20 +308,18 @@ def quantized(content: bytes) -> bytes:
     The front end stays in float32: its spectra span eight decades, of which 256 steps keep only the loudest parts.
     """
     model = onnx.load_from_string(content)
-    scopes = {
-        node.name: entry.value
+    kept = [
+        node.name
         for node in model.graph.node
         for entry in node.metadata_props
-        if entry.key == "pkg.torch.onnx.name_scopes"
-    }
-    kept = [name for name, scope in scopes.items() if "net.front_end" in scope]
+        if entry.key == "pkg.torch.onnx.name_scopes" and "net.front_end" in entry.value
+    ]
     assert kept, "the nodes of the front end are no longer marked"
     with tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
-        source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        target = Path(folder) / "int8.onnx"
         # Have intermediate shapes inferred again: the old ones do not fit transposed weights.
         del model.graph.value_info[:]
-        source.write_bytes(model.SerializeToString())
-        quantize_dynamic(source, target, nodes_to_exclude=kept, weight_type=QuantType.QUInt8)
+        quantize_dynamic(model, target, nodes_to_exclude=kept, weight_type=QuantType.QUInt8)
         return target.read_bytes()
 
 
@@ -366,8 +354,8 @@ def _example(net: SpeakerNet) -> Tensor:
     return 0.1 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
 
 
-def _dynamic_shapes(min_samples: int) -> tuple[dict[int, Any]]:
-    return ({0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("samples", min=min_samples)},)
+def _dynamic_shapes(axis: str, least: int) -> tuple[dict[int, Any]]:
+    return ({0: torch.export.Dim("batch", min=1), 1: torch.export.Dim(axis, min=least)},)
 
 
 @contextlib.contextmanager

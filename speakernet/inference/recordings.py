@@ -45,7 +45,7 @@ HEADER_BYTES = 4096
 UNKNOWN_LENGTH = 1 << 62
 CHUNK_SECONDS = 0.1
 
-MIN_ENROL_SECONDS = 2.0
+MIN_ENROL_SECONDS, MIN_TEST_SECONDS = 2.0, 1.0
 """Speech needed for enrolment; with less, scores vary so much that the voice is often missed."""
 MOST_SPEECH_SECONDS = 30.0
 """More speech adds no weight to a recording: it is still the same session."""

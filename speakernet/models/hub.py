@@ -1,12 +1,10 @@
 """Repositories on the Hugging Face hub, through its own library with its cache, offline switch and tokens."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub import constants as constants
 from huggingface_hub import errors
 
 from speakernet.checkpoint import CheckpointError
@@ -47,12 +45,6 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
             ) from error
         logger.warning("the hub cannot be reached (%s); using the cached copy %s", error_line(error), cached)
         return cached
-
-
-def published_sha256(file: Path) -> str:
-    """The hub's SHA-256 of a large file, which is its name in the cache; empty for a small file."""
-    name = file.resolve().name
-    return name if re.fullmatch("[0-9a-f]{64}", name) else ""
 
 
 def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> str:

@@ -50,7 +50,7 @@ from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio
 from speakernet.files import read_secret, reading
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
-from speakernet.inference.recordings import Recording, inspect_recording
+from speakernet.inference.recordings import MIN_TEST_SECONDS, Recording, inspect_recording
 from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
 
 logger = logging.getLogger(__name__)
@@ -83,8 +83,6 @@ SAFE_HEADERS = (
 )
 MOST_TOGETHER = 16
 MOST_CLIPS, MOST_TOP = 10, 100
-MIN_SPEECH_SECONDS = 1.0
-"""A clip with less speech causes a warning."""
 MOST_SAMPLES_A_SECOND = 2 * 48_000
 """Over all channels; limits what a clip may decode to."""
 CLOSE_SECONDS = 1.0
@@ -570,7 +568,7 @@ class Service:
         """The decoded files and facts about each; their memory counts against the budget during the block."""
         with contextlib.ExitStack() as held:
             found = [self._decoded(upload, held) for upload in uploads]
-            qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in found]
+            qualities = [inspect_recording(one, min_speech_seconds=MIN_TEST_SECONDS) for one in found]
             yield (
                 found,
                 [
@@ -619,10 +617,6 @@ class Service:
         self.streams = {identity: live for identity, live in self.streams.items() if live.last_used >= oldest}
 
 
-class ServeError(ValueError):
-    """A server that cannot be started."""
-
-
 @dataclass(frozen=True)
 class Address:
     """Where a server listens; port 0 takes any free port."""
@@ -644,7 +638,7 @@ class Address:
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
-            raise ServeError(
+            raise ValueError(
                 f"{self.host} port {self.port}: {error}; choose another --port (0: any), or --host 127.0.0.1"
             ) from error
 
@@ -656,7 +650,7 @@ def read_token(address: Address, file: Path | None) -> str:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
     token = given.decode("latin-1").strip()
     if not (token.isascii() and token.isprintable()) or len(token) < FEWEST_TOKEN_CHARACTERS:
-        raise ServeError(
+        raise ValueError(
             f"the token has {len(given)} bytes; expected at least {FEWEST_TOKEN_CHARACTERS} printable ASCII characters"
         )
     return token
@@ -761,7 +755,7 @@ def serve(service: Service, address: Address, token: str) -> int:
 def start(arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None) -> int:
     """Load the model, open the store, and serve."""
     if files and arguments.store is not None:
-        raise ServeError("--store keeps people on the server, --in-browser keeps voices off it; leave out one of them")
+        raise ValueError("--store keeps people on the server, --in-browser keeps voices off it; leave out one of them")
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)
