@@ -162,6 +162,8 @@ def _checked(file: Path, expected: str, name: str) -> str:
 
 def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
     """Upload a model file and a model card to a hub repository; return its address."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name}: expected OWNER/NAME, the name of a repository on the hub")
     net, contents = (model := load_model_file(path)).net, model.contents
     summary = (contents.get("training_summary") or {}) | ({"licence": licence} if licence else {})
     facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
         from speakernet.assembly.runs import score_experiment, train_experiment
 
         with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
-            # A file in sections has this program's, as everybody expects.
+            # A file in sections gets speakernet's own, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
             logger.log(level, "defaults: %s", loaded.defaults)
             if loaded.evaluate_only:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                 results = outcome.run_folder / RESULTS
             # The results go to standard output and to log.txt.
             logger.debug("%s", "\n".join(lines))
-            if arguments.json:
+            if arguments.json and distributed.is_main():
                 lines = [results.read_text(encoding="utf-8")]
             return lines if distributed.is_main() else 0
 

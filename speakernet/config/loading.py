@@ -212,7 +212,9 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
             try:
                 chosen_in |= {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
             except ValueError as error:
-                raise ConfigError(f"{own[choice.key].where}: {choice.key}: {error}") from error
+                # A model without the pooling that an earlier layer named.
+                at = own.get(choice.key) or own["model.name"]
+                raise ConfigError(f"{at.where}: {choice.key}: {error}") from error
     last, dropped = {one.key: one for one in settings}, []
     owners: dict[str, type[Options]] = {}
     """Key -> the class with the option; options that the chosen components do not take are missing."""

@@ -95,11 +95,13 @@ def help_text(topic: str = "") -> str:
         for title, keys in EVERYDAY.items():
             lines += ["", f"  {title}:", *(line for key in keys for line in _as_text(known[key]))]
         return "\n".join([*lines, "", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"])
-    if topic != "all" and topic not in SECTIONS:
-        raise ValueError(f"--help {topic}: expected all or one of {', '.join(SECTIONS)}")
+    titles = {one: summary(owner) for one, owner in SECTIONS.items()}
+    titles |= {one: f"options of the chosen {choice.kind}" for one, choice in CHOICES.items() if one not in SECTIONS}
+    if topic not in ("all", *titles):
+        raise ValueError(f"--help {topic}: expected all or one of {', '.join(titles)}")
     lines = []
-    for section in SECTIONS if topic == "all" else [topic]:
-        lines += [f"{section}: {summary(SECTIONS[section])}"]
+    for section in titles if topic == "all" else [topic]:
+        lines += [f"{section}: {titles[section]}"]
         lines += [line for row in rows(section) for line in _as_text(row)] + [""]
     if topic == "all":
         lines += [

@@ -83,7 +83,10 @@ def find_backbone(options: PretrainedOptions) -> Backbone:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, as listed in its index if there is one."""
     index = _json(folder / INDEX)
-    names = sorted(set(index.get("weight_map", {}).values())) or [one.name for one in folder.glob("*.safetensors")][:1]
+    names = (
+        sorted(set(index.get("weight_map", {}).values()))
+        or sorted(one.name for one in folder.glob("*.safetensors"))[:1]
+    )
     if not names:
         found = next((one.name for one in folder.glob("*.bin")), "no weights")
         raise CheckpointError(f"{OPTION}: {folder} has no *.safetensors, found {found}; {TO_CONVERT}")
@@ -130,21 +133,20 @@ def refuse_other_weights(wanted: Mapping[str, int], found: Mapping[str, int], pa
     """CheckpointError unless the weights that a checkpoint omits were found as they were, by CRC-32."""
     if changed := [name for name in wanted if found.get(name.replace(*PLAIN)) != wanted[name]]:
         raise CheckpointError(
-            f"{path} was trained with another {changed[0].replace(*PLAIN)} than the one found (a best.pt of adapters "
-            "has them merged); restore the files of the backbone, or choose another --save_path"
+            f"{path} was trained on a backbone whose {changed[0].replace(*PLAIN)} differs from the one found (the "
+            "best.pt of a run with adapters has them merged in); restore the backbone's files, or choose another "
+            "--save_path"
         )
 
 
 def refuse_other_files(wanted: Mapping[str, Any], found: Mapping[str, Any], path: object) -> None:
     """CheckpointError unless both have the same files by SHA-256."""
-    if wanted["files"] == found["files"]:
-        return
-    differing = [name for name, digest in wanted["files"].items() if found["files"].get(name) != digest]
-    name = differing[0] if differing else next(iter(wanted["files"]))
-    raise CheckpointError(
-        f"{path} was trained with the backbone {wanted['name']}, whose {name} has SHA-256 {wanted['files'][name]}; "
-        f"found {found['files'].get(name, 'no such file')}. Restore that file, or choose another --save_path"
-    )
+    for name, digest in wanted["files"].items():
+        if (other := found["files"].get(name, "no such file")) != digest:
+            raise CheckpointError(
+                f"{path} was trained with the backbone {wanted['name']}, whose {name} has SHA-256 {digest}; "
+                f"found {other}. Restore that file, or choose another --save_path"
+            )
 
 
 def _folder(name: str, revision: str) -> Path:

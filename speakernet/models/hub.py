@@ -41,7 +41,7 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
         except Exception:
             raise CheckpointError(
                 f"{what} is neither a local folder nor in the cache, and the hub cannot be reached "
-                f"({error_line(error)}); download it once with a network, or give a file or folder"
+                f"({error_line(error)}); run once with network access, or give a file or folder"
             ) from error
         logger.warning("the hub cannot be reached (%s); using the cached copy %s", error_line(error), cached)
         return cached

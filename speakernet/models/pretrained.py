@@ -263,7 +263,7 @@ class FixedOutside:
         weights = {name: value for name, value in state.items() if name not in ("source", "fixed")}
         missing, unknown = self.net.load_state_dict(weights, strict=False)
         if unknown or {name.removeprefix(BACKBONE_PREFIX) for name in missing} - fixed.keys():
-            raise ValueError(f"{[*unknown, *missing][0]} is in only one of network and checkpoint")
+            raise ValueError(f"{[*unknown, *missing][0]} is in the network or in the checkpoint, but not in both")
         # A tensor in the checkpoint no longer equals the one that was read from the files.
         self.trunk.fixed = {name: digest for name, digest in self.trunk.fixed.items() if name in fixed}
 

@@ -30,8 +30,6 @@ MOST_NAMES_SHOWN = 10
 # Keys, in addition to the run's seed, of the random streams of the network's components.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
-LONGEST_MINIMUM_SECONDS = 2
-"""No network needs a longer waveform than this for an embedding."""
 
 
 class SpeakerNet(nn.Module):
@@ -162,7 +160,8 @@ class SpeakerNet(nn.Module):
     @property
     def min_samples(self) -> int:
         """Samples of the shortest waveform that can be embedded."""
-        frames = self.front_end.num_frames(torch.arange(LONGEST_MINIMUM_SECONDS * self.sample_rate))
+        enough = self.trunk.min_frames * self.front_end.hop_samples + self.front_end.window_samples
+        frames = self.front_end.num_frames(torch.arange(enough + 1))
         return max(self.front_end.min_samples, int((frames >= self.trunk.min_frames).nonzero()[0]))
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:

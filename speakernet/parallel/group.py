@@ -53,9 +53,7 @@ FAILED_COLLECTIVE = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Broke
 class ProcessLost(ChildProcessError):
     """Another rank is gone or hangs, so this one cannot continue."""
 
-    def __init__(self, message: str, exit_status: int = LOST) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
+    exit_status = LOST
 
 
 class Heartbeat:

@@ -196,7 +196,9 @@ def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, A
     """The mean weights and the mean head of the last `wanted` of `paths`; no head if any of them lacks one."""
     taken = paths[-wanted:]
     if len(taken) < wanted:
-        logger.warning("%d checkpoints to average, found %d: %s", wanted, len(taken), ", ".join(p.name for p in taken))
+        logger.warning(
+            "expected %d checkpoints to average, found %d: %s", wanted, len(taken), ", ".join(p.name for p in taken)
+        )
     # One file at a time: all of them at once would need memory for as many networks.
     weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
     has_heads = all("head" in read_own_checkpoint(path) for path in taken)

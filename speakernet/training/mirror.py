@@ -61,7 +61,7 @@ def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator
         mirror.is_over.set()
         thread.join(END_SECONDS)
         if missing := mirror.changed(is_end=True):
-            logger.warning("training.mirror: out of date in %s: %s", address, ", ".join(missing))
+            logger.warning("training.mirror: not yet copied to %s: %s", address, ", ".join(missing))
 
 
 class Mirror:

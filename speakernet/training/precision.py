@@ -5,9 +5,8 @@ without synchronising with the device. Parts that need float32 (front end, stati
 """
 
 import contextlib
-import logging
 import platform
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -15,9 +14,6 @@ from speakernet.machine.facts import cpu_flags, native_bf16
 from speakernet.options import Choice
 from speakernet.training.options import RuntimeOptions
 
-logger = logging.getLogger(__name__)
-
-PRECISIONS = ("no", "bf16", "fp16")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Linux's names for x86 AMX-FP16, AVX512-FP16 and Arm's half precision.
 _FP16_FLAGS = ("amx_fp16", "avx512_fp16", "asimdhp", "fphp")
@@ -72,9 +68,6 @@ class Precision:
     without host synchronisation.
     """
 
-    BACKOFF: ClassVar[float] = 0.5
-    GROWTH: ClassVar[float] = 2.0
-
     def __init__(self, options: RuntimeOptions, name: str, device: torch.device) -> None:
         """Prepare the precision `name`, as returned by `choose_precision`, on `device`."""
         self.name, self.device, self.dtype = name, device, DTYPES[name]
@@ -89,9 +82,8 @@ class Precision:
 
     def update(self, is_bad: torch.Tensor) -> None:
         """Adapt the scale after an fp16 step; `is_bad` (0-d bool on the device): its gradients were not finite."""
-        torch._amp_update_scale_(
-            self.scale, self._good_steps, is_bad.float(), self.GROWTH, self.BACKOFF, self.growth_interval
-        )
+        # Doubled after a row of good steps, halved after an overflow.
+        torch._amp_update_scale_(self.scale, self._good_steps, is_bad.float(), 2.0, 0.5, self.growth_interval)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The scale and the count of good steps."""

@@ -184,7 +184,7 @@ class StopRequest:
         if not self.number:
             # The handler does no more: it may have interrupted torch or a file write at any line.
             self.number = number
-            logger.warning("stopping soon; a second signal stops at once")
+            logger.warning("stopping after this step; a second signal stops immediately")
         # A closing terminal may send SIGHUP twice, and a service manager sends it along with SIGTERM.
         elif number != HANGUP:
             raise KeyboardInterrupt

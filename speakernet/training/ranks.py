@@ -80,9 +80,11 @@ class SeveralProcesses(OneProcess):
 
     def share_statistics(self) -> None:
         """Broadcast rank 0's statistics of norms that are not synchronised."""
-        for norm in self._own_norms():
-            for buffer in norm.buffers():
-                torch_distributed.broadcast(buffer, src=0)
+        for norm in self._all.modules():
+            is_own = isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm | SynchronizedNorm)
+            if is_own and norm.track_running_stats:
+                for buffer in norm.buffers():
+                    torch_distributed.broadcast(buffer, src=0)
 
     def close(self) -> None:
         """Free the buckets: they take as much memory as the gradients, which the next stage needs."""
@@ -108,12 +110,6 @@ class SeveralProcesses(OneProcess):
         copy = torch.empty(requests.shape, dtype=requests.dtype, pin_memory=True)
         copy.copy_(requests, non_blocking=True)
         self._on_host = copy, torch.cuda.current_stream(self._device).record_event()
-
-    def _own_norms(self) -> list[nn.Module]:
-        """The norms whose statistics differ between ranks."""
-        shared = (nn.SyncBatchNorm, SynchronizedNorm)
-        norms = [one for one in self._all.modules() if isinstance(one, _BatchNorm) and not isinstance(one, shared)]
-        return [one for one in norms if one.track_running_stats]
 
 
 class _Everything(nn.Module):

@@ -118,7 +118,7 @@ class TrainingOptions(Options):
     initial_weight: Share = 0.0
     """Share of initial_model's weights in every evaluated and saved model (0.3 loses less on other data)."""
     freeze_epochs: CountOrZero = 0
-    """Number of first epochs in which only the head of the loss is trained; needs initial_model."""
+    """Epochs at the start in which only the head of the loss is trained; needs initial_model."""
     freeze_norm_statistics: bool = False
     """Keep the batch-norm running statistics of initial_model."""
     max_epochs: Count = 40
