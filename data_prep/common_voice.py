@@ -1,8 +1,6 @@
 """Common Voice, one language: a speaker-disjoint split and balanced trials."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "common_voice", *sys.argv[1:]]))
+    run_script("prepare", "common_voice")

@@ -1,8 +1,6 @@
 """Your own voices, ready to train: lists, split, trials, a configuration, and the next command."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "folder", *sys.argv[1:]]))
+    run_script("prepare", "folder")

@@ -1,8 +1,6 @@
 """LibriSpeech: download, unpack, lists by its own parts, balanced trials."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "librispeech", *sys.argv[1:]]))
+    run_script("prepare", "librispeech")

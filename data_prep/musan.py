@@ -1,8 +1,6 @@
 """MUSAN (music, speech and noise for augmentation): download, verify, unpack, cut into pieces."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "musan", *sys.argv[1:]]))
+    run_script("prepare", "musan")

@@ -1,8 +1,6 @@
 """A corpus of synthetic speakers with lists, trials, noises and room responses."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "synthetic", *sys.argv[1:]]))
+    run_script("prepare", "synthetic")

@@ -1,8 +1,6 @@
 """VCTK 0.92: download, unpack, a speaker-disjoint split, balanced trials."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "vctk", *sys.argv[1:]]))
+    run_script("prepare", "vctk")

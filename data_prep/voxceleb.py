@@ -1,8 +1,6 @@
 """VoxCeleb1 and VoxCeleb2, from scratch or from archives already on disk, to lists ready for training."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare", "voxceleb", *sys.argv[1:]]))
+    run_script("prepare", "voxceleb")

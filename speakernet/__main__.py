@@ -1,8 +1,6 @@
 """`python -m speakernet COMMAND` is the same as `speakernet COMMAND`."""
 
-import sys
-
-from speakernet.cli import main
+from speakernet.cli import run_script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script()

@@ -224,7 +224,10 @@ def _torch_pair() -> Finding:
     message = ", ".join(f"{package} {version or '(not installed)'}" for package, version in versions.items())
     # In a separate process, because a mismatched pair may crash it.
     command = [sys.executable, "-c", "import torchaudio"]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False)
+    try:
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding("warning", "torch", f"{message}: torchaudio took over {IMPORT_TIMEOUT_SECONDS} s to load")
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
     last = (outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"])[-1]

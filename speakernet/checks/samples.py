@@ -66,8 +66,7 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
         return len(some_rows)
 
     tasks = (range(first, min(first + ROWS_PER_TASK, rows)) for first in range(0, rows, ROWS_PER_TASK))
-    for _ in parallel_map(look, tasks, num_jobs, description, total=rows, units_of=int):
-        pass
+    list(parallel_map(look, tasks, num_jobs, description, total=rows, units_of=int))
     return facts
 
 

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from speakernet.files import read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
@@ -120,6 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] not in COMMANDS:
         return run_command("speakernet.cli.overview", "speakernet", given)
     return run_command(module_of(given[0]), f"speakernet {given[0]}", given[1:])
+
+
+def run_script(*command: str) -> NoReturn:
+    """Run a command with the arguments of this process, and exit with its status."""
+    sys.exit(main([*command, *sys.argv[1:]]))
 
 
 def module_of(command: str) -> str:

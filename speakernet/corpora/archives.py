@@ -187,8 +187,7 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
             else:
                 summary.add(made=1)
 
-        for _ in parallel_map(take, missing, num_jobs, f"extract {path.name}", total=len(missing)):
-            pass
+        list(parallel_map(take, missing, num_jobs, f"extract {path.name}", total=len(missing)))
 
 
 def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:

@@ -190,8 +190,7 @@ def download_all(
             else:
                 summary.add(made=1)
 
-        for _ in parallel_map(outcome, missing, num_jobs):
-            pass
+        list(parallel_map(outcome, missing, num_jobs))
 
 
 def download_file(

@@ -177,9 +177,15 @@ def _folders(folder: Path) -> list[str]:
 
 def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row], Callable[[str], str] | None]:
     """Rows of the table, or of the folder by pattern or layout; and the function that gives the split of a path."""
-    named = [f"--{name}" for name, given in (("csv", options.table), ("pattern", options.pattern)) if given]
-    if options.layout != "auto" and (named or options.speaker_depth is not None):
-        raise ValueError(f"--layout and {', '.join(named or ['--speaker_depth'])} both name the speakers; give one")
+    chosen = {
+        "csv": options.table is not None,
+        "pattern": options.pattern is not None,
+        "layout": options.layout != "auto",
+        "speaker_depth": options.speaker_depth is not None,
+    }
+    if sum(chosen.values()) > 1:
+        named = " and ".join(f"--{name}" for name, is_given in chosen.items() if is_given)
+        raise ValueError(f"{named} say in different ways who the speakers are; give only one of them")
     if options.table is not None:
         table = list(read_table(options.table))
         return listable_rows(table, (row.name for row in table), scan), None

@@ -8,7 +8,6 @@ Train with --rir_path data/RIRS_NOISES/simulated_rirs (as in the classic tools) 
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -115,11 +114,7 @@ def _channels(path: Path) -> list[np.ndarray]:
         return [read_audio(path)]
     if info.data_offset < 0:
         raise AudioError(f"{path}: {info.num_channels} channels of {info.format}; expected WAV, convert it first")
-    with path.open("rb") as file:
-        file.seek(info.data_offset)
-        content = file.read()
+    content = path.read_bytes()[info.data_offset :]
     samples = decode_pcm(content[: info.num_samples * info.num_channels * SAMPLE_BYTES[info.format]], info.format)
     frames = samples.reshape(-1, info.num_channels).astype(np.float64)
-    divisor = math.gcd(SAMPLE_RATE, info.sample_rate)
-    resampled = resample_poly(frames, SAMPLE_RATE // divisor, info.sample_rate // divisor, axis=0)
-    return list(resampled.T.astype(np.float32))
+    return list(resample_poly(frames, SAMPLE_RATE, info.sample_rate, axis=0).T.astype(np.float32))

@@ -82,8 +82,7 @@ class StepSummary:
             except AudioError as error:
                 self.add_broken(name, str(error))
 
-        for _ in parallel_map(outcome, names, num_jobs, description):
-            pass
+        list(parallel_map(outcome, names, num_jobs, description))
 
     def text(self) -> str:
         made, skipped = self._words
@@ -231,8 +230,7 @@ def convert_all(
         return len(batch)
 
     batches = iter(lambda: list(itertools.islice(iterator, BATCH_FILES)), [])
-    for _ in parallel_map(convert, batches, num_jobs, description, units_of=int):
-        pass
+    list(parallel_map(convert, batches, num_jobs, description, units_of=int))
 
 
 def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int) -> dict[Path, str]:

@@ -253,11 +253,9 @@ def _clean(arguments: argparse.Namespace) -> int:
     kept = [row for row in rows if missing.isdisjoint(row[1:])]
     summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
     summary.add(len(kept), len(rows) - len(kept))
-    (write_trials if is_trials else write_training_list)(output, kept)
-    with atomic_write(dropped) as file:
-        for row in rows:
-            if not missing.isdisjoint(row[1:]):
-                file.write(" ".join(str(one) for one in row if one is not None) + "\n")
+    write = write_trials if is_trials else write_training_list
+    write(output, kept)
+    write(dropped, [row for row in rows if not missing.isdisjoint(row[1:])])
     logger.info("%s: %d of %d rows kept; dropped rows are in %s", output, len(kept), len(rows), dropped)
     return finish([summary])
 

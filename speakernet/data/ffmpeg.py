@@ -67,8 +67,8 @@ def decode_batch(
     """Decode each source to its target (mono, 16 bit, `sample_rate`), all in one process."""
     command = ["-y"]
     for source in sources:
-        # One thread per file: the callers run several batches at once.
-        command += ["-threads", "1", "-i", _as_url(source)]
+        # One thread per file: the callers run several batches at once. Protocols as in `decode_to_bytes`.
+        command += ["-protocol_whitelist", "file", "-threads", "1", "-i", _as_url(source)]
     # Without a map, ffmpeg would choose each output's stream from among all inputs.
     for row, target in enumerate(targets):
         command += ["-map", f"{row}:a:0", "-ac", "1", "-ar", str(sample_rate), *ENCODINGS[file_format]]

@@ -506,6 +506,5 @@ def load_into_ram(
 
     first_rows = range(0, len(lengths), ROWS_PER_TASK)
     description = "decoding into memory" if show_progress else ""
-    for _ in parallel_map(decode, first_rows, num_threads, description, total=len(lengths), units_of=int):
-        pass
+    list(parallel_map(decode, first_rows, num_threads, description, total=len(lengths), units_of=int))
     return RamRows(shared, starts, lengths, problems)

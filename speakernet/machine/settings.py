@@ -54,7 +54,7 @@ def optimize_torch_settings(
         # Refused, not lowered: a few too many may be intended, thousands are a typo.
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             most = MOST_THREADS_A_CORE * cores
-            raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
+            raise ValueError(f"runtime.{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
     if wanted > cores:
         logger.warning("runtime.threads: %d is slow on %d cores", wanted, cores)
     if wanted:

@@ -144,7 +144,10 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
     with pytest.raises(SystemExit):
         prepare(split_folder, tmp_path / "out", "--layout", "mixed")
     assert prepare(split_folder, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
-    assert "--speaker_depth" in capsys.readouterr().err
+    table, pattern = tmp_path / "table.csv", "{speaker}/{utterance}.wav"
+    assert prepare(split_folder, tmp_path / "out", "--csv", table, "--pattern", pattern) == 1
+    errors = capsys.readouterr().err
+    assert "--csv and --pattern" in errors and "--layout and --speaker_depth" in errors
 
 
 REFUSED = {

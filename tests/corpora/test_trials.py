@@ -102,10 +102,11 @@ def test_cleaning(listed):
         (listed / name).parent.mkdir(parents=True, exist_ok=True)
         (listed / name).write_bytes(b"x")
     kept = "1 wav/s0/0.wav wav/s0/1.wav\n0 wav/s0/0.wav wav/s1/0.wav\n"
-    (listed / "trials.txt").write_text(kept + "0 wav/s0/0.wav wav/gone.wav\n")
+    (listed / "trials.txt").write_text(kept + "0 wav/s0/0.wav wav/gone.wav\n0\twav/s0/0.wav\twav/two words.wav\n")
     assert run_data_prep("trials", "clean", listed / "trials.txt", "--root", listed) == 0
     assert (listed / "trials_clean.txt").read_text() == kept
-    assert (listed / "trials_dropped.txt").read_text() == "0 wav/s0/0.wav wav/gone.wav\n"
+    dropped = read_trials(listed / "trials_dropped.txt")
+    assert {*dropped.names} == {"wav/s0/0.wav", "wav/gone.wav", "wav/two words.wav"} and len(dropped) == 2
     assert run_data_prep("trials", "clean", listed / "list.txt", "--root", listed) == 0
     assert len(read_training_list(listed / "list_clean.txt")) == 3
     assert len((listed / "list_dropped.txt").read_text().splitlines()) == 21

@@ -292,6 +292,12 @@ def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
         load_model_file(tmp_path / "last.pt")
 
 
+def test_two_files_without_an_index(folders, tmp_path):
+    folder = make(tmp_path / "wavlm", "wavlm")
+    shutil.copy(folder / "model.safetensors", folder / "a.safetensors")
+    assert list(network(folder).trunk.options.source["files"]) == ["a.safetensors"]
+
+
 def test_best_in_place_of_the_files(folders, tmp_path):
     folder = make(tmp_path / "wavlm", "wavlm")
     net, batch = network(folder), waves(8000)

@@ -180,10 +180,10 @@ class Augmenter:
         self.resident: ResidentBanks | None = None
         self._mixer = CpuMixer(self.banks, rirs, self.is_classic)
         #: Augmentations from plugins, in the order of the configuration.
-        self._others = []
-        for name, given in options.components.items():
-            chosen = options_of(AUGMENTATIONS, name, given)
-            self._others.append(create(AUGMENTATIONS[name], chosen, sample_rate=sample_rate))
+        self._others = [
+            create(AUGMENTATIONS[name], options_of(AUGMENTATIONS, name, given), sample_rate=sample_rate)
+            for name, given in options.components.items()
+        ]
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
         """Augment a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
