@@ -117,10 +117,9 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress:
 
 def tensor_file_bytes(contents: Mapping[str, Any]) -> bytes:
     """A model file as safetensors: weights by name and mean embedding as tensors, the rest as JSON in the header."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in contents["weights"].items()}
+    named = {**contents["weights"], MEAN: contents.get(MEAN)}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in named.items() if value is not None}
     plain = {name: value for name, value in contents.items() if name not in ("weights", MEAN)}
-    if contents.get(MEAN) is not None:
-        tensors[MEAN] = contents[MEAN].detach().cpu().contiguous()
     return save(tensors, {HEADER_KEY: json.dumps(plain)})
 
 

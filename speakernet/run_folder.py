@@ -75,13 +75,12 @@ def refuse_unusable(folder: str | Path) -> None:
     """Refuse a run folder that cannot be created or written, without changing anything."""
     path = Path(folder)
     found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
-    reason = ""
+    if found.is_dir() and os.access(found, os.W_OK | os.X_OK):
+        return
+    reason = f"cannot be written: {found} is read-only for you"
     if not found.is_dir():
         reason = "is a file" if found == path else f"is below {found}, which is a file"
-    elif not os.access(found, os.W_OK | os.X_OK):
-        reason = f"cannot be written: {found} is read-only for you"
-    if reason:
-        raise ValueError(f"training.save_path: {path} {reason}; choose another --save_path")
+    raise ValueError(f"training.save_path: {path} {reason}; choose another --save_path")
 
 
 @contextlib.contextmanager

@@ -180,22 +180,28 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
     points, refused = [(EER_NAME, equal_error_point(rates))], []
     for rate in FALSE_ACCEPT_RATES:
         # Even a count of ten has a standard deviation of a third; with fewer a threshold would be a guess.
-        expected = rates.num_nontargets * rate
-        if expected >= MIN_EXPECTED_ERRORS:
+        if rates.num_nontargets * rate >= MIN_EXPECTED_ERRORS:
             points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
-            continue
-        refused.append(
-            f"no threshold at a false-accept rate of {100 * rate:g} %: the list has {int(rates.num_nontargets):,} "
-            f"non-targets, at least {round(MIN_EXPECTED_ERRORS / rate):,} are needed"
-        )
+        else:
+            refused.append(
+                f"no threshold at a false-accept rate of {100 * rate:g} %: the list has {rates.num_nontargets:,} "
+                f"non-targets, at least {round(MIN_EXPECTED_ERRORS / rate):,} are needed"
+            )
     ascending, thresholds = rates.thresholds, []
     for name, point in points:
         # Half-way to the next lower score, which decides the list in the same way. The point itself lies on a score; in
         # a list without errors that is the worst target's, and the next recording only slightly worse would be refused.
         row = int(np.searchsorted(ascending, point.threshold))
         limit = float((ascending[row - 1] + ascending[row]) / 2 if row else point.threshold)
-        shares = {"miss_rate": float(point.miss), "false_accept_rate": float(point.false_accept)}
-        thresholds.append({"name": name, "threshold": limit, **shares, "backend": dict(backend)})
+        thresholds.append(
+            {
+                "name": name,
+                "threshold": limit,
+                "miss_rate": point.miss,
+                "false_accept_rate": point.false_accept,
+                "backend": dict(backend),
+            }
+        )
     return thresholds, refused
 
 
@@ -306,10 +312,9 @@ def fit_scores(
     if columns is not None:
         rates, way = error_rates(calibration.apply(columns), trials.labels), threshold_way(backend, names)
     thresholds, refused = named_thresholds(rates, way)
-    num_targets, num_nontargets = int(rates.num_targets), int(rates.num_nontargets)
-    if few := too_few_nontargets(num_nontargets):
+    if few := too_few_nontargets(rates.num_nontargets):
         logger.warning("%s: %s; %d pairs or more give a threshold", trials.source, few, FEWEST_NONTARGETS)
-    origin = {**known_by(trials), "num_targets": num_targets, "num_nontargets": num_nontargets}
+    origin = {**known_by(trials), "num_targets": rates.num_targets, "num_nontargets": rates.num_nontargets}
     return Fit(calibration, thresholds, refused, dict(backend), origin)
 
 

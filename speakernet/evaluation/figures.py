@@ -102,10 +102,15 @@ def figures(
     # A rate below one false accept in the whole list cannot be measured.
     false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    prepared = SpeakerBootstrap(scores, labels, *sides, points, false_accepts)
-    drawn = prepared.measure(options.bootstrap_samples, seed)
-    names = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
-    return replace(found, **{name: getattr(drawn, name) for name in names})
+    drawn = SpeakerBootstrap(scores, labels, *sides, points, false_accepts).measure(options.bootstrap_samples, seed)
+    return replace(
+        found,
+        num_draws=drawn.num_draws,
+        eer_interval_percent=drawn.eer_interval_percent,
+        min_dcf_interval=drawn.min_dcf_interval,
+        interval_note=drawn.interval_note,
+        det_band=drawn.det_band,
+    )
 
 
 def why_no_error_rate(trials: TrialList) -> str:

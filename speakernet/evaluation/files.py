@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.data.lists import ListError, ListFile, StringTable, TrialList, numbers, split_row
+from speakernet.data.lists import ListError, ListFile, NameIndex, StringTable, TrialList, numbers, split_row
 from speakernet.evaluation.calibration import threshold_label
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
 from speakernet.evaluation.metrics import missing_kind, refuse_rows
@@ -59,6 +59,14 @@ KEPT_ARRAYS = (
 )
 """Name, dtype kinds and number of dimensions of each array kept for the report."""
 COUNTED = ("epoch", "step")
+NOT_NUMBERS: dict[str, Any] = {
+    "kind": str,
+    "eer_interval_percent": list,
+    "begun": (),
+    "test_lists": dict,
+    "drawn": dict,
+}
+"""Keys of a record whose values are not numbers -> their type; no file has `begun`."""
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
 
@@ -152,11 +160,10 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     is_same = len(ours) == len(theirs) and ours.names == theirs.names
     if is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test):
         return np.arange(len(ours))
-    row_of = {name: row for row, name in enumerate(ours.names)}
-    known = np.array([row_of.get(name, -1) for name in theirs.names], dtype=np.int64)
+    known = NameIndex(ours.names).find(theirs.names)
     enrol, test = known[theirs.enrol], known[theirs.test]
-    wanted = ours.enrol.astype(np.int64) * len(row_of) + ours.test
-    there = np.where((enrol >= 0) & (test >= 0), enrol * len(row_of) + test, -1)
+    wanted = ours.enrol.astype(np.int64) * len(ours.names) + ours.test
+    there = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
     order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
     if not np.array_equal(wanted[order], there[their_order]):
         found = [f"{theirs.source} has {len(theirs):,} scores, {ours.source} has {len(ours):,} trials"]
@@ -428,9 +435,12 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
         folders = [PurePosixPath(names[row].replace("\\", "/").lstrip("/")).parent for row in one]
         shown.append(PurePosixPath(os.path.commonpath(folders)).name or f"speaker {number}")
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
-    labels = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
-    found = {"map_speakers": labels, "map_names": np.array(shown, dtype=np.str_), "map_shares": shares[:2]}
-    return {"map_points": points, **found}
+    return {
+        "map_points": points,
+        "map_speakers": np.repeat(np.arange(len(rows)), [len(one) for one in rows]),
+        "map_names": np.array(shown, dtype=np.str_),
+        "map_shares": shares[:2],
+    }
 
 
 def list_in_common(paths: Sequence[Path]) -> TrialList:
@@ -489,11 +499,13 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 logger.warning("%s, line %d: incomplete record skipped", path, number)
                 continue
             if isinstance(record, dict):
-                # Keep numbers, and these keys, whose values are not numbers.
-                kinds: dict[str, Any] = {"kind": str, "eer_interval_percent": list, "begun": ()}
-                kinds |= {"test_lists": dict, "drawn": dict}
-                usable = (key for key, one in record.items() if isinstance(one, kinds.get(key, int | float)))
-                records.append({key: record[key] for key in usable if key in kinds or is_number(record[key])})
+                records.append(
+                    {
+                        key: one
+                        for key, one in record.items()
+                        if (isinstance(one, NOT_NUMBERS[key]) if key in NOT_NUMBERS else is_number(one))
+                    }
+                )
     return records
 
 

@@ -40,8 +40,8 @@ class ErrorRates:
     """Targets below each threshold, (points,)."""
     false_accepts: np.ndarray
     """Non-targets at or above each threshold, (points,)."""
-    num_targets: float
-    num_nontargets: float
+    num_targets: int
+    num_nontargets: int
     miss_rates: np.ndarray
     """Share of targets missed at each threshold."""
     false_accept_rates: np.ndarray
@@ -179,10 +179,9 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     # Descending thresholds without the all-rejected point, as in that tool.
     accepted_targets = (rates.num_targets - rates.misses)[-2::-1]
     accepted_nontargets = rates.false_accepts[-2::-1]
-    if len(accepted_targets) > 2:
-        is_corner = (np.diff(accepted_targets, 2) != 0) | (np.diff(accepted_nontargets, 2) != 0)
-        kept = np.concatenate([[True], is_corner, [True]])
-        accepted_targets, accepted_nontargets = accepted_targets[kept], accepted_nontargets[kept]
+    is_corner = np.ones(len(accepted_targets), dtype=bool)
+    is_corner[1:-1] = (np.diff(accepted_targets, 2) != 0) | (np.diff(accepted_nontargets, 2) != 0)
+    accepted_targets, accepted_nontargets = accepted_targets[is_corner], accepted_nontargets[is_corner]
     miss = 1 - np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
     false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
     # argmin takes the first of equally close points, as in that tool.
@@ -190,23 +189,16 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     return 100 * float(max(miss[nearest], false_accept[nearest]))
 
 
-def min_dcf(
-    scores: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
-) -> float:
-    """Minimum detection cost over all thresholds, divided by the cost of the better blind decision.
-
-    Source: NIST 2016 speaker recognition evaluation plan, equations 2 to 4.
-
-    >>> min_dcf(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]), 0.5)
-    0.5
-    """
-    return min_dcf_point(error_rates(scores, labels), target_prior, c_miss, c_fa)[0]
-
-
 def min_dcf_point(
     rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> tuple[float, OperatingPoint]:
-    """Normalised minimum detection cost and its operating point."""
+    """Minimum detection cost over all thresholds, divided by that of the better blind decision, and where it is.
+
+    Source: NIST 2016 speaker recognition evaluation plan, equations 2 to 4.
+
+    >>> min_dcf_point(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])), 0.5)[0]
+    0.5
+    """
     costs = detection_cost(rates.miss_rates, rates.false_accept_rates, target_prior, c_miss, c_fa)
     best = int(np.argmin(costs))
     # The better blind decision: accept all (first threshold) or none (last).

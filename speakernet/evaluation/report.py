@@ -8,7 +8,6 @@ a card has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lin
 with `text`, `note` and `audio`. `templates/page.html.j2` renders them as HTML and escapes all text.
 """
 
-import base64
 import csv
 import itertools
 import json
@@ -25,7 +24,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from speakernet.data.audio import SAMPLE_RATE, encode_audio
+from speakernet.data.audio import SAMPLE_RATE, flac_address
 from speakernet.data.lists import identify_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
@@ -144,7 +143,6 @@ INVISIBLE = {
 def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
     """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv; return the names."""
     folder, decisions = Path(folder), evaluation.decisions
-    folder.mkdir(parents=True, exist_ok=True)
     # Left by an earlier evaluation.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
@@ -284,11 +282,11 @@ def _write_page(
     shown = {
         name: one for name, one in sections.items() if any(one.get(part) for part in ("cards", "remarks", "warnings"))
     }
-    page = Environment(loader=PackageLoader(__package__ or ""), autoescape=True).get_template("page.html.j2")
-    about = {"title": title, "subtitle": subtitle, "lead": lead, "headings": SECTIONS, "palette": plots.PALETTE}
-    about["folded"] = FOLDED
+    template = Environment(loader=PackageLoader(__package__ or ""), autoescape=True).get_template(
+        "page.html.j2", globals={"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
+    )
     with atomic_write(path) as file:
-        file.write(page.render(sections=shown, **about).translate(INVISIBLE))
+        file.write(template.render(title=title, subtitle=subtitle, lead=lead, sections=shown).translate(INVISIBLE))
     logger.info("report: %s", path)
     if export is not None:
         _export(export, shown)
@@ -304,7 +302,9 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
                 rows = [[one["text"] if isinstance(one, Mapping) else one for one in row] for row in table["rows"]]
                 with atomic_write(path.with_suffix(".csv")) as file:
                     csv.writer(file, lineterminator="\n").writerows([table["header"], *rows])
-                head, *body = (" & ".join(map(_in_latex, row)) + r" \\" for row in [table["header"], *rows])
+                head, *body = (
+                    " & ".join(str(one).translate(LATEX) for one in row) + r" \\" for row in [table["header"], *rows]
+                )
                 sides = "".join("r" if one in table.get("numbers", ()) else "l" for one in range(len(table["header"])))
                 lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
                 with atomic_write(path.with_suffix(".tex")) as file:
@@ -313,15 +313,6 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
                 for suffix in (".svg", ".pdf"):
                     plots.save_figure(card["figure"], path.with_suffix(suffix))
     logger.info("tables and plots: %s", folder)
-
-
-def _in_latex(text: Any) -> str:
-    r"""The text of a cell with LaTeX's special characters escaped.
-
-    >>> print(_in_latex("EER_1: 3.4 %"))
-    EER\_1: 3.4 \%
-    """
-    return str(text).translate(LATEX)
 
 
 def _result(run: RunData) -> Section:
@@ -336,11 +327,10 @@ def _result(run: RunData) -> Section:
     caveats = list(dict.fromkeys(filter(None, notes)))
     figures = {one.name: one for one in headline(results)}
     if not figures:
-        why = results.why_no_eer or "the list lacks targets or non-targets"
         return {
             "is_in_halves": True,
             "cards": [of_list],
-            "warnings": [f"no error rates: {why}", *caveats],
+            "warnings": [f"no error rates: {results.why_no_eer or 'the list lacks targets or non-targets'}", *caveats],
         }
     shown = ["EER", "minDCF(0.01)", "actual DCF(0.01)", "Cllr" if "Cllr" in figures else "min Cllr"]
     tiles: list[dict[str, Any]] = [
@@ -350,11 +340,16 @@ def _result(run: RunData) -> Section:
     ]
     tiles[0]["name"] = "Equal error rate"
     if (kept := _kept_threshold(run)) is not None:
-        value, note = f"{kept[2].threshold:.4f}", f"calibrated for {kept[1]}"
-        tiles.append({"name": kept[0].capitalize(), "value": value, "note": note})
+        name, fitted_for, point = kept
+        tiles.append(
+            {"name": name.capitalize(), "value": f"{point.threshold:.4f}", "note": f"calibrated for {fitted_for}"}
+        )
     rows = [[one.name, one.text, one.interval_text] for one in figures.values()]
-    more = [(name, getattr(results, key), form) for name, key, form in MORE_FIGURES]
-    rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
+    rows += [
+        [name, form.format(value), ""]
+        for name, key, form in MORE_FIGURES
+        if (value := getattr(results, key)) is not None
+    ]
     table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
     cards = [{"heading": "All figures", "table": table}, of_list]
     if results.test_lists:
@@ -397,8 +392,9 @@ def _list_sentence(run: RunData) -> str:
     """Names the trial list and the one it is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
-    unknown = f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a known published list"
-    return identify_trials(run.trials) or unknown
+    return identify_trials(run.trials) or (
+        f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a known published list"
+    )
 
 
 def _trials(run: RunData, folder: Path) -> Section:
@@ -408,8 +404,11 @@ def _trials(run: RunData, folder: Path) -> Section:
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     limits = {str(one["name"]): float(one["threshold"]) for one in decisions.thresholds}
-    names = {"enrol": "enrolment", LLR_COLUMN: "log-likelihood ratio"}
-    names |= {name: f"{threshold_label(name)}: {limit:.4f}" for name, limit in limits.items()}
+    names = {
+        "enrol": "enrolment",
+        LLR_COLUMN: "log-likelihood ratio",
+        **{name: f"{threshold_label(name)}: {limit:.4f}" for name, limit in limits.items()},
+    }
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
     numbers = [column for column, name in enumerate(decisions.header) if name in ("score", LLR_COLUMN)]
@@ -434,11 +433,13 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         priors, costs = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS, results.dcf_costs or {}
         both = costs.get("c_miss", UNIT_COST), costs.get("c_fa", UNIT_COST)
         cheapest[run.name] = {prior: min_dcf_point(rates[run.name], prior, *both) for prior in priors}
-    points = {}
+    points: dict[str, OperatingPoint] = {}
     if len(shown) == 1:
         only = shown[0].name
-        points["EER"] = equal_error_point(rates[only])
-        points |= {f"minDCF at {prior:g}": one for prior, (_, one) in cheapest[only].items()}
+        points = {
+            "EER": equal_error_point(rates[only]),
+            **{f"minDCF at {prior:g}": one for prior, (_, one) in cheapest[only].items()},
+        }
     bands = {run.name: run.results.det_band for run in shown if run.results is not None and run.results.det_band}
     note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
@@ -470,8 +471,10 @@ def _operating_points(
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
     if (kept := _kept_threshold(run)) is not None:
         found.insert(0, (f"{kept[0]}: {kept[1]}", kept[2], MISSING))
-    for prior, (cost, point) in reversed(cheapest.items()):
-        found.append((f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}"))
+    found += [
+        (f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
+        for prior, (cost, point) in reversed(cheapest.items())
+    ]
     named, refused = named_thresholds(rates, {})
     # The first is the EER, which is already in the table.
     for one in named[1:]:
@@ -481,12 +484,12 @@ def _operating_points(
     for name, point, cost_text in found:
         threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
         rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
-    header = ["threshold", "value", "misses", "false accepts", "minDCF"]
     note = (
         "A miss rejects a same-speaker pair, a false accept accepts a different-speaker pair. The "
         f"{'other ' if kept else ''}thresholds were chosen on this list; with other speakers their error rates differ."
     )
     note += f" {refused[0].capitalize()}." if refused else ""
+    header = ["threshold", "value", "misses", "false accepts", "minDCF"]
     table = {"header": header, "rows": rows, "numbers": (1, 2, 3, 4)}
     return {"heading": f"Operating points{after}", "note": note, "table": table, "is_wide": True}
 
@@ -502,10 +505,13 @@ def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, aft
     if llrs is not None:
         rates, name = error_rates(llrs, run.labels), "calibrated log-likelihood ratio"
         note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
-        threshold = equal_error_point(rates).threshold
-        figure = plots.histogram_figure(llrs, run.labels, threshold, "log-likelihood ratio (natural log)")
-        cheaper = f"Above {bayes_threshold(0.01):.1f}, accepting costs less than rejecting"
-        text = f"{HISTOGRAM_NOTE} {cheaper} at a target prior of 0.01."
+        figure = plots.histogram_figure(
+            llrs, run.labels, equal_error_point(rates).threshold, "log-likelihood ratio (natural log)"
+        )
+        text = (
+            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than rejecting at a target "
+            "prior of 0.01."
+        )
         cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
     # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its last.
     best, rows = pooled_llrs(rates)[2], rates.hull
@@ -663,8 +669,7 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
                     facts.append(f"{durations[one]:.1f} s")
                 if audio is not None:
                     waveform = audio.read(run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate)
-                    content = base64.b64encode(encode_audio(waveform, audio.sample_rate)).decode("ascii")
-                    sound = f"data:audio/flac;base64,{content}"
+                    sound = flac_address(waveform, audio.sample_rate)
                 sides.append({"text": run.trials.names[one], "note": ", ".join(facts), "audio": sound})
             cells.append([*sides, f"{run.scores[row]:.4f}"])
         table = {"header": ["enrolment", "test", "score"], "rows": cells, "numbers": (2,)}
@@ -695,14 +700,17 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
 def _facts(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
     results = run.results or Results()
-    values = {name: getattr(results, name) for name in FACTS}
-    values["lists"] = [f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})" for one in results.lists or []]
-    values["kept_thresholds"] = [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []]
-    values["against_the_initial_model"] = (results.initial_model or {}).get("sentences")
+    values = {
+        **{name: getattr(results, name) for name in FACTS},
+        "lists": [f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})" for one in results.lists or []],
+        "kept_thresholds": [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []],
+        "against_the_initial_model": (results.initial_model or {}).get("sentences"),
+        **results.extra,
+    }
     settings = yaml.safe_dump(results.config, sort_keys=False) if results.config else ""
     cards: list[Card] = [
         {"heading": "Command", "code": results.command},
-        {"heading": "Evaluation", "facts": list(_flat(values | results.extra).items())},
+        {"heading": "Evaluation", "facts": list(_flat(values).items())},
         {"heading": "Training", "facts": list(_flat(results.performance or {}).items())},
         {"heading": "Machine", "facts": list(_flat(results.machine or {"versions": results.versions}).items())},
         {"heading": "Configuration", "code": run.config, "is_folded": True},

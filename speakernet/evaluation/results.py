@@ -238,8 +238,11 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
     shown = [("EER", "%", results.eer_percent, results.eer_interval_percent)]
     shown += [(f"minDCF({prior})", "", cost, intervals.get(prior)) for prior, cost in results.min_dcf.items()]
     shown += [(f"actual DCF({prior})", "", cost, None) for prior, cost in (results.act_dcf or {}).items()]
-    bits = (("Cllr", results.cllr), ("min Cllr", results.min_cllr))
-    shown += [(name, "bits", value, None) for name, value in bits if value is not None]
+    shown += [
+        (name, "bits", value, None)
+        for name, value in (("Cllr", results.cllr), ("min Cllr", results.min_cllr))
+        if value is not None
+    ]
     figures = []
     for name, unit, value, interval in shown:
         # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two systems.

@@ -319,8 +319,6 @@ def normalize_scores(
 
     For `as`, the statistics come from the nearest cohort members.
     """
-    if method == "none":
-        return scores
     mean, deviation = statistics
     sides = {"z": (enrol,), "t": (test,)}.get(method, (enrol, test))
     normalised = [(scores - mean[side]) / deviation[side] for side in sides]
@@ -358,14 +356,16 @@ class Backend:
     def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
         """The scoring as plain values; every threshold and calibration belongs to exactly one such description."""
         options = self.options
-        described: dict[str, Any] = {"score": options.score, **way_of(embedding)}
-        described |= {"subtract_mean": self.mean is not None, "score_norm": options.score_norm}
+        described: dict[str, Any] = {
+            "score": "plda" if self.plda is not None and options.score == "cosine" else options.score,
+            **way_of(embedding),
+            "subtract_mean": self.mean is not None,
+            "score_norm": options.score_norm,
+        }
         if options.score == "mean_distance":
             described["is_normalised"] = self.is_normalised
         if self.adaptation:
-            described |= {"adaptation": self.adaptation}
-        if self.plda is not None and options.score == "cosine":
-            described["score"] = "plda"
+            described["adaptation"] = self.adaptation
         if self.cohort is not None:
             described |= {"cohort": self.cohort_name, "cohort_members": len(self.cohort)}
         if options.score_norm == "as":
@@ -400,15 +400,6 @@ class Backend:
         nearest = self.options.cohort_size if method == "as" else None
         statistics = cohort_statistics(units, self.cohort, nearest, self.device)
         return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics[0]
-
-
-def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
-    """The description of the scoring that verification uses: whole utterances, cosine, no normalisation.
-
-    >>> whole_cosine(False)
-    {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
-    """
-    return Backend(WHOLE, mean=np.zeros(1) if subtracts_mean else None).describe(WHOLE)
 
 
 def verifying_backend(contents: Mapping[str, Any]) -> Backend:

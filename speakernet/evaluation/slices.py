@@ -19,7 +19,7 @@ from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap,
 from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
-from speakernet.evaluation.speakers import Speakers, check_known, read_csv
+from speakernet.evaluation.speakers import Speakers, read_rows
 from speakernet.files import parallel_map
 from speakernet.options import SAMPLE_RATE, suggestion
 
@@ -140,10 +140,8 @@ def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
 
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Column -> value of each named utterance, from a CSV with column `path`; ValueError if utterances are missing."""
-    columns, found = read_csv(path, ("path",))
-    rows = {row["path"]: row for row in found}
-    check_known(names, rows, path)
-    return {column: [rows[name][column].strip() for name in names] for column in columns if column not in NOT_COLUMNS}
+    columns, rows = read_rows(path, (), names)
+    return {column: [row[column].strip() for row in rows] for column in columns if column not in NOT_COLUMNS}
 
 
 def slice_results(

@@ -6,7 +6,7 @@ used is part of the result.
 """
 
 import csv
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,23 +51,24 @@ def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[d
     return columns, rows
 
 
-def check_known(names: Iterable[str], known: Container[str], table: object) -> None:
-    """Refuse a table that lacks some of the utterances."""
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{table}: no row for {len(unknown)} of the utterances: {', '.join(unknown[:MAX_NAMED])}")
+def read_rows(path: str | Path, needed: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns of a CSV file with column `path`, and the row of each named utterance; errors if one has none."""
+    columns, rows = read_csv(path, ("path", *needed))
+    by_path = {row["path"]: row for row in rows}
+    if unknown := [name for name in names if name not in by_path]:
+        raise ValueError(f"{path}: no row for {len(unknown)} of the utterances: {', '.join(unknown[:MAX_NAMED])}")
+    return columns, [by_path[name] for name in names]
 
 
 def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     """The speaker of every utterance in a trial list, from a CSV or from the names, and the rule that found it."""
     names = list(trials.names)
     if table:
-        columns, rows = read_csv(table, ("path", "speaker"))
-        by_path = {row["path"]: row for row in rows}
-        check_known(names, by_path, table)
-        found = _numbered([by_path[name]["speaker"] for name in names], "column 'speaker' of the CSV")
+        columns, rows = read_rows(table, ("speaker",), names)
+        found = _numbered([row["speaker"] for row in rows], "column 'speaker' of the CSV")
         if "session" not in columns:
             return found
-        return replace(found, sessions=_numbered([by_path[name]["session"] for name in names], "").ids)
+        return replace(found, sessions=_numbered([row["session"] for row in rows], "").ids)
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of the name (unchecked: the list has no labels)"

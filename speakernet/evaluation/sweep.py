@@ -133,27 +133,30 @@ def sweep_steps(
 
     steps: dict[str, list[Step]] = {}
     for kind in kinds:
-        if kind == "noise":
-            steps[kind] = [
-                Step(f"{one:g}", always(None, categories=["noise"], noise_snr_db=[one, one])) for one in NOISE_SNR_DB
-            ]
-        elif kind == "reverb":
-            mixed = functools.partial(_mixed, always(rooms, categories=["reverb"]))
-            steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
-        elif kind == "duration":
-            steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
-        elif kind == "microphone":
-            steps[kind] = [
-                Step(f"{one:g}", always(None, categories=[], microphone_probability=1.0, microphone_db=one))
-                for one in MICROPHONE_DB
-            ]
-        elif kind == "distance":
-            assert rooms is not None
-            steps[kind] = [Step(f"{one:g}", functools.partial(_far, rooms, seed, one)) for one in DISTANCES]
-        else:
-            steps[kind] = [
-                Step(label, functools.partial(_narrowed, sample_rate, label == CODED)) for label in (NARROWED, CODED)
-            ]
+        match kind:
+            case "noise":
+                steps[kind] = [
+                    Step(f"{one:g}", always(None, categories=["noise"], noise_snr_db=[one, one]))
+                    for one in NOISE_SNR_DB
+                ]
+            case "reverb":
+                mixed = functools.partial(_mixed, always(rooms, categories=["reverb"]))
+                steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
+            case "duration":
+                steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
+            case "microphone":
+                steps[kind] = [
+                    Step(f"{one:g}", always(None, categories=[], microphone_probability=1.0, microphone_db=one))
+                    for one in MICROPHONE_DB
+                ]
+            case "distance":
+                assert rooms is not None
+                steps[kind] = [Step(f"{one:g}", functools.partial(_far, rooms, seed, one)) for one in DISTANCES]
+            case _:
+                steps[kind] = [
+                    Step(label, functools.partial(_narrowed, sample_rate, label == CODED))
+                    for label in (NARROWED, CODED)
+                ]
     return steps
 
 

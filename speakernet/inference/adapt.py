@@ -317,13 +317,12 @@ def embedded(
     source, table = audio_inputs(recordings, verifier.sample_rate)
     refused, num_narrow, floor_db, net = dict[int, str](), 0, None, verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
-        for row, name in enumerate(table):
+        for row, name in enumerate(bar.over(table)):
             try:
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
                 num_narrow += any(one.startswith(NARROW) for one in quality.warnings)
             except AudioError as error:
                 refused[row] = str(error).replace("the array", name)
-            bar.update(1)
     # Checked before anything is embedded.
     usable, who = _usable(list(table), refused, recordings, labels, notes)
     table, num_accepted = table.take(usable), len(table) - len(refused)
@@ -365,8 +364,15 @@ def _embed(
     verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
 ) -> np.ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
-    placed, device = folded(net).to(verifier.device), verifier.device
-    rows = embed_utterances(placed, source, names, WHOLE, device=device, description=description, wrapped_seconds=0.0)
+    rows = embed_utterances(
+        folded(net).to(verifier.device),
+        source,
+        names,
+        WHOLE,
+        device=verifier.device,
+        description=description,
+        wrapped_seconds=0.0,
+    )
     return rows[:, 0].astype(np.float64)
 
 
@@ -395,7 +401,7 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
             "list, to the folder of the recordings, or to the working directory"
         )
     if missing := len(names) - len(found):
-        notes.append(f"{missing} recordings have no label and are left out")
+        notes.append(f"left out {counted(missing, 'recording')} without a label")
     sessions = sorted(set(found.values()))
     speakers = sorted({one for one, _ in sessions})
     if len(speakers) < 2:
@@ -412,7 +418,9 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
 def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tuple[str, str, str]]:
     """Path, speaker and session (empty if unknown), from the folders in the names, a table or a list."""
     if str(labels) == FOLDERS:
-        below = ((name, next((one for one in roots if Path(name).is_relative_to(one)), "")) for name in names)
+        below = (
+            (name, next((one for one in roots if Path(name).is_relative_to(one)), Path(name).anchor)) for name in names
+        )
         parts = [(name, Path(name).relative_to(root).parts) for name, root in below]
         return [(name, one[0], "/".join(one[:-1]) if len(one) > 2 else "") for name, one in parts if len(one) > 1]
     if Path(labels).suffix.lower() == ".csv":
@@ -462,8 +470,13 @@ def _compared(
     for net, found in ((verifier.embedding_net, verifier.contents), (folded(adapted.net), adapted.contents)):
         embedder = Embedder(net, WHOLE, verifier.device)
         scores.append(score_trials(embedder, verifying_backend(found), trials, source).scores)
-    draws = default_of(EvaluationOptions, "bootstrap_samples")
-    result = compare_scores(trials, scores, speakers_of(trials), num_draws=draws, seed=DEFAULT_SEED)
+    result = compare_scores(
+        trials,
+        scores,
+        speakers_of(trials),
+        num_draws=default_of(EvaluationOptions, "bootstrap_samples"),
+        seed=DEFAULT_SEED,
+    )
     before, after = (one.eer_percent for one in result.systems)
     optimistic = f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
     return [

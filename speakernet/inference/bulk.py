@@ -107,11 +107,16 @@ def _embed_block(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable, problems: list[str] | None
 ) -> np.ndarray:
     """Embeddings (recordings, dim); a recording that cannot be embedded gets a NaN row and a sentence in `problems`."""
-    options, device = EvaluationOptions(embedding="whole"), verifier.device
     try:
         # Short recordings are not wrapped around, as in `SpeakerVerifier.embed`.
         values = embed_utterances(
-            verifier.embedding_net, source, names, options, device=device, description="", wrapped_seconds=0.0
+            verifier.embedding_net,
+            source,
+            names,
+            WHOLE_UTTERANCES,
+            device=verifier.device,
+            description="",
+            wrapped_seconds=0.0,
         )[:, 0]
         if (is_bad := ~np.isfinite(values).all(axis=1)).any():
             raise AudioError(f"{names[int(is_bad.argmax())]}: the embedding has NaN or infinite values")
@@ -140,7 +145,7 @@ def calibrate_on_trials(
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
-    embedder = Embedder(verifier.embedding_net, EvaluationOptions(embedding="whole"), verifier.device)
+    embedder = Embedder(verifier.embedding_net, WHOLE_UTTERANCES, verifier.device)
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     return _write(verifier, fits, figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED), out)
 
@@ -156,9 +161,9 @@ def calibrate_on_people(
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
-        options = EvaluationOptions(embedding="whole")
-        net, device = verifier.embedding_net, verifier.device
-        strangers = embed_utterances(net, *cohort, options, device=device, description="cohort")
+        strangers = embed_utterances(
+            verifier.embedding_net, *cohort, WHOLE_UTTERANCES, device=verifier.device, description="cohort"
+        )
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES))
     return _write(verifier, [fit], figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)
@@ -189,8 +194,7 @@ def _own_trials(
     if verifier.plda is None:
         scores[own] = (units * others).sum(axis=1)
     else:
-        rows = np.arange(len(units))
-        scores[own] = verifier.plda.trial_scores(np.concatenate([units, others]), rows, rows + len(units))
+        scores[own] = verifier.plda.trial_scores(np.concatenate([units, others]), own[0], own[0] + len(units))
     is_kept = np.ones(scores.shape, dtype=bool)
     is_kept[own] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)

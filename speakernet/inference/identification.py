@@ -29,9 +29,7 @@ def open_set_threshold(
     """
     if threshold is None:
         return rule.threshold_of_many(num_people, false_accept_rate)
-    if false_accept_rate is not None:
-        raise ValueError("false_accept_rate and threshold were both given; expected one of them")
-    rule.decide(0.0, threshold=threshold)
+    rule.decide(0.0, false_accept_rate=false_accept_rate, threshold=threshold)
     return threshold
 
 

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -94,8 +94,7 @@ class Recording:
     def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
         """The whole recording, or one by one the windows of a long one; `row` is the row that the pieces belong to."""
         for stretch in stretches_of(np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate):
-            waveform = self.read(stretch.start, stretch.num_samples)
-            yield Stretch(row, stretch.start, stretch.num_samples, stretch.num_windows), waveform
+            yield replace(stretch, row=row), self.read(stretch.start, stretch.num_samples)
 
 
 Audio: TypeAlias = str | os.PathLike | Array | Recording
@@ -167,8 +166,9 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
             str(place) for one in candidates for place in (folder / one.strip(), Path(one.strip())) if place.is_file()
         ]
         if candidates and not found:
-            text = candidates[0][:200]
-            raise ListError(f"{where}, line {number}: no file {text!r} here or in {folder}; expected {LIST_FORM}")
+            raise ListError(
+                f"{where}, line {number}: no file {candidates[0][:200]!r} here or in {folder}; expected {LIST_FORM}"
+            )
         names += found[:1]
     return names
 

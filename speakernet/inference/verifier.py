@@ -583,8 +583,9 @@ def identify(
     # Checked before anything is embedded.
     open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)
     embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
-    limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
-    return identify_embedding(verifier.rule, store, embedding, top=top, **limits)
+    return identify_embedding(
+        verifier.rule, store, embedding, top=top, false_accept_rate=false_accept_rate, threshold=threshold
+    )
 
 
 def _like(given: Any, embeddings: Tensor) -> Any:

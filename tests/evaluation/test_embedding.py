@@ -20,7 +20,7 @@ from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, slices
 from speakernet.evaluation.embedding import Embedder, embed_utterances, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
-from speakernet.evaluation.metrics import eer, min_dcf
+from speakernet.evaluation.metrics import eer, error_rates, min_dcf_point
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Backend
 from speakernet.evaluation.speakers import read_csv, speakers_of
@@ -285,7 +285,9 @@ def test_slices(random):
             continue
         compared += 1
         assert row.eer_percent == pytest.approx(eer(scores[chosen], trials.labels[chosen]))
-        assert row.min_dcf["0.05"] == pytest.approx(min_dcf(scores[chosen], trials.labels[chosen], 0.05))
+        assert row.min_dcf["0.05"] == pytest.approx(
+            min_dcf_point(error_rates(scores[chosen], trials.labels[chosen]), 0.05)[0]
+        )
     assert compared >= 2
 
 

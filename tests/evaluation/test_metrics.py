@@ -21,7 +21,7 @@ from speakernet.evaluation.calibration import (
     quality_inputs,
 )
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
+from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf_point, point_at_false_accept_rate
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.random import numpy_generator
@@ -51,7 +51,7 @@ def test_rates_and_costs(rows):
     np.testing.assert_allclose(rates.false_accept_rates, [accepted for _, accepted in points])
     for prior in (0.01, 0.5):
         expected = min(prior * miss + (1 - prior) * accepted for miss, accepted in points) / min(prior, 1 - prior)
-        assert metrics.min_dcf(scores, labels, prior) == pytest.approx(expected)
+        assert metrics.min_dcf_point(metrics.error_rates(scores, labels), prior)[0] == pytest.approx(expected)
     pairs = [(a > b) + 0.5 * (a == b) for a in scores[labels] for b in scores[~labels]]
     assert metrics.area_under_roc(rates) == pytest.approx(np.mean(pairs))
 
@@ -83,9 +83,9 @@ def test_min_cllr(rows):
 def test_figures_by_hand():
     assert metrics.eer(HAND_SCORES, HAND_LABELS) == 50
     assert metrics.hull_eer_percent(metrics.error_rates(HAND_SCORES, HAND_LABELS)) == pytest.approx(25)
-    assert metrics.min_dcf(HAND_SCORES, HAND_LABELS, 0.5) == 0.5
+    assert metrics.min_dcf_point(metrics.error_rates(HAND_SCORES, HAND_LABELS), 0.5)[0] == 0.5
     # No misses costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half the targets.
-    assert metrics.min_dcf(HAND_SCORES, HAND_LABELS, 0.01) == pytest.approx(0.5)
+    assert metrics.min_dcf_point(metrics.error_rates(HAND_SCORES, HAND_LABELS), 0.01)[0] == pytest.approx(0.5)
     assert metrics.cllr(np.log([1 / 3, 3.0]), np.array([0, 1])) == pytest.approx(np.log2(4 / 3))
 
 
@@ -279,7 +279,7 @@ def test_weights_of_a_draw(random, counts):
     assert found is not None
     repeated_scores, repeated_labels = np.repeat(scores, weights), np.repeat(labels, weights)
     assert found[0] == pytest.approx(eer(repeated_scores, repeated_labels))
-    assert found[1] == pytest.approx(min_dcf(repeated_scores, repeated_labels, 0.01))
+    assert found[1] == pytest.approx(min_dcf_point(error_rates(repeated_scores, repeated_labels), 0.01)[0])
 
 
 def test_band_of_the_det_curve(random):

@@ -116,7 +116,7 @@ def test_choice_of_the_method(voices, uncalibrated, tmp_path, capsys):
     trials = ["--trials", str(voices / "trials.txt")]
     assert main(["adapt", *arguments, "--recordings", str(tmp_path / "e.npz"), *labels, *trials]) == 0
     out = capsys.readouterr().out
-    for words in ("wccn 0.3", AS_IT_IS, "1 recordings have no label", "optimistic", "interval", "threshold"):
+    for words in ("wccn 0.3", AS_IT_IS, "left out 1 recording without a label", "optimistic", "interval", "threshold"):
         assert words in out
     summary = read_checkpoint(tmp_path / "a.pt")["training_summary"]
     assert summary["licence"] == "MIT" and summary["adaptation"]["recordings"] == 59

@@ -8,13 +8,13 @@ import torch
 
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation.calibration import fit_scores, quality_columns, quality_inputs
-from speakernet.evaluation.scoring import whole_cosine
+from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.verifier import SpeakerVerifier, enroll, identify
 from speakernet.models.model_file import ModelFile
 from speakernet.models.speaker_net import SpeakerNet
 
-WAY = whole_cosine(False)
+WAY = verifying_backend({}).describe(WHOLE)
 NAMES = quality_inputs(["duration"])
 
 

@@ -17,7 +17,7 @@ from speakernet.assembly.exchange import synthetic_speech
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
 from speakernet.data.audio import read_audio, write_audio
-from speakernet.evaluation.scoring import whole_cosine
+from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference import export
 from speakernet.inference.export import FORMATS, LEAST_COSINE, METADATA_KEY, compare, export_model
 from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
@@ -58,7 +58,7 @@ def model_path(tmp_path_factory, speech):
     """A small model with a mean of whole recordings, a calibration and a threshold."""
     net = made("ResNet", model_options={"channels": 8, "blocks": [1]})
     rows = [net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in speech]
-    backend = whole_cosine(True)
+    backend = {**verifying_backend({}).describe(WHOLE), "subtract_mean": True}
     fit = {"inputs": ["score"], "weights": [8.0], "offset": -2.0, "prior": 0.5, "backend": backend}
     contents = model_file_contents(
         net,

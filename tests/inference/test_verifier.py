@@ -10,7 +10,7 @@ import torch
 import speakernet
 from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.evaluation.scoring import whole_cosine
+from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference.verifier import WINDOW_SECONDS
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -175,7 +175,10 @@ def test_mean(model_path, tmp_path):
     for size in (1e300, 1e-200):
         assert plain["crops"].compare(one * np.float64(size), other) == pytest.approx(expected, abs=1e-5)
     # A calibration from before the mean was stored is refused with the reason.
-    kept = {**contents, "thresholds": [{"name": "eer", "threshold": 0.5, "backend": whole_cosine(False)}]}
+    kept = {
+        **contents,
+        "thresholds": [{"name": "eer", "threshold": 0.5, "backend": verifying_backend({}).describe(WHOLE)}],
+    }
     write_checkpoint(path, {**kept, "embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}})
     with pytest.raises(ValueError, match="mean embedding"):
         speakernet.load(path, "cpu").verify(voice(16000, 1), voice(16000, 2), sample_rate=16000)

@@ -19,7 +19,6 @@ import queue
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -49,6 +48,7 @@ import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
 from speakernet.files import read_secret, reading
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
+from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
 from speakernet.inference.recordings import MIN_TEST_SECONDS, Recording, inspect_recording
 from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
@@ -107,7 +107,6 @@ MEDIA_TYPES = {
     "mjs": "text/javascript",
     "wasm": "application/wasm",
 }
-SAMPLES = {"schema": {"type": "string", "format": "binary"}}
 
 # Larger than any request, so that uploads stay in memory and are never written to a temporary file.
 MultiPartParser.spool_max_size = 1 << 40
@@ -195,8 +194,9 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, left))
             except asyncio.TimeoutError:
-                seconds = limits.receive_seconds
-                raise ApiError(408, "too_slow", f"the request did not arrive within {seconds:g} s") from None
+                raise ApiError(
+                    408, "too_slow", f"the request did not arrive within {limits.receive_seconds:g} s"
+                ) from None
             size += len(message.get("body", b""))
             if size > limits.body_bytes:
                 raise too_large
@@ -472,27 +472,32 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Which enrolled person a clip is of, or a stranger."""
-        store, name, limit, rate, advice = self._store(), None, None, None, None
+        store, advice = self._store(), None
         with self._opened([audio]) as (recordings, clips):
-            given: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
             try:
-                found = identify(self.verifier, store, recordings[0], top=top, **given)
-                name, candidates, rate = found.name, found.candidates, found.stranger_rate
-                limit = None if found.decision is None else found.decision.threshold
+                found = identify(
+                    self.verifier,
+                    store,
+                    recordings[0],
+                    top=top,
+                    false_accept_rate=false_accept_rate,
+                    threshold=threshold,
+                )
             except NotCalibratedError as error:
                 if false_accept_rate is not None:
                     raise
                 advice = str(error)
-                candidates = tuple(store.identify(self.verifier.embed(recordings[0]), top))
-        ratio = self.verifier.rule.log_likelihood_ratio
+                nearest = tuple(store.identify(self.verifier.embed(recordings[0]), top))
+                found = Identification(None, None, nearest, len(store), None)
         return {
-            "name": name,
-            "threshold": limit,
-            "stranger_rate": rate,
+            "name": found.name,
+            "threshold": found.decision and found.decision.threshold,
+            "stranger_rate": found.stranger_rate,
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
             "candidates": [
-                {"name": one, "score": score, "log_likelihood_ratio": ratio(score)} for one, score in candidates
+                {"name": one, "score": score, "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score)}
+                for one, score in found.candidates
             ],
             "clips": clips,
         }
@@ -529,7 +534,8 @@ class Service:
     def close_stream(self, identity: str) -> Answer:
         """Close a stream."""
         self._stream(identity)
-        self.streams.pop(identity, None)
+        with self._streams_lock:
+            self.streams.pop(identity, None)
         return {"id": identity}
 
     def _decide(
@@ -661,8 +667,7 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sys.stdout.write(announcement)
-        sys.stdout.flush()
+        print(announcement, end="", flush=True)
         yield
         service.batcher.close()
 
@@ -684,7 +689,9 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     app.delete("/people/{name:path}")(service.remove)
     app.post("/identify")(service.identify)
     app.post("/streams")(service.open_stream)
-    samples = {"requestBody": {"content": {"application/octet-stream": SAMPLES}}}
+    samples = {
+        "requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    }
     app.post("/streams/{identity}", openapi_extra=samples)(service.feed_stream)
     app.delete("/streams/{identity}")(service.close_stream)
     return app

@@ -122,8 +122,7 @@ def who_speaks(
         )
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())
-    with Bar("embedding", len(windows), "window") as bar:
-        embeddings = embed_stretches(verifier, recording, windows, bar)
+    embeddings = embed_stretches(verifier, recording, windows, "embedding")
     units, lengths = mean_embeddings(embeddings, verifier.mean), np.diff(windows)[:, 0]
     labels = cluster(units, num_speakers=num_speakers, max_speakers=max_speakers)
     found = _named_once(
@@ -162,7 +161,7 @@ def windows_of(speech: np.ndarray) -> np.ndarray:
     return np.concatenate(found) if found else np.zeros((0, 2))
 
 
-def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, bar: Bar | None = None) -> np.ndarray:
+def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, description: str = "") -> np.ndarray:
     """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
     rate, num_samples = recording.sample_rate, recording.num_samples
     least = min(max(round(LEAST_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
@@ -170,8 +169,9 @@ def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, ba
     missing = np.maximum(least - (edges[:, 1] - edges[:, 0]), 0)
     starts = np.clip(edges[:, 0] - missing // 2, 0, num_samples - least)
     stops = np.clip(edges[:, 1], starts + least, num_samples)
-    given = zip(starts.tolist(), stops.tolist(), strict=True)
-    return np.asarray(verifier.embed_windows(recording, bar.over(given) if bar else given, len(windows)))
+    with Bar(description, len(windows), "window", is_shown=bool(description)) as bar:
+        given = bar.over(zip(starts.tolist(), stops.tolist(), strict=True))
+        return np.asarray(verifier.embed_windows(recording, given, len(windows)))
 
 
 def sections(speech: np.ndarray, windows: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:
@@ -197,8 +197,7 @@ def _refined(
     times = edges[changes, 1, None] + around
     half = BORDER_WINDOW_SECONDS / 2
     windows = np.stack([times.ravel() - half, times.ravel() + half], axis=1)
-    with Bar("borders", len(windows), "window") as bar:
-        units = mean_embeddings(embed_stretches(verifier, recording, windows, bar), verifier.mean)
+    units = mean_embeddings(embed_stretches(verifier, recording, windows, "borders"), verifier.mean)
     cosines = (units @ middle.T).reshape(*times.shape, len(middle))
     for row, change in enumerate(changes.tolist()):
         before, after = (cosines[row, :, single[one][2]] for one in (change, change + 1))

@@ -1,6 +1,5 @@
 """Write a conversation as RTTM, JSON and a page that plays what you click, and add names to a transcript."""
 
-import base64
 import dataclasses
 import json
 import re
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.data.audio import encode_audio
+from speakernet.data.audio import flac_address
 from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.inference.recordings import Recording
 from speakernet.inference.who.conversation import Conversation, Turn
@@ -38,17 +37,23 @@ def rttm_lines(name: str, turns: Sequence[Turn]) -> list[str]:
 
 def plain(found: Conversation) -> dict[str, Any]:
     """Convert a conversation to plain values, for JSON."""
-    speakers = [{k: v for k, v in vars(one).items() if k not in ("embedding", "digest")} for one in found.speakers]
-    turns, exclusive = ([dataclasses.asdict(one) for one in some] for some in (found.turns, found.exclusive))
-    facts = {"recording": found.recording, "seconds": found.seconds, "detector": found.detector}
-    return {**facts, "speakers": speakers, "turns": turns, "exclusive": exclusive}
+    return {
+        "recording": found.recording,
+        "seconds": found.seconds,
+        "detector": found.detector,
+        "speakers": [
+            {name: value for name, value in vars(one).items() if name not in ("embedding", "digest")}
+            for one in found.speakers
+        ],
+        "turns": [dataclasses.asdict(one) for one in found.turns],
+        "exclusive": [dataclasses.asdict(one) for one in found.exclusive],
+    }
 
 
 def page_of(found: Conversation, recording: Recording) -> str:
     """One HTML file with a row per speaker on a timeline and a table of turns; it plays what you click."""
     if recording.seconds <= MOST_PAGE_SECONDS:
-        sound = base64.b64encode(encode_audio(recording.read(), recording.sample_rate)).decode()
-        source = f"data:audio/flac;base64,{sound}"
+        source = flac_address(recording.read(), recording.sample_rate)
     else:
         source = recording.file.absolute().as_uri() if recording.file else ""
     # A `<` in a name must not end the script.
@@ -60,7 +65,6 @@ def write_files(
     folder: Path, found: Conversation, recording: Recording, transcript: Mapping[str, str] | None = None
 ) -> list[Path]:
     """Write all files, each one atomically; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     name = name_of(found.recording)
     contents = {
         f"{name}.rttm": "".join(f"{line}\n" for line in rttm_lines(name, found.turns)),

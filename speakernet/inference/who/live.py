@@ -5,7 +5,6 @@ stretch, its windows are embedded and clustered; each cluster goes to the closes
 Lines are never revised.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -82,7 +81,6 @@ class LiveSpeakers:
             return []
         kept = np.concatenate(self._chunks)
         recording = open_recording(kept, self.sample_rate, self.verifier.sample_rate)
-        self._chunks, self._num_seen = [kept], len(kept)
         speech, _ = find_speech(recording)
         is_over = (
             (speech[:, 1] <= recording.seconds - PAUSE_SECONDS) | is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
@@ -130,11 +128,10 @@ def print_turns(verifier: Any, file: BinaryIO, store: PeopleStore | None, **how:
     live = LiveSpeakers(verifier, info.sample_rate, store, **how)
     for chunk in chunks_of(file, info, begun):
         for turn in live.add(chunk):
-            sys.stdout.write(line_of(turn))
-            sys.stdout.flush()
-    return [line_of(turn).rstrip() for turn in live.finish()]
+            print(line_of(turn), flush=True)
+    return [line_of(turn) for turn in live.finish()]
 
 
 def line_of(turn: Turn) -> str:
     """Format a turn, in seconds from the beginning of the stream."""
-    return f"{turn.start:.2f} {turn.stop:.2f} {turn.speaker}\n"
+    return f"{turn.start:.2f} {turn.stop:.2f} {turn.speaker}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speakernet.checkpoint import write_checkpoint
-from speakernet.evaluation.scoring import whole_cosine
+from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -31,7 +31,7 @@ def models(tmp_path_factory, voices):
     net = SpeakerNet.named("ResNet", embedding_dim=16, model_options={"channels": 8, "blocks": [1, 1]}).eval()
     flat = [clip for clips in voices for clip in clips]
     rows = torch.cat([net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in flat])
-    backend = whole_cosine(True)
+    backend = {**verifying_backend({}).describe(WHOLE), "subtract_mean": True}
     # The result of a calibration on all pairs of these clips.
     fit = {"inputs": ["score"], "weights": [7.6], "offset": -1.52, "prior": 0.5, "backend": backend, "list": "s.txt"}
     threshold = {"threshold": 0.66, "miss_rate": 0.1, "false_accept_rate": 0.01, "backend": backend, "list": "s.txt"}

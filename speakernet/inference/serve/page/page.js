@@ -75,7 +75,7 @@ class Microphone {
 
   async close() {
     this.stream?.getTracks().forEach(track => track.stop());
-    await this.context?.close();
+    if (this.context && this.context.state !== "closed") await this.context.close();
   }
 }
 
@@ -117,10 +117,13 @@ class Clip {
     this.clear();
     this.blocks = [];
     this.count = 0;
-    this.microphone = new Microphone();
+    const microphone = new Microphone();
+    this.microphone = microphone;
     this.show();
     try {
-      await this.microphone.open((block, rate) => this.hear(block, rate), () => this.stop());
+      await microphone.open((block, rate) => this.hear(block, rate), () => this.stop());
+      // Stopped while the browser was asking for permission.
+      if (this.microphone !== microphone) await microphone.close();
     } catch (error) {
       this.microphone = null;
       this.show();
