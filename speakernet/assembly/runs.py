@@ -109,7 +109,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
                 config, stages, number, net, loss, steps, inputs, validate, stop=stop, chosen_by=chosen_by
             )
             summaries.append(summary)
-        summary = _merge_summaries(summaries)
+        summary = _merge_summaries(summaries) if len(summaries) > 1 else summaries[0]
         # Rank 0 writes best.pt, which other machines may not see.
         best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
         summary |= {
@@ -130,7 +130,10 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             results = dataclasses.replace(evaluation.results, performance=performance)
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
-                _write_evaluations(run_folder, run_folder, evaluation)
+                # The run's own results come last: their presence marks the run as finished.
+                for name, one in evaluation.others.items():
+                    write_evaluation(evaluation_folder(run_folder, name), one)
+                write_evaluation(run_folder, evaluation)
                 plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
                 figures = {name: one for name, one in results.to_dict().items() if name in TEST_FIGURES}
                 steps = int(summary["steps"])
@@ -176,14 +179,11 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
-    return evaluation, _write_evaluations(run_folder, folder, evaluation) if distributed.is_main() else []
-
-
-def _write_evaluations(run_folder: Path, folder: Path, evaluation: Evaluation) -> list[Path]:
-    """Write the evaluation of each list; the reported one comes last, because it marks a run as finished."""
+    if not distributed.is_main():
+        return evaluation, []
     for name, one in evaluation.others.items():
         write_evaluation(evaluation_folder(run_folder, name), one)
-    return [folder / name for name in write_evaluation(folder, evaluation)]
+    return evaluation, [folder / name for name in write_evaluation(folder, evaluation)]
 
 
 def _compared_options(config: Config) -> dict[str, Any]:

@@ -66,7 +66,10 @@ def evaluate(
     scored = score_trials(embedder, backend, trials, source)
     llrs, notes = None, []
     if calibration is not None:
-        llrs = calibration.apply(calibration_inputs(calibration.inputs, scored, trials, source))
+        inputs = scored.scores
+        if calibration.inputs != SCORE_ONLY:
+            inputs = calibration_inputs(calibration.inputs, scored, trials, source)
+        llrs = calibration.apply(inputs)
         if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
             by_ratio = figures(trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed)
             notes = [f"{BY_QUALITY}: {headline_sentence(by_ratio)}"]
@@ -82,7 +85,7 @@ def evaluate(
         seconds=time.perf_counter() - begin,
         warnings=notes,
     )
-    durations = source.lookup_table(trials.names).seconds
+    durations = source.lookup_table(trials.names).num_samples / source.sample_rate
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
 

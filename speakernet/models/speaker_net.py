@@ -20,7 +20,7 @@ from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOp
 from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.layers import ChannelFloor, is_safe_in_channels_last, make_embedding, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import SAMPLE_RATE, create, lookup, needs_outside, options_of
+from speakernet.options import OUTSIDE, SAMPLE_RATE, create, lookup, needs_outside, options_of
 from speakernet.random import derive_seed
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -218,8 +218,10 @@ class SpeakerNet(nn.Module):
         # Omit defaults of options added later, so that fingerprints in existing stores stay valid.
         later = {"energy_floor_db": 0.0, "style": "kaldi"}
         features = {name: value for name, value in features.items() if name not in later or value != later[name]}
-        pooling = POOLINGS[pooling_of(model.name, model.pooling)]
-        outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name]))
+        outside = {}
+        if OUTSIDE:
+            pooling = POOLINGS[pooling_of(model.name, model.pooling)]
+            outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name]))
         return {
             "model": {
                 "name": model.name,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from speakernet.training.options import TrainingOptions
+from speakernet.training.other_trackers import CurvesAsCsv
 from speakernet.training.progress import Progress
-from speakernet.training.trackers import TRACKERS, CurvesAsCsv, Trackers
+from speakernet.training.trackers import TRACKERS, Trackers
 
 CONFIGURATION = {"model": {"name": "ResNet"}, "training": {"max_epochs": 2}}
 FIGURES = {"eer_percent": 4.0, "min_dcf": {"0.01": 0.4}}

@@ -1,0 +1,115 @@
+"""The trackers beside TensorBoard: a CSV file, Weights & Biases, MLflow.
+
+The two services are configured by their own environment variables. The run folder stores their run ids, so a resumed
+run and its final evaluation continue the same run there.
+"""
+
+import importlib
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speakernet.files import GrowingFile, atomic_write
+from speakernet.training.trackers import scalars
+
+PROJECT = "speakernet"
+
+
+class CurvesAsCsv:
+    """`metrics.csv` in the run folder, with step, name and value on each line."""
+
+    def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
+        path = folder / "metrics.csv"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["step,name,value"]
+        # A resumed run repeats the steps that a killed run took after its last checkpoint.
+        kept = [line for line in lines if not line[:1].isdigit() or int(line.partition(",")[0]) <= step]
+        if not configuration:
+            # After training: the final evaluation may be repeated.
+            kept = [line for line in kept if not line.startswith(f"{step},test/")]
+        with atomic_write(path) as file:
+            file.writelines(f"{line}\n" for line in kept)
+        self._file = GrowingFile(path)
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Write one line per number."""
+        lines = (f"{step},{tag},{value!r}\n" for tag, value in scalars(kind, values))
+        self._file.append("".join(lines).encode())
+
+    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+        """Write the figures; plots and model are already in the folder."""
+        self.record("test", step, figures)
+
+    def close(self) -> None:
+        """Nothing to do: every line is written immediately."""
+
+
+class MLflow:
+    """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in `mlruns/` unless MLFLOW_TRACKING_URI is set."""
+
+    def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
+        self._mlflow = importlib.import_module("mlflow")
+        # Newer versions store runs in files, the default without an address, only with this switch.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").absolute().as_uri())
+        self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+        kept = folder / "mlflow.id"
+        known = kept.read_text(encoding="utf-8") if kept.exists() else None
+        run = self._mlflow.start_run(known, run_name=folder.name)
+        if known is None:
+            kept.write_text(run.info.run_id, encoding="utf-8")
+            # Only once: MLflow refuses changed parameters, such as the epochs of a continued run.
+            self._mlflow.log_params(
+                {f"{section}.{key}": of[key] for section, of in configuration.items() for key in of}
+            )
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Log the numbers of one record; characters that MLflow refuses in names (of lists) become underscores."""
+        self._mlflow.log_metrics({re.sub(r"[^\w./ -]", "_", tag): value for tag, value in scalars(kind, values)}, step)
+
+    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+        """Log figures, and plots and model file as artifacts."""
+        self.record("test", step, figures)
+        for path in (*plots, model):
+            self._mlflow.log_artifact(str(path), "plots" if path in plots else "model")
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._mlflow.end_run()
+
+
+class WeightsAndBiases:
+    """A run of the project WANDB_PROJECT (default `speakernet`); WANDB_MODE=offline writes files for `wandb sync`."""
+
+    def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
+        self._wandb = importlib.import_module("wandb")
+        kept = folder / "wandb.id"
+        if not kept.exists():
+            kept.write_text(secrets.token_hex(4), encoding="utf-8")
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            id=kept.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            dir=folder,
+            config=dict(configuration) or None,
+            settings=self._wandb.Settings(console="off", silent=True),
+        )
+        # wandb's own steps can only increase, but a resumed run goes back to its last checkpoint.
+        self._run.define_metric("*", step_metric="optimizer_step")
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Log the numbers of one record."""
+        self._run.log({**dict(scalars(kind, values)), "optimizer_step": step})
+
+    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+        """Log figures, plots as images, and the model file as an artifact."""
+        pictures = {f"test/{path.stem}": self._wandb.Image(str(path)) for path in plots}
+        self._run.log({**dict(scalars("test", figures)), **pictures, "optimizer_step": step})
+        self._run.log_artifact(str(model), name=f"model-{self._run.id}", type="model")
+
+    def close(self) -> None:
+        """Finish the wandb session; the run can be resumed."""
+        self._run.finish()
