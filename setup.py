@@ -27,33 +27,49 @@ CORE = [
     # Also a dependency of torch.
     "fsspec>=2023.6",
 ]
+# torch's exporter needs onnxscript.
+EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
+SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
+ENCRYPTION = ["cryptography>=42"]
+SHELL = ["shtab>=1.7"]
+# mlflow-skinny is mlflow without its server.
+TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
+SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
+# silero-vad has its weights in the wheel and runs on onnxruntime; only `speakernet der` needs pyannote.metrics.
+WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
+DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "nbconvert>=7", "ipykernel>=6"]
 EXTRAS = {
-    # torch's exporter needs onnxscript.
-    "export": ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"],
-    "serve": ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"],
+    "export": EXPORT,
+    "serve": SERVE,
     # For mirrors on S3; other addresses need gcsfs, paramiko ….
     "s3": S3,
     "remote": S3,
     "gpu": ["nvidia-ml-py>=12"],
-    "encryption": ["cryptography>=42"],
+    "encryption": ENCRYPTION,
     "hub": HUB,
-    "ssl": ["transformers>=5,<6", "peft>=0.18,<1", *HUB],
-    # silero-vad has its weights in the wheel and runs on onnxruntime; only `speakernet der` needs pyannote.metrics.
-    "who": ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"],
+    "ssl": SSL,
+    "who": WHO,
     "notebook": ["jupyterlab>=4"],
-    "shell": ["shtab>=1.7"],
-    # mlflow-skinny is mlflow without its server.
-    "trackers": ["wandb>=0.19", "mlflow-skinny>=2.20"],
-    "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "nbconvert>=7", "ipykernel>=6"],
+    "shell": SHELL,
+    "trackers": TRACKERS,
+    "docs": DOCS,
     "test": [
         # The extras, so that their tests run.
-        "speakernet[docs,encryption,export,s3,serve,shell,ssl,trackers,who]",
+        *EXPORT,
+        *SERVE,
+        *ENCRYPTION,
+        *S3,
         "moto[server]>=5",
+        *SHELL,
+        *TRACKERS,
         "sherpa-onnx>=1.12",
         "jsonschema>=4.18",
         "types-jsonschema",
+        *SSL,
+        *WHO,
+        *DOCS,
         "httpx>=0.27",
         "h5py>=3.10",  # wespeaker's PLDA
         "pytest>=8",
