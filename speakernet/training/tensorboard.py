@@ -3,13 +3,14 @@
 Importing this file imports TensorBoard, which takes a second, so `trackers` does it only if requested.
 """
 
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from matplotlib.image import imread
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
 from speakernet.training.trackers import scalars
@@ -40,7 +41,12 @@ class EventFiles:
         self.record("test", step, figures)
         for path in plots:
             # The finished files: drawing the plots again would need the scores.
-            self._writer.add_image(f"test/{path.stem}", imread(path), step, dataformats="HWC")
+            content = path.read_bytes()
+            # Width and height are in the first block of every PNG.
+            width, height = struct.unpack(">II", content[16:24])
+            image = Summary.Image(encoded_image_string=content, width=width, height=height, colorspace=4)
+            summary = Summary(value=[Summary.Value(tag=f"test/{path.stem}", image=image)])
+            self._writer._get_file_writer().add_summary(summary, step)
 
     def close(self) -> None:
         """Flush and close the files."""
