@@ -1,9 +1,7 @@
 """Convert other toolkits' checkpoints to model files (`import-weights`) and export model files (`export`)."""
 
 import argparse
-import logging
 import shlex
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import WHOLE, plda_of, verifying_backend
-from speakernet.files import FileError, human_bytes, refuse_overwriting
+from speakernet.files import human_bytes, refuse_overwriting
 from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
 from speakernet.models.model_file import ModelFile, is_model_file, load_model_file, model_file_contents
@@ -31,8 +29,6 @@ from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
 from speakernet.random import numpy_generator
-
-logger = logging.getLogger(__name__)
 
 # Options that only apply to voxceleb_trainer, with their defaults.
 VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}
@@ -159,26 +155,6 @@ def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
         sentence = synthesise(draw_voice(generator), tracks, generator)
         speech.append(audio_of_array(0.3 * sentence / np.abs(sentence).max(), SAMPLE_RATE, sample_rate))
     return speech
-
-
-def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
-    """For `serve --in-browser`: URL -> contents of the graph, checked as in `export`, and of the runtime's files."""
-    # Late: importing weights needs neither the export libraries nor the server's.
-    from speakernet.inference.export import export_model
-    from speakernet.inference.serve.server import GRAPH, RUNTIME
-
-    if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
-        raise FileError(
-            f"{folder}: no {missing[0]}; expected the folder `dist` of onnxruntime-web: `npm pack onnxruntime-web`, "
-            "then `tar xf onnxruntime-web-*.tgz package/dist` and --in-browser package/dist"
-        )
-    if plda_of(load_model_file(model_path).contents) is not None:
-        raise ValueError(f"{model_path} scores with PLDA, which the page cannot do; serve it without --in-browser")
-    logger.info("exporting %s for the browser", model_path)
-    with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
-        graph = Path(made) / GRAPH
-        export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
-        return {path.name: path.read_bytes() for path in (graph, *(folder / name for name in RUNTIME))}
 
 
 @dataclass

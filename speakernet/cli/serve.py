@@ -32,6 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.in_browser is None:
         return start(arguments, store_key(arguments))
     # Late: it needs the export libraries.
-    from speakernet.assembly.exchange import page_files
+    from speakernet.assembly.in_browser import page_files
 
     return start(arguments, store_key(arguments), page_files(arguments.model, arguments.in_browser))

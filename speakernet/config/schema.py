@@ -84,6 +84,7 @@ OF_A_STAGE["loss.classification"] = OF_A_STAGE["loss"]
 """Holder -> the options that a stage can change; every option of holders not listed."""
 ONCE: dict[str, dict[str, Any]] = {
     "augment": {"real_epochs": 0},
+    "model.options": {"unfreeze_epochs": 0},
     "schedule": {"margin": "constant"},
     "training": {"freeze_epochs": 0, "initial_weight": 0.0},
 }
@@ -266,10 +267,11 @@ def _changed(
                 why = "belongs to the whole run" if is_ours else f"does not exist; {suggestion(name, free)}"
                 can = f"a stage can change {', '.join(sorted(free)) or 'none of its options'}"
                 raise ValueError(f"{holder}.{name} {why}; {can}")
-        if field and named:
-            given[section][field] = {**(own or {}), **named}
-    for section, fields in once.items():
-        given[section] = {**fields, **given.get(section, {})}
+        reset = {name: value for name, value in once.get(holder, {}).items() if name in (own or {})}
+        if field and {**reset, **named}:
+            given.setdefault(section, {})[field] = {**(own or {}), **reset, **named}
+    for section in SECTIONS.keys() & once.keys():
+        given[section] = {**once[section], **given.get(section, {})}
     alone = {"max_epochs": epochs, "stages": [], "stage": "", "large_margin_epochs": 0}
     return replaced(before, **{**given, "training": {**given.get("training", {}), **alone}})
 

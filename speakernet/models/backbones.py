@@ -19,13 +19,12 @@ from speakernet.checkpoint import CheckpointError, read_own_checkpoint
 from speakernet.files import read_yaml, reading, sha256_of
 from speakernet.models import hub
 from speakernet.models.options.pretrained import PretrainedOptions
+from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-CONFIG, PREPROCESSOR, CARD, INDEX = (
-    *("config.json", "preprocessor_config.json", "README.md"),
-    "model.safetensors.index.json",
-)
+CONFIG, PREPROCESSOR, CARD = "config.json", "preprocessor_config.json", "README.md"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 BACKBONE_PREFIX = "trunk.backbone."
 # Replaces the name of a layer inside its adapter.
 PLAIN = (".base_layer", "")
@@ -81,15 +80,19 @@ def find_backbone(options: PretrainedOptions) -> Backbone:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, as listed in its index if there is one."""
-    index = _json(folder / INDEX)
-    names = (
-        sorted(set(index.get("weight_map", {}).values()))
-        or sorted(one.name for one in folder.glob("*.safetensors"))[:1]
-    )
+    """The safetensors files of a folder: those in its index, else model.safetensors, else the only one."""
+    listed = sorted(set(_json(folder / INDEX).get("weight_map", {}).values()))
+    found = sorted(one.name for one in folder.glob("*.safetensors"))
+    names = listed or [one for one in found if one == WEIGHTS] or found
+    if len(names) > 1 and not listed:
+        raise CheckpointError(
+            f"{OPTION}: {folder} has {', '.join(names[:MAX_NAMED])}; expected {INDEX}, which lists the parts of one "
+            f"model, or {WEIGHTS}. Add the index, or leave only the file that is meant"
+        )
     if not names:
-        found = next((one.name for one in folder.glob("*.bin")), "no weights")
-        raise CheckpointError(f"{OPTION}: {folder} has no *.safetensors, found {found}; {TO_CONVERT}")
+        other = next((one.name for one in folder.glob("*.bin")), "")
+        advice = TO_CONVERT if other else "download it again"
+        raise CheckpointError(f"{OPTION}: {folder} has no *.safetensors, found {other or 'no weights'}; {advice}")
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise CheckpointError(f"{OPTION}: {folder} lacks {', '.join(missing)}, listed in {INDEX}; download it again")
     return [folder / name for name in names]
@@ -104,9 +107,11 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
     wanted: dict[str, Any] = options["source"]
     here = best.is_file() and best.resolve() != Path(path).resolve()
     spare = str(best) if here else ""
-    found = find_backbone(
-        PretrainedOptions(backbone=wanted["name"], revision=wanted.get("commit", "main"), spare=spare)
-    )
+    given = PretrainedOptions(backbone=wanted["name"], revision=wanted.get("commit", "main"), spare=spare)
+    try:
+        found = find_backbone(given)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} only refers to the weights of {wanted['name']}: {error}") from error
     refuse_other_files(wanted, found.source, path)
     refuse_other_weights(
         contents["reference"], {name: checksum(one.float()) for name, one in found.weights.items()}, path
@@ -133,9 +138,9 @@ def refuse_other_weights(wanted: Mapping[str, int], found: Mapping[str, int], pa
     """CheckpointError unless the weights that a checkpoint omits were found as they were, by CRC-32."""
     if changed := [name for name in wanted if found.get(name.replace(*PLAIN)) != wanted[name]]:
         raise CheckpointError(
-            f"{path} was trained on a backbone whose {changed[0].replace(*PLAIN)} differs from the one found (the "
-            "best.pt of a run with adapters has them merged in); restore the backbone's files, or choose another "
-            "--save_path"
+            f"{path} was trained on a backbone whose {changed[0].replace(*PLAIN)} differs from the one found. If the "
+            "backbone's folder is gone, best.pt cannot replace it after adapters or training have changed the weights: "
+            f"restore the folder, or give its new place as {OPTION}"
         )
 
 

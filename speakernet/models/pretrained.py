@@ -8,6 +8,7 @@ after `merge` the network has plain weights, so model files depend neither on pe
 import contextlib
 import contextvars
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.checkpoint import CheckpointError
+from speakernet.files import reading
 from speakernet.frontend.kaldi import KaldiFbank
 from speakernet.frontend.options import KaldiFbankOptions
 from speakernet.models.backbones import (
     BACKBONE_PREFIX,
+    CONFIG,
     OPTION,
     PLAIN,
     SAMPLE_RATE_KEY,
@@ -34,6 +37,9 @@ from speakernet.models.backbones import (
 from speakernet.models.layers import Trunk, check_frames
 from speakernet.models.options.pretrained import PretrainedOptions
 from speakernet.options import Component
+from speakernet.terminal import counted
+
+logger = logging.getLogger(__name__)
 
 FAMILIES = ("wav2vec2", "hubert", "wavlm", "data2vec-audio", "wav2vec2-bert")
 # Always off: features are masked by our front end, a dropped layer has no state, and adapters change the frames.
@@ -82,9 +88,10 @@ class Pretrained(Trunk):
         kind = options.config.get("model_type")
         if kind not in FAMILIES:
             raise ValueError(f"{OPTION}: {options.backbone} is a {kind}; expected one of {', '.join(FAMILIES)}")
-        config = transformers.AutoConfig.for_model(**{**options.config, **FIXED})
-        # Not `from_pretrained`: on the meta device it would require weights.
-        self.backbone = transformers.AutoModel.from_config(config, dtype=torch.float32)
+        with reading(f"{OPTION}: {options.backbone}, {CONFIG}", "a configuration of transformers", CheckpointError):
+            config = transformers.AutoConfig.for_model(**{**options.config, **FIXED})
+            # Not `from_pretrained`: on the meta device it would require weights.
+            self.backbone = transformers.AutoModel.from_config(config, dtype=torch.float32)
         self.is_bert = kind == BERT
         if self.is_bert:
             bands = config.feature_projection_input_dim // 2
@@ -162,6 +169,10 @@ class Pretrained(Trunk):
         ]
         if problems:
             raise CheckpointError(f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}")
+        if unused := sorted(weights.keys() - expected.keys()):
+            logger.warning(
+                "%s: %s of %s not used, first: %s", OPTION, counted(len(unused), "tensor"), source["name"], unused[0]
+            )
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
         self.checksums = {name: checksum(one) for name, one in self.backbone.state_dict().items()}
 
@@ -185,6 +196,11 @@ class Pretrained(Trunk):
             and (digest := checksum(parameter)) == self.checksums.get(name.replace(*PLAIN))
         }
         return FixedOutside(net, self)
+
+    @property
+    def scale(self) -> float:
+        """Factor on the product of the adapters' matrices; 1 without adapters."""
+        return self.options.lora_alpha / self.options.lora_rank if self.options.trained == "lora" else 1.0
 
     def begin_epoch(self, epoch: int) -> None:
         """Set what is trained in this epoch (from 0), for gradual unfreezing."""
@@ -232,9 +248,8 @@ class Pretrained(Trunk):
     def plain_weights(self, weights: Mapping[str, Tensor], *, without_fixed: bool) -> dict[str, Tensor]:
         """A state dictionary of the network with adapters merged; if weights are left out, `complete` merges them."""
         left = self.fixed if without_fixed else {}
-        scale = self.options.lora_alpha / self.options.lora_rank
         plain = {
-            name.replace(*PLAIN): value * scale if ".lora_B." in name else value
+            name.replace(*PLAIN): value * self.scale if ".lora_B." in name else value
             for name, value in weights.items()
             if name.removeprefix(BACKBONE_PREFIX) not in left
         }
@@ -252,18 +267,24 @@ class FixedOutside:
         fixed = dict(self.trunk.fixed)
         left = {BACKBONE_PREFIX + name for name in fixed}
         own = {name: value for name, value in self.net.state_dict().items() if name not in left}
-        return {**own, "source": self.trunk.options.source if fixed else {}, "fixed": fixed}
+        source = self.trunk.options.source if fixed else {}
+        return {**own, "source": source, "fixed": fixed, "scale": self.trunk.scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the tensors; the rest must have been read from the same files."""
-        source, fixed = state.get("source"), state.get("fixed", {})
+        source, fixed, scale = state.get("source"), state.get("fixed", {}), state.get("scale", self.trunk.scale)
         if source:
             refuse_other_files(source, self.trunk.options.source, "this run")
             refuse_other_weights(fixed, self.trunk.checksums, "this run")
-        weights = {name: value for name, value in state.items() if name not in ("source", "fixed")}
+        weights = {name: value for name, value in state.items() if name not in ("source", "fixed", "scale")}
         missing, unknown = self.net.load_state_dict(weights, strict=False)
         if unknown or {name.removeprefix(BACKBONE_PREFIX) for name in missing} - fixed.keys():
             raise ValueError(f"{[*unknown, *missing][0]} is in the network or in the checkpoint, but not in both")
+        if scale != self.trunk.scale:
+            raise CheckpointError(
+                f"model.options.lora_alpha: adapters are scaled by {self.trunk.scale:g} (lora_alpha / lora_rank), but "
+                f"this run trained them at {scale:g}; change it back, or choose another --save_path"
+            )
         # A tensor in the checkpoint no longer equals the one that was read from the files.
         self.trunk.fixed = {name: digest for name, digest in self.trunk.fixed.items() if name in fixed}
 

@@ -244,12 +244,15 @@ def changed_options(
     saved: Mapping[str, Any], now: Mapping[str, Any], sections: Iterable[str] | None = None
 ) -> list[str]:
     """The options whose values differ, with both values; options that only one side has are not compared."""
-    return [
-        f"{section}.{name} {value!r} (was {saved[section][name]!r})"
-        for section in (now if sections is None else sections)
-        for name, value in now.get(section, {}).items()
-        if name in saved.get(section, {}) and not _is_same(saved[section][name], value)
-    ]
+    changes = []
+    for section in now if sections is None else sections:
+        for name, value in now.get(section, {}).items():
+            key, before = f"{section}.{name}", saved.get(section, {}).get(name, value)
+            if isinstance(value, Mapping) and isinstance(before, Mapping) and value.keys() == before.keys():
+                changes += changed_options({key: before}, {key: value})
+            elif not _is_same(before, value):
+                changes.append(f"{key} {value!r} (was {before!r})")
+    return changes
 
 
 def _is_same(before: Any, now: Any) -> bool:

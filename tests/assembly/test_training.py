@@ -16,6 +16,7 @@ from speakernet.config import Config, ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import replaced, stages_of
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
+from speakernet.training.checkpoints import changed_options
 from speakernet.training.progress import Interrupted, Stage
 from tests.data.test_loader import epoch
 from tests.tiny_recipe import recipe_of
@@ -98,6 +99,8 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     with pytest.raises(CheckpointError, match="other speakers"):
         resumed(renamed)[0].train()
     caplog.clear()
+    before, now = {"model": {"options": {"a": 1, "b": 2}}}, {"model": {"options": {"a": 1, "b": 3}}}
+    assert changed_options(before, now) == ["model.options.b 3 (was 2)"]
     with pytest.raises(CheckpointError, match=r"model.embedding_dim 4 \(was 8\)") as refused:
         resumed(turned, model={"embedding_dim": 4})[0].train()
     assert "state_dict" not in str(refused.value) and "resuming with" not in caplog.text

@@ -87,6 +87,18 @@ def test_stages_build_on_each_other(tmp_path):
     assert stages_of(alone) == {"": alone}
 
 
+def test_unfreezing_is_of_one_stage(tmp_path):
+    model = {"options": {"trained": "all", "unfreeze_epochs": 2}}
+    plans = [{"name": name, "epochs": 2} for name in ("frozen", "joint", "margin", "again")]
+    plans[1]["model"] = plans[3]["model"] = model
+    pretrained = {"name": "Pretrained", "options": {"backbone": "b"}}
+    text = yaml.safe_dump({"model": pretrained, "stages": plans})
+    stages = stages_of(load_config(["--config", write(tmp_path, text)]).config)
+    options = [one.model.options for one in stages.values()]
+    assert [one.unfreeze_epochs for one in options] == [0, 2, 0, 2]
+    assert [one.trained for one in options] == ["nothing", "all", "all", "all"]
+
+
 @pytest.mark.parametrize(
     ("found", "changed", "message"),
     [

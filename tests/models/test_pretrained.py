@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from speakernet.assembly.runs import train_experiment
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
@@ -32,6 +33,7 @@ from tests.tiny_recipe import write_recipe
 
 transformers = pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
 
+WRONG_CONFIG = '{"model_type": "wavlm", "hidden_size": "x"}'
 CONVOLUTIONS = {key: value for key, value in SMALL["Pretrained"]["config"].items() if key != "model_type"}
 LARGE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
 KINDS = {
@@ -286,16 +288,36 @@ def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
         load_model_file(tmp_path / "last.pt")
     folder.rename(tmp_path / "other")
     spare = network(folder, spare=str(tmp_path / "best.pt"))
-    with pytest.raises(CheckpointError, match="merged"):
+    with pytest.raises(CheckpointError, match=r"best\.pt cannot replace it"):
         tune(spare, trained="lora", lora_rank=2).load_state_dict(last["training"]["net"])
-    with pytest.raises(CheckpointError, match="merged"):
+    with pytest.raises(CheckpointError, match=r"best\.pt cannot replace it"):
         load_model_file(tmp_path / "last.pt")
 
 
-def test_two_files_without_an_index(folders, tmp_path):
+def test_several_files_without_an_index(tmp_path):
     folder = make(tmp_path / "wavlm", "wavlm")
-    shutil.copy(folder / "model.safetensors", folder / "a.safetensors")
-    assert list(network(folder).trunk.options.source["files"]) == ["a.safetensors"]
+    for name in ("a", "b"):
+        shutil.copy(folder / "model.safetensors", folder / f"{name}.safetensors")
+    assert list(network(folder).trunk.options.source["files"]) == ["model.safetensors"]
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"a\.safetensors, b\.safetensors; expected model\.safetensors\.index"):
+        network(folder)
+
+
+def test_unused_tensors(tmp_path, caplog):
+    folder = make(tmp_path / "wavlm", "wavlm")
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "other.weight": torch.zeros(2)}, folder / "model.safetensors")
+    network(folder)
+    assert "1 tensor of " in caplog.text and "first: other.weight" in caplog.text
+
+
+def test_other_scale_of_adapters(folders):
+    net, options = network(folders("wavlm")), {"trained": "lora", "lora_rank": 2}
+    state = tune(net, **options, lora_alpha=4.0).state_dict()
+    tune(network(folders("wavlm")), **options, lora_alpha=4.0).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"lora_alpha.* scaled by 40 .* at 2;"):
+        tune(network(folders("wavlm")), **options, lora_alpha=80.0).load_state_dict(state)
 
 
 def test_best_in_place_of_the_files(folders, tmp_path):
@@ -454,12 +476,13 @@ def test_resuming(trained, tiny_corpus, tmp_path, capsys):
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), {}, "no .*safetensors"),
         (lambda folder: (folder / "config.json").unlink(), {}, "config.json"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), {}, "bert; expected"),
+        (lambda folder: (folder / "config.json").write_text(WRONG_CONFIG), {}, "config.json.*of transformers"),
         (lambda folder: make(folder, "wavlm", sample_rate=8000), {}, "8000 Hz"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), {}, "model.safetensors"),
         (lambda folder: None, {"lora_targets": ["query"]}, "lora_targets: query"),
         (lambda folder: None, {"backbone": "nobody/nothing/no"}, "nobody/nothing/no"),
     ],
-    ids=["pickle", "no config", "architecture", "rate", "damaged", "names", "no such model"],
+    ids=["pickle", "no config", "architecture", "value", "rate", "damaged", "names", "no such model"],
 )
 def test_bad_input(tmp_path, change, options, message):
     folder = make(tmp_path / "wavlm", "wavlm")

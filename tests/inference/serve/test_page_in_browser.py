@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.assembly.exchange import page_files
+from speakernet.assembly.in_browser import page_files
 from speakernet.data.audio import read_audio_bytes, write_audio
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,31 @@
+"""The files with which the page of `speakernet serve --in-browser` runs a model: its graph and onnxruntime-web."""
+
+import logging
+import tempfile
+from pathlib import Path
+
+from speakernet.assembly.exchange import NUM_COMPARED, synthetic_speech
+from speakernet.corpora.synthetic.speech import SAMPLE_RATE
+from speakernet.evaluation.scoring import plda_of
+from speakernet.files import FileError
+from speakernet.inference.export import export_model
+from speakernet.inference.serve.server import GRAPH, RUNTIME
+from speakernet.models.model_file import load_model_file
+
+logger = logging.getLogger(__name__)
+
+
+def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
+    """URL -> contents: the graph, checked as in `export`, and the runtime from the folder `dist` of onnxruntime-web."""
+    if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
+        raise FileError(
+            f"{folder}: no {missing[0]}; expected the folder `dist` of onnxruntime-web: `npm pack onnxruntime-web`, "
+            "then `tar xf onnxruntime-web-*.tgz package/dist` and --in-browser package/dist"
+        )
+    if plda_of(load_model_file(model_path).contents) is not None:
+        raise ValueError(f"{model_path} scores with PLDA, which the page cannot do; serve it without --in-browser")
+    logger.info("exporting %s for the browser", model_path)
+    with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
+        graph = Path(made) / GRAPH
+        export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
+        return {path.name: path.read_bytes() for path in (graph, *(folder / name for name in RUNTIME))}
