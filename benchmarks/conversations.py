@@ -115,12 +115,15 @@ def disturbed(
     return 0.9 * mixed / np.abs(mixed).max()
 
 
-def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str]) -> np.ndarray:
+def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str], collar: float) -> np.ndarray:
     """Seconds of enrolled people: correctly named, in all; seconds of strangers alone: given a name, in all.
 
-    Only detected speech counts.
+    As in DER, time closer than `collar` seconds to a border of the truth is left out. Only detected speech counts.
     """
     at = np.arange(0.0, max(turn.stop for turn in truth), FRAME_SECONDS)
+    borders = np.sort([border for turn in truth for border in (turn.start, turn.stop)])
+    right = np.searchsorted(borders, at).clip(1, len(borders) - 1)
+    at = at[np.minimum(np.abs(at - borders[right - 1]), np.abs(at - borders[right])) >= collar]
 
     def spoken_by(turns: Iterable[Turn], name: str) -> np.ndarray:
         inside = [(turn.start <= at) & (at < turn.stop) for turn in turns if turn.speaker == name]
@@ -203,7 +206,7 @@ def main() -> None:
             found = verifier.who(path, store, num_speakers=count if kind == "known" else None)
             took = took or time.process_time() - begun
             (given.out / kind / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, found.turns), ""]))
-            named[row] += name_seconds(turns, found.turns, enrolled)
+            named[row] += name_seconds(turns, found.turns, enrolled, given.collar)
             print(name, count, kind, len(found.speakers), json.dumps(named[row].round(1).tolist()), flush=True)
         work, audio = work + took, audio + audio_info(path).seconds
     for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):

@@ -1,12 +1,11 @@
 """Pages that are generated when the site is built: options by section, the help of each command, and the notebooks."""
 
+import contextlib
+import io
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import ExecutePreprocessor
 
-from speakernet.cli import COMMANDS
+from speakernet.cli import COMMANDS, main
 from speakernet.config.reference import reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,16 +51,12 @@ def options() -> Iterator[tuple[str, str]]:
 
 def commands() -> Iterator[tuple[str, str]]:
     """A page for each command: its help."""
-    with ThreadPoolExecutor() as pool:
-        for command, text in zip(COMMANDS, pool.map(_help_of, COMMANDS), strict=True):
-            head = f"# {command}\n\n`speakernet {command}`: {COMMANDS[command]}."
-            yield f"command_{command}.md", f"{head}\n\n```text\n{text}```\n"
-
-
-def _help_of(command: str) -> str:
-    words = [sys.executable, "-m", "speakernet", command, "--help"]
-    environment = os.environ | {"COLUMNS": HELP_WIDTH}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    os.environ["COLUMNS"] = HELP_WIDTH
+    for command in COMMANDS:
+        with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        head = f"# {command}\n\n`speakernet {command}`: {COMMANDS[command]}."
+        yield f"command_{command}.md", f"{head}\n\n```text\n{text.getvalue()}```\n"
 
 
 def notebooks() -> Iterator[tuple[str, str | bytes]]:

@@ -238,8 +238,8 @@ def train_stage(
             best = distributed.from_main(lambda: read_own_checkpoint(run_folder / BEST)["training_summary"])
             stage = Stage("", "", steps, best.get("initial_model"), chosen_by, on_start)
         if name:
-            option = "--training.large_margin_epochs" if name == LARGE_MARGIN else f"stages, {name}, epochs:"
-            stage = dataclasses.replace(stage, name=f"{name} stage", epochs_option=option)
+            more = "--training.large_margin_epochs {}" if name == LARGE_MARGIN else f"epochs: {{}} in the {name} stage"
+            stage = dataclasses.replace(stage, name=f"{name} stage", more_epochs=more)
             logger.info(
                 "%s: %s, crops of %d frames, learning rate %g",
                 *(stage.name, counted(own.training.max_epochs, "epoch")),

@@ -24,9 +24,8 @@ from speakernet.machine.device import find_device
 from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
-from speakernet.models.options.pretrained import PretrainedOptions
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import OUTSIDE, Choice, Component, create, lookup
+from speakernet.options import OUTSIDE, Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
@@ -51,8 +50,6 @@ Validate = Callable[[int], Mapping[str, Any]]
 
 MINING_STREAM = 103
 """With the run's seed, the key of the random stream for mining triplets."""
-# Imported late, because only adapters need peft.
-ADAPTED = Component(PretrainedOptions, "speakernet.models.lora:layers_to_adapt")
 
 
 def prepare_machine(config: Config) -> None:
@@ -97,8 +94,8 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     optimizers.should_fuse(config.optimizer, device)
     if runtime.gradient_checkpointing:
         compiling.blocks_to_checkpoint(net)
-    if getattr(config.model.options, "trained", "") == "lora":
-        ADAPTED.load()(net.trunk.backbone, config.model.options)
+    if hasattr(net.trunk, "refuse_impossible"):
+        net.trunk.refuse_impossible(config.model.options)
     data, training, augment, loss = config.data, config.training, config.augment, config.loss
     of_epochs = f"of training.max_epochs: {training.max_epochs}"
     absent = [name for name in training.trackers if importlib.util.find_spec(TRACKERS[name][0]) is None]

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("SHA-256", sha256_of(path)),
         ("fingerprint", f"{model.fingerprint} (of weights and front end; ties a store of people to this model)"),
         ("model", f"{contents['model']['name']} {_options(options)}"),
-        *(("backbone" if key == "name" else f"backbone {key}", _value(one)) for key, one in source.items()),
+        *(("backbone" if key == "name" else f"backbone {key}", _value(one)) for key, one in source.items() if one),
         ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),

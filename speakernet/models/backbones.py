@@ -101,17 +101,24 @@ def weight_files(folder: Path) -> list[Path]:
 def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     """All network weights of a checkpoint that only refers to its frozen ones.
 
-    These come from the backbone's own files or from best.pt beside the checkpoint, and must match by SHA-256.
+    These come from the backbone's own files, a folder of that name beside the checkpoint, or best.pt there, and must
+    match by SHA-256.
     """
     options, best = contents["model"]["options"], Path(path).with_name("best.pt")
     wanted: dict[str, Any] = options["source"]
     here = best.is_file() and best.resolve() != Path(path).resolve()
     spare = str(best) if here else ""
-    given = PretrainedOptions(backbone=wanted["name"], revision=wanted.get("commit", "main"), spare=spare)
+    beside = best.parent / Path(wanted["name"]).name
+    is_moved = not Path(wanted["name"]).expanduser().is_dir() and beside.is_dir()
+    name = str(beside) if is_moved else wanted["name"]
+    given = PretrainedOptions(backbone=name, revision=wanted.get("commit", "main"), spare=spare)
     try:
         found = find_backbone(given)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} only refers to the weights of {wanted['name']}: {error}") from error
+        raise CheckpointError(
+            f"{path} only refers to the weights of {wanted['name']}: {error}. If its folder was moved, copy it or link "
+            f"to it as {beside}"
+        ) from error
     refuse_other_files(wanted, found.source, path)
     refuse_other_weights(
         contents["reference"], {name: checksum(one.float()) for name, one in found.weights.items()}, path

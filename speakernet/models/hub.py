@@ -27,7 +27,7 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise CheckpointError(
-            f"{what} ({revision}) is neither a local folder nor a model on the hub; check its spelling, or {LOG_IN} if "
+            f"{what} ({revision}) is neither a local folder nor a model on the hub; check the name, or {LOG_IN} if "
             "it is private"
         ) from error
     except Exception as error:

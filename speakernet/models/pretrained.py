@@ -50,6 +50,7 @@ FIXED = {
 BERT = "wav2vec2-bert"
 # peft is needed only while adapters are trained.
 LORA = Component(PretrainedOptions, "speakernet.models.lora:add_adapters")
+LORA_LAYERS = Component(PretrainedOptions, "speakernet.models.lora:layers_to_adapt")
 VARIANCE_FLOOR = 1e-7
 RATE = 16_000
 
@@ -176,6 +177,16 @@ class Pretrained(Trunk):
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
         self.checksums = {name: checksum(one) for name, one in self.backbone.state_dict().items()}
 
+    def refuse_impossible(self, options: PretrainedOptions) -> None:
+        """ValueError if the backbone lacks layers that a stage's options name."""
+        if options.trained_layers >= self.num_states:
+            raise ValueError(
+                f"model.options.trained_layers: {options.trained_layers}, but this backbone has "
+                f"{counted(self.num_states - 1, 'layer')}; 0 trains all layers and everything below"
+            )
+        if options.trained == "lora":
+            LORA_LAYERS.load()(self.backbone, options)
+
     def tune(self, options: PretrainedOptions, net: nn.Module) -> "FixedOutside":
         """Prepare a stage's training, after merging the adapters of an earlier stage.
 
@@ -189,6 +200,13 @@ class Pretrained(Trunk):
         if options.trained == "lora":
             LORA.load()(self.backbone, options)
         self.begin_epoch(10**9)
+        sizes = {True: 0, False: 0}
+        for parameter in self.backbone.parameters():
+            sizes[parameter.requires_grad] += parameter.numel()
+        logger.info(
+            "backbone, model.options.trained: %s: %s parameters trained, %s frozen",
+            *(options.trained, f"{sizes[True]:,}", f"{sizes[False]:,}"),
+        )
         self.fixed = {
             name: digest
             for name, parameter in self.backbone.named_parameters()
@@ -267,15 +285,18 @@ class FixedOutside:
         fixed = dict(self.trunk.fixed)
         left = {BACKBONE_PREFIX + name for name in fixed}
         own = {name: value for name, value in self.net.state_dict().items() if name not in left}
-        source = self.trunk.options.source if fixed else {}
-        return {**own, "source": source, "fixed": fixed, "scale": self.trunk.scale}
+        return {**own, "source": self.trunk.options.source, "fixed": fixed, "scale": self.trunk.scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the tensors; the rest must have been read from the same files."""
-        source, fixed, scale = state.get("source"), state.get("fixed", {}), state.get("scale", self.trunk.scale)
-        if source:
+        source, fixed, scale = state.get("source", {}), state.get("fixed", {}), state.get("scale", self.trunk.scale)
+        if fixed:
             refuse_other_files(source, self.trunk.options.source, "this run")
             refuse_other_weights(fixed, self.trunk.checksums, "this run")
+        elif source:
+            # Every weight is in the checkpoint, whatever files were read now. In place: the network's spec shares it.
+            self.trunk.options.source.clear()
+            self.trunk.options.source.update(source)
         weights = {name: value for name, value in state.items() if name not in ("source", "fixed", "scale")}
         missing, unknown = self.net.load_state_dict(weights, strict=False)
         if unknown or {name.removeprefix(BACKBONE_PREFIX) for name in missing} - fixed.keys():

@@ -60,8 +60,8 @@ class Stage:
 
     name: str = ""
     """Name in the log and in model files; empty if the run has a single stage."""
-    epochs_option: str = "--max_epoch"
-    """The option to raise for more epochs."""
+    more_epochs: str = "--max_epoch {}"
+    """What to write for more epochs; {} is their number."""
     steps_before: int | None = None
     """Steps of the earlier stages, whose weights this one starts from; None for the first stage."""
     given: Mapping[str, Any] | None = None

@@ -155,12 +155,14 @@ class Trainer:
             self._resume()
             state, stage = self.state, self.stage
             if state.is_finished(self.options):
-                more = f"{stage.epochs_option} {max(state.epoch, self.options.max_epochs) + 10}"
+                more = stage.more_epochs.format(max(state.epoch, self.options.max_epochs) + 10)
                 logger.info(
-                    "this %s %s (%s, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval "
+                    "%s %s (%s, best EER %.2f %%%s): nothing to train. To continue: %s. To score: --eval "
                     "--initial_model %s",
-                    *(stage.name or "run", "stopped early" if state.stopped_early else "is finished"),
+                    f"the {stage.name}" if stage.name else "this run",
+                    "stopped early" if state.stopped_early else "is finished",
                     *(counted(state.epoch, "epoch"), state.best_eer_percent),
+                    f" in the {state.best_stage}" if state.best_stage not in ("", stage.name) else "",
                     *("a larger --patience" if state.stopped_early else more, self.store.best_path),
                 )
                 return self.summary()

@@ -139,7 +139,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
         ("tny", ("'tny'", "known", "redimnet/tiny")),
         ("redimnet/tiny", ("authors/tiny", "hf auth login", "HF_TOKEN")),
         ("authors/tiny", ("authors/tiny", "hf auth login")),
-        ("nobody/nothing", ("nobody/nothing", "spelling")),
+        ("nobody/nothing", ("nobody/nothing", "check the name")),
         ("authors/empty", ("authors/empty", "no model.pt")),
     ):
         line = refused(capsys, "fetch", name)

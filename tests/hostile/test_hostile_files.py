@@ -9,7 +9,7 @@ import pytest
 from targets import TARGETS
 
 SEED = 20260101
-NUM_CASES = int(os.environ.get("HOSTILE_CASES", "1500"))
+NUM_CASES = int(os.environ.get("HOSTILE_CASES", "700"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes under limits need fork")
 

@@ -344,6 +344,19 @@ def test_tuned_backbone_frozen_later(folders):
     assert again.keys() == state.keys() and any("layers.1." in name for name in again)
 
 
+def test_origin_of_trained_weights(folders, tmp_path):
+    """Resuming with other files under the same name leaves weights and their recorded origin as they were."""
+    folder = make(tmp_path / "wavlm", "wavlm")
+    net = network(folder)
+    state = tune(net, trained="all").state_dict()
+    make(folder, "wavlm", seed=7)
+    other = network(folder)
+    tune(other, trained="all").load_state_dict(state)
+    origins = [one.spec()["model"]["options"]["source"]["files"] for one in (net, other, network(folder))]
+    assert origins[0] == origins[1] != origins[2]
+    assert torch.equal(other.embed(waves(6000), sample_rate=16000), net.embed(waves(6000), sample_rate=16000))
+
+
 def add_noise(net, *words):
     """Perturb trained parameters, because adapters initially have no effect."""
     generator = torch.Generator().manual_seed(3)
@@ -373,6 +386,14 @@ def test_file_that_refers_to_its_backbone(tmp_path, capsys):
     assert load_config(named).config.model.options.reference
     assert main(["export", str(paths[0]), "--out", str(tmp_path / "net.pt2")]) == 1
     assert ".onnx" in capsys.readouterr().err and not (tmp_path / "net.pt2").exists()
+    # With the folder gone from its place, one of that name beside the model file is taken.
+    moved = tmp_path / "elsewhere" / "named.pt"
+    moved.parent.mkdir()
+    shutil.copy(paths[1], moved)
+    folder.rename(moved.parent / folder.name)
+    assert torch.equal(load_model_file(moved).net.embed(batch, sample_rate=16000), net.embed(batch, sample_rate=16000))
+    with pytest.raises(CheckpointError, match=f"link to it as {folder}"):
+        load_model_file(paths[1])
     make(folder, "w2v-bert", seed=7)
     assert main(["verify", "a.wav", "b.wav", "--model", str(paths[1])]) == 2
     output = capsys.readouterr().err
@@ -480,15 +501,17 @@ def test_resuming(trained, tiny_corpus, tmp_path, capsys):
         (lambda folder: make(folder, "wavlm", sample_rate=8000), {}, "8000 Hz"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), {}, "model.safetensors"),
         (lambda folder: None, {"lora_targets": ["query"]}, "lora_targets: query"),
+        (lambda folder: None, {"trained": "all", "trained_layers": 3}, "trained_layers: 3, .* has 2 layers"),
         (lambda folder: None, {"backbone": "nobody/nothing/no"}, "nobody/nothing/no"),
     ],
-    ids=["pickle", "no config", "architecture", "value", "rate", "damaged", "names", "no such model"],
+    ids=["pickle", "no config", "architecture", "value", "rate", "damaged", "names", "layers", "no such model"],
 )
 def test_bad_input(tmp_path, change, options, message):
     folder = make(tmp_path / "wavlm", "wavlm")
     change(folder)
     with pytest.raises(ValueError, match=message):
-        tune(network(options.get("backbone", folder)), trained="lora", **options)
+        net = network(options.get("backbone", folder))
+        net.trunk.refuse_impossible(net.trunk.options.model_copy(update={"trained": "lora", **options}))
 
 
 def test_hub(folders, tmp_path, monkeypatch, caplog):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import Field
 
 from speakernet.models.options.trunks import Published, TrunkOptions
@@ -50,7 +50,7 @@ class PretrainedOptions(TrunkOptions):
     """Rank of the low-rank adapters."""
     lora_alpha: Annotated[float, Gt(0.0), Le(10_000.0)] = 128.0
     """The adapters' product is multiplied by this over the rank."""
-    lora_targets: list[str] = Field(default=["auto"])
+    lora_targets: Annotated[list[str], MinLen(1)] = Field(default=["auto"])
     """Last part of the names of linear layers with adapters; auto: queries and values, feed-forward in WavLM."""
     lora_dropout: Share = 0.0
     """Dropout before the adapters."""
