@@ -285,7 +285,7 @@ class FixedOutside:
         fixed = dict(self.trunk.fixed)
         left = {BACKBONE_PREFIX + name for name in fixed}
         own = {name: value for name, value in self.net.state_dict().items() if name not in left}
-        return {**own, "source": self.trunk.options.source, "fixed": fixed, "scale": self.trunk.scale}
+        return {**own, "source": dict(self.trunk.options.source), "fixed": fixed, "scale": self.trunk.scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the tensors; the rest must have been read from the same files."""
