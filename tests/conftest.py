@@ -37,11 +37,6 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest test, so that no process waits for it at the end."""
-    items.sort(key=lambda item: item.name != "test_the_demo_of_the_readme")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A separate cache: names of temporary folders repeat, and lookup tables of an earlier run would be found."""
