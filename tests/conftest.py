@@ -20,6 +20,8 @@ settings.load_profile("speakernet")
 # More threads only slow the tests down: two cores, many small tensors. Set before torch is imported; processes started
 # by tests inherit it and must give the same bits as this one.
 os.environ["OMP_NUM_THREADS"] = "1"
+# On a GPU, results are compared with each other and with the CPU's more closely than TensorFloat-32 allows.
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 # Otherwise every process started by a test compiles the package again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

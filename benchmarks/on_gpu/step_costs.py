@@ -20,7 +20,7 @@ from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.training.profiler import peak_tensor_bytes
 
-MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA1024", "CAMPPlus"), ("ResNet",)
+MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus"), ("ResNet",)
 BATCH, QUICK_BATCH = 256, 2
 ROUNDS, QUICK_ROUNDS = 10, 1
 # The minimum; warming up goes on while something is still being compiled.
@@ -118,7 +118,10 @@ class Calls:
 
 
 def launches(setup: Setup) -> Iterator[Row]:
-    """Operations, kernel launches and synchronisations of a step that logs nothing; no step may synchronise."""
+    """Operations, kernel launches and synchronisations of a step that logs nothing.
+
+    No step may synchronise, but the progress display, which follows the clock, does so once if it is due.
+    """
     variants = COUNTED if setup.is_cuda else COUNTED_ON_CPU
     for model, variant in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, variants):
         with warm_step(setup, model, VARIANTS[variant]) as step:
@@ -129,7 +132,7 @@ def launches(setup: Setup) -> Iterator[Row]:
             yield row(
                 f"{model}, {variant}, synchronisations of a step",
                 per_step=calls.synchronisations,
-                passed=calls.synchronisations == 0,
+                passed=calls.synchronisations * PROFILED_STEPS <= 1,
             )
         else:
             yield left_out(f"{model}, launches and synchronisations of a step", NEEDS_CUDA)

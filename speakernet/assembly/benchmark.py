@@ -179,14 +179,15 @@ class ReadyCrops(CropMaker):
         self._made: Made | None = None
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Yield the first request, its crops and its report once per request."""
+        """Yield the first request, a copy of its crops and its report once per request."""
         for _ in requests:
             if self._made is None:
                 request, crops, report = next(iter(self.maker.run(requests[:1])))
-                crops = crops.clone()
                 is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
-                self._made = request, crops.pin_memory() if is_copied else crops, report
-            yield self._made
+                self._made = request, crops.clone().pin_memory() if is_copied else crops.clone(), report
+            request, crops, report = self._made
+            # Augmentation on the device changes crops in place; those in pinned memory are copied to a GPU first.
+            yield request, crops if crops.is_pinned() else crops.clone(), report
 
     def close(self) -> None:
         """Close the wrapped maker."""

@@ -103,7 +103,7 @@ def cosine_scores(
     del places
     row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         wanted = torch.sparse_csr_tensor(
             torch.from_numpy(row_starts.astype(np.int32)),
             torch.from_numpy(columns.astype(np.int32)),

@@ -11,6 +11,7 @@ import copy
 import functools
 import logging
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,6 +93,8 @@ class Compiler:
         logger.info("compiling the network: the next step may take minutes")
         if self._prepare is not None:
             self._prepare(self.net)
+        # Its hints (complex numbers in the spectrum run uncompiled, TF32 is off) are for whoever writes the network.
+        warnings.filterwarnings("ignore", module=r"torch\._inductor")
         # Code that cannot be compiled runs eagerly, with a warning.
         torch._dynamo.config.suppress_errors = True
         targets, config = self._targets(), torch._dynamo.config

@@ -181,7 +181,7 @@ class BufferGuard:
     """Remembers the buffers that a forward pass changes (batch-norm statistics) and can restore them."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._buffers = [
+        buffers = [
             buffer
             for module in modules
             for owner in module.modules()
@@ -189,27 +189,28 @@ class BufferGuard:
             for name, buffer in owner.named_buffers(recurse=False)
             if name in ("running_mean", "running_var", "num_batches_tracked")
         ]
-        self._copies = [buffer.clone() for buffer in self._buffers]
+        # Pairs of buffers and copies by dtype: on a GPU, a list of mixed dtypes is copied tensor by tensor.
+        by_dtype = [[one for one in buffers if one.dtype == dtype] for dtype in {one.dtype for one in buffers}]
+        self._pairs = [(group, [one.clone() for one in group]) for group in by_dtype]
 
     def remember(self) -> None:
         """Copy the current values, for `restore`."""
-        if self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
+        for buffers, copies in self._pairs:
+            torch._foreach_copy_(copies, buffers)
 
     def restore(self) -> None:
         """Restore the remembered values."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
+        for buffers, copies in self._pairs:
+            torch._foreach_copy_(buffers, copies)
 
     def restore_where(self, is_bad: torch.Tensor) -> None:
         """Restore them if `is_bad` (0-d bool) is true, without synchronising with the device."""
-        for dtype in {buffer.dtype for buffer in self._buffers}:
-            now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
+        for buffers, copies in self._pairs:
             # Concatenated, a few launches suffice for hundreds of small tensors. `where` instead of a weighted sum:
             # the values to discard may be NaN.
-            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
-            chosen = torch.where(is_bad, before, after).split([one.numel() for one in now])
-            torch._foreach_copy_(now, [one.view_as(other) for one, other in zip(chosen, now, strict=True)])
+            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (copies, buffers))
+            chosen = torch.where(is_bad, before, after).split([one.numel() for one in buffers])
+            torch._foreach_copy_(buffers, [one.view_as(now) for one, now in zip(chosen, buffers, strict=True)])
 
 
 class WeightAverage:

@@ -195,12 +195,14 @@ def test_ready_crops_cost_the_same(tiny_corpus):
     maker = loader.maker
     read = maker.run
     maker.run = lambda requests: (made.append(1) or one for one in read(requests))
-    loader.augmenter = lambda waveforms, **keys: augmented.append(keys["rows"].tolist()) or waveforms
+    loader.augmenter = lambda waveforms, **keys: augmented.append(keys["rows"].tolist()) or waveforms.mul_(2)
     loader.maker = ReadyCrops(maker)
     loader.set_epoch(0)
     batches = list(loader)
     assert len(made) == 1 and len(augmented) == len(batches) > 1
-    assert all(torch.equal(one.waveforms, first.waveforms) and torch.equal(one.labels, first.labels) for one in batches)
+    # Augmentation works in place, and must not change the crops of the next batch.
+    assert all(torch.equal(one.waveforms, 2 * first.waveforms) for one in batches)
+    assert all(torch.equal(one.labels, first.labels) for one in batches)
 
 
 def test_waiting_and_mfu(tiny_corpus, tmp_path, capsys):

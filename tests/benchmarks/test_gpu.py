@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.on_gpu import step_costs
+from benchmarks.on_gpu import end_to_end, several, step_costs
 from benchmarks.on_gpu.record import Setup, left_out, row
 from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
+from speakernet.models.options import MODELS
 
 CPU = torch.device("cpu")
 
@@ -112,6 +113,10 @@ def test_arithmetic_of_convolutions():
     operations = [Operation("conv", 8.0, 1, "tf32"), Operation("mm", 8.0, 1, "float32")]
     # The convolution's peak is twice the product's.
     assert least_seconds(operations, {"tf32": 4.0, "float32": 2.0}, 100.0) == 2.0 + 4.0
+
+
+def test_measured_networks_exist():
+    assert {*step_costs.MODELS, end_to_end.MODEL, several.MODEL} <= set(MODELS)
 
 
 def test_variants_whose_launches_are_counted(tmp_path, monkeypatch):

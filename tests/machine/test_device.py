@@ -108,7 +108,7 @@ def test_memory_limit_of_the_chosen_gpu(device, bound, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("options", "benchmark"),
+    ("options", "chosen"),
     [
         ({}, True),
         ({"varies_lengths": True}, False),
@@ -117,12 +117,12 @@ def test_memory_limit_of_the_chosen_gpu(device, bound, monkeypatch, caplog):
         ({"deterministic": True}, False),
     ],
 )
-def test_cudnn_benchmark(options, benchmark, monkeypatch):
+def test_cudnn_benchmark(options, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert applied(torch.device("cuda:0"), **options)["cudnn_benchmark"] is benchmark
+    assert applied(torch.device("cuda:0"), **options)["cudnn_benchmark"] is chosen
     with many_shapes():
         assert not torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.benchmark is benchmark
+    assert torch.backends.cudnn.benchmark is chosen
 
 
 @pytest.mark.parametrize("tf32", [True, False])

@@ -80,6 +80,7 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> 
     ],
 )
 def test_contradictions(environment, options, message, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     set_environment(monkeypatch, environment)
     with pytest.raises(ValueError, match=message), joined(MachineOptions(**options)):
         raise AssertionError("it began")

@@ -56,6 +56,7 @@ class Slow(fakes.FakeLoader):
         return super().batch(position)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a process that has used a GPU cannot fork")
 def test_kill_and_resume(tmp_path):
     """A process killed while it trains and saves every step."""
     slow = fakes.make_trainer(tmp_path / "run", loader=Slow(), save_steps=1)
