@@ -257,7 +257,18 @@ def program_bytes(model: ModelFile) -> bytes:
     # At least a second: with a single final frame, tracing would give a different program.
     shapes = _dynamic_shapes("samples", max(model.net.min_samples, model.net.sample_rate))
     with _quiet(), io.BytesIO() as file:
-        program = torch.export.export(ExportedNet(model).eval(), (_example(model.net),), dynamic_shapes=shapes)
+        try:
+            # Without deferred checks torch 2.11 refuses some lengths because of a guard that always holds.
+            program = torch.export.export(
+                ExportedNet(model).eval(),
+                (_example(model.net),),
+                dynamic_shapes=shapes,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+        except Exception as error:
+            # Failures of torch's own code, of any type: torch 2.11 cannot export CAM++ and RawNet3, 2.14 can.
+            found = f"torch {torch.__version__} cannot export this network ({type(error).__name__})"
+            raise ValueError(f".pt2: {found}; use torch 2.14, or .onnx") from error
         torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
         return file.getvalue()
 

@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 # Steps measured eagerly before `auto` decides; the first few only warm up caches and are left out.
 OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
-# Measured on two CPU cores (docs/performance.md): the share of a step that compilation saves, and its cost per layer.
-ASSUMED_SAVING = 0.10
+# The share of a step that compilation saves, measured on two CPU cores and on an H200 (0.34 to 0.41;
+# benchmarks/measurements.md), and its cost per layer on the two cores.
+ASSUMED_SAVING = {"cpu": 0.10, "cuda": 0.30}
 SECONDS_PER_LAYER = 0.5
 # Compile only for a clear gain: the two figures above are estimates.
 REQUIRED_GAIN = 2.0
@@ -72,7 +73,8 @@ class Compiler:
                 self.close()
             return
         layers = sum(1 for module in self.net.modules() if not any(module.children()))
-        gain, cost = ASSUMED_SAVING * usual * steps_left, SECONDS_PER_LAYER * layers
+        saving = ASSUMED_SAVING[next(self.net.parameters()).device.type]
+        gain, cost = saving * usual * steps_left, SECONDS_PER_LAYER * layers
         self._eager_seconds, self.is_observing = usual, gain > REQUIRED_GAIN * cost
         verdict = "compiling" if self.is_observing else "not compiling"
         logger.info("compile auto: %s (may save %.0f s over the run, costs about %.0f s)", verdict, gain, cost)

@@ -161,6 +161,15 @@ def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch
     assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == ["model.pt2"]
 
 
+def test_failure_inside_torch(model_path, tmp_path, monkeypatch, capsys):
+    def fail(*given, **options):
+        raise AttributeError("'BooleanTrue' object has no attribute 'as_coeff_Mul'")
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    assert main(["export", str(model_path), "--out", str(tmp_path / "model.pt2")]) == 1
+    assert "cannot export this network (AttributeError)" in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -83,7 +83,7 @@ def test_auto_compiles_if_it_pays(extra):
     """With steps of one second and one layer."""
     net = Recorder()
     compiler = compiler_of(net)
-    steps_left = int(compiling.REQUIRED_GAIN * compiling.SECONDS_PER_LAYER / compiling.ASSUMED_SAVING) + extra
+    steps_left = int(compiling.REQUIRED_GAIN * compiling.SECONDS_PER_LAYER / compiling.ASSUMED_SAVING["cpu"]) + extra
     for _ in range(compiling.OBSERVED_STEPS):
         compiler.consider(1.0, steps_left)
     assert len(net.compiled_with) == int(extra > 0) and compiler.is_observing is (extra > 0)
