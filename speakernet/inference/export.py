@@ -266,9 +266,11 @@ def program_bytes(model: ModelFile) -> bytes:
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
         except Exception as error:
-            # Failures of torch's own code, of any type: torch 2.11 cannot export CAM++ and RawNet3, 2.14 can.
-            found = f"torch {torch.__version__} cannot export this network ({type(error).__name__})"
-            raise ValueError(f".pt2: {found}; use torch 2.14, or .onnx") from error
+            # torch's exporter fails with errors of any type: 2.11 cannot export CAM++ and RawNet3, 2.14 can.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(
+                f".pt2: torch {torch.__version__} cannot export this network ({reason}); try a newer one, or .onnx"
+            ) from error
         torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
         return file.getvalue()
 
