@@ -41,6 +41,7 @@ from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions, compare
 from speakernet.evaluation.files import (
     ARRAYS_NAME,
     LLR_COLUMN,
+    Decisions,
     Evaluation,
     RunData,
     described,
@@ -194,7 +195,7 @@ def write_report(
     trained = [] if run.decisions is not None and not (run.folder / METRICS).is_file() else [run]
     sections = {
         "result": _result(run),
-        "trials": _trials(run, pictures),
+        "trials": {} if run.decisions is None else _trials(run.decisions, pictures),
         "errors": _errors([run], pictures),
         "data": _data(run, amount),
         "training": _training(trained, pictures),
@@ -397,10 +398,8 @@ def _list_sentence(run: RunData) -> str:
     )
 
 
-def _trials(run: RunData, folder: Path) -> Section:
+def _trials(decisions: Decisions, folder: Path) -> Section:
     """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are enough."""
-    if (decisions := run.decisions) is None:
-        return {}
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     limits = {str(one["name"]): float(one["threshold"]) for one in decisions.thresholds}

@@ -376,7 +376,7 @@ def _quiet() -> Iterator[None]:
     """Silence the exporters' warnings, which are meant for their developers."""
     with warnings.catch_warnings(), contextlib.ExitStack() as after:
         after.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)
+        logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")
         yield
 
