@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 CORE = [
-    # torchaudio 2.11 refuses to load with torch 2.15 (different CUDA build); see docs/troubleshooting.md first.
+    # torchaudio 2.11 does not load with torch 2.15 (different CUDA build); before changes see docs/troubleshooting.md.
     "torch>=2.9,<2.15",
     "torchaudio>=2.9,<2.12",
     "soundfile>=0.12.1",
@@ -20,7 +20,7 @@ CORE = [
     "safetensors>=0.4",
     "pydantic>=2.7,<3",
     "annotated-types>=0.6",
-    # Earlier versions empty the file they wait for, which names the run that holds the folder.
+    # Earlier versions empty the lock file while they wait; it names the run that uses the folder.
     "filelock>=4.1,<5",
     "requests>=2.32,<3",
     "jinja2>=3.1,<4",

@@ -1,1 +1,1 @@
-"""Measurements for developers: comparisons with a plain pipeline and plain networks, and the picture in the README."""
+"""Measurements for developers: against a plain pipeline and plain networks, on a GPU, and of variants of recipes."""

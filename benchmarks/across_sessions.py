@@ -1,15 +1,15 @@
-"""Measure error rates on speakers unseen in adaptation: a model as it is, adapted, fine-tuned, and both.
+"""Measure error rates on speakers unseen in adaptation: an unchanged model, adapted, fine-tuned, and both.
 
     python -m benchmarks.across_sessions S --model model.pt --calls $DATA/telephone_calls --divisions 10
     python -m benchmarks.across_sessions S --model model.pt --calls … --fine_tune options.yaml --divisions 1
 
 The folder of calls has `utterances.csv` (path, speaker, phone) and `trials.txt` (pairs of different calls). Each
-division splits the speakers of the trials into five parts at random, with its number, from 0, as the seed. Back end and
+division splits the speakers of the trials into five parts at random, seeded by its number (from 0). Back end and
 weights are fitted on the calls of all speakers outside one part and scored on the trials within it; the trials of the
 five parts form one list. `--fine_tune` trains one network per part with `finetune.yaml` and the given options, and its
-embeddings go through the same back ends. `--also NAME=FILE` adds a row for another model as it is.
+embeddings go through the same back ends. `--also NAME=FILE` adds a row for another, unchanged model.
 
-Models and embeddings are kept in S, so the same command continues where it stopped.
+Models and embeddings are kept in S, so the same command resumes an interrupted run.
 """
 
 import argparse
@@ -51,7 +51,7 @@ BACK_ENDS: dict[str, Callable[..., adaptation.Transform]] = {
     "WCCN": functools.partial(adaptation.wccn, shrinkage=SHRINKAGE, total=TOTAL_SHARE),
     "PLDA": functools.partial(adaptation.plda, shrinkage=SHRINKAGE),
 }
-"""Name in the table -> function that fits it to embeddings and speakers, which the first three ignore."""
+"""Name in the table -> function that fits it to embeddings and speakers; the first three ignore the speakers."""
 
 
 class Calls(NamedTuple):
@@ -85,9 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="the model file to adapt and fine-tune")
     parser.add_argument("--calls", type=Path, required=True, help="folder with utterances.csv, trials.txt and audio")
     parser.add_argument("--divisions", type=int, default=1, help="number of divisions into five parts (%(default)s)")
-    parser.add_argument("--fine_tune", type=Path, metavar="YAML", help="fine-tune too, with these options as well")
-    parser.add_argument("--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these parts (all)")
-    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=FILE", help="other models to score as they are")
+    parser.add_argument("--fine_tune", type=Path, metavar="YAML", help="also fine-tune, with these additional options")
+    parser.add_argument("--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these parts")
+    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=FILE", help="other models to score unchanged")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -207,7 +207,7 @@ def scores(
 def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> str:
     """Format a row for each system from its scores; `rows`, (2, scores), are their trials and divisions.
 
-    EERs, overall and for pairs with the same or another phone, are means over the divisions (lowest to highest). The
+    EERs, overall and for pairs with the same or different phones, are means over the divisions (lowest to highest). The
     interval, and the gain over the row above with the same draws of speakers, treat all divisions as one list.
     """
     trials, divisions = rows
@@ -217,7 +217,7 @@ def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> s
     lines = [
         f"{len(np.unique(divisions))} divisions, {len(trials)} trials, {labels.sum()} of the same speaker",
         "",
-        "| system | EER % (lowest to highest) | interval over speakers | same, other phone | gain over row above |",
+        "| system | EER % (lowest to highest) | interval over speakers | same, different phone | gain over row above |",
         "|---|---|---|---|---|",
     ]
     before = None

@@ -18,7 +18,7 @@ from scipy import signal
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 SAMPLES_PER_FRAME = 160  # 10 ms at 16 kHz
-# A window of 400 samples starts every 160, so the last one needs this many more.
+# A window of 400 samples starts every 160 samples, so the last window needs this many more.
 WINDOW_REST_SAMPLES = 240
 # Added to every power before the logarithm. It bounds the SNR of quiet noise, as in the original.
 POWER_FLOOR = 1e-4

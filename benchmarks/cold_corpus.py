@@ -2,7 +2,7 @@
 
     python -m benchmarks.cold_corpus --folder /disk/scratch --gigabytes 4 --rounds 5
 
-Creates a corpus of that size in the folder if missing, and removes nothing. Before every run its pages are dropped from
+Creates a corpus of that size in the folder if missing, and deletes nothing. Before every run its pages are dropped from
 the system's cache (`posix_fadvise`), so every crop comes from disk, as for a corpus much larger than memory. A step is
 simulated by sleeping, as a GPU step leaves the cores idle. Linux only.
 """
@@ -65,7 +65,7 @@ class Course:
         return Way(self._run, self._prepare)
 
     def _prepare(self) -> list[tuple[CropMaker, list[BatchRequest]]]:
-        """Return the maker in a list, from which `_run` takes it: mapped pages cannot be dropped."""
+        """Return the maker in a list from which `_run` removes it: pages that are still mapped cannot be dropped."""
         self.seed += 1
         source = PackedSource(self.corpus)
         table = source.lookup_table(source.index.names)

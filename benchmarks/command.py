@@ -1,4 +1,4 @@
-"""Measure loader and training step of a configuration, or with --compare ours against the original pipeline.
+"""Measure loader and training step of a configuration, or, with --compare, our pipeline and the original.
 
     python benchmark_performance.py --config exp01.yaml --num_batches 100
     python benchmark_performance.py --config exp01.yaml --compare --rounds 3 --json figures.json
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scoring",
         nargs="*",
         metavar="PART",
-        help="measure scoring, score normalisation and metrics (or only these parts)",
+        help="measure scoring, score normalisation and metrics, or only these parts of them",
     )
-    parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: take the pairs from here")
-    parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="with --scoring: also embed files from here")
+    parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: trials to score")
+    parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="with --scoring: also embed these recordings")
     parser.add_argument("--threads", type=int, default=0, help="with --scoring: torch threads (default: one per core)")
     parser.add_argument(
         "--steps",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="with --steps: speed-ups on and off, or `all`")
     parser.add_argument(
-        "--step_batch", type=int, default=64, help="with --steps, --models: crops of 2 s (default %(default)s)"
+        "--step_batch", type=int, default=64, help="with --steps, --models: crops of 2 s per step (default %(default)s)"
     )
     parser.add_argument(
         "--models",
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure real-time factors of these networks in torch and ONNX Runtime, on one and two threads",
     )
     parser.add_argument("--serving", type=Path, metavar="MODEL", help="measure the latency of a server with this model")
-    parser.add_argument("--clients", type=int, default=200, help="with --serving: how many (default %(default)s)")
+    parser.add_argument("--clients", type=int, default=200, help="with --serving: its clients (default %(default)s)")
     # Arguments with which the measured processes are started.
     for name in ("--step_of", "--memory_of", "--epoch_of", "--embedding_of"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)

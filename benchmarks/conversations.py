@@ -8,7 +8,7 @@ and the turns found without and with the number of speakers as OUT/unknown/NNN.r
 conversation the first half of the people, rounded up (or `--enrolled`), are enrolled with two recordings that are not
 part of it. Pauses of more than half a second separate the turns of the reference. With `--rirs`, every other
 conversation is in a room. `--channel telephone` puts every other person on the telephone; `--channel microphones` makes
-everybody alternate between two microphones, neither of them that of the enrolment.
+everybody alternate between two microphones, neither of which is that of the enrolment.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
 def conversation(
     people: dict[str, list[Path]], seconds: float, overlap: float, channel: str | None, random: np.random.Generator
 ) -> tuple[np.ndarray, list[Turn]]:
-    """Samples and reference turns; some turns start early, for this share of overlap in all."""
+    """Samples and reference turns; some turns start early, so that `overlap` is the share of overlapped time."""
     names, at, last, owed = list(people), MARGIN_SECONDS, "", 0.0
     turns: list[Turn] = []
     mixed = np.zeros(round((seconds + 60) * SAMPLE_RATE), np.float32)
@@ -116,7 +116,7 @@ def disturbed(
 
 
 def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str], collar: float) -> np.ndarray:
-    """Seconds of enrolled people: correctly named, in all; seconds of strangers alone: given a name, in all.
+    """Seconds of enrolled people: correctly named, and in total; of strangers without them: named, and in total.
 
     As in DER, time closer than `collar` seconds to a border of the truth is left out. Only detected speech counts.
     """
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--half", type=int, default=1)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--speakers", type=int, nargs=2, default=[2, 6])
-    parser.add_argument("--enrolled", type=int, help="of the people, instead of half of them")
+    parser.add_argument("--enrolled", type=int, help="number of people to enrol (default: half)")
     parser.add_argument("--channel", choices=["telephone", "microphones"])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--overlap", type=float, default=0.1)

@@ -21,8 +21,8 @@ from speakernet.data.sources import AudioSource
 
 SECONDS_RANGE = (4.0, 12.0)
 CLASSIC_FOLDERS = {"noise": "noise", "music": "music", "babble": "speech"}
-MOST_CLIPS_OF_A_KIND = 60
-MOST_ROOMS = 100
+MAX_CLIPS_OF_A_KIND = 60
+MAX_ROOMS = 100
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ def write_noise(config: Config, folder: Path) -> None:
     """Copy the configuration's noise and RIRs to `musan` and `rirs` below `folder`, in one channel."""
     sample_rate = config.data.sample_rate
     for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
-        for clip in range(min(len(bank), MOST_CLIPS_OF_A_KIND)):
+        for clip in range(min(len(bank), MAX_CLIPS_OF_A_KIND)):
             path = folder / "musan" / CLASSIC_FOLDERS[kind] / "all" / "some" / f"{clip:04d}.wav"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_audio(path, bank.read_whole(clip) / 2**15, sample_rate)
     names = find_audio_files(config.augment.rir_path)
     # At regular intervals, because names are sorted by room.
-    for number, name in enumerate(names[:: max(1, len(names) // MOST_ROOMS)]):
+    for number, name in enumerate(names[:: max(1, len(names) // MAX_ROOMS)]):
         path = folder / "rirs" / "rooms" / "some" / f"{number:04d}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
         response = read_audio(Path(config.augment.rir_path) / name, sample_rate=sample_rate)

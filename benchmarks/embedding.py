@@ -1,6 +1,6 @@
 """Part of the suite `--scoring`: embedding a folder of recordings by the classic pipeline and by ours.
 
-Each runs in its own process, as its users start it: the classic one with torch's defaults and the network's plain
+Each runs in its own process with its usual settings: the classic one with torch's defaults and the network's plain
 definition, ours with the memory settings of all our commands.
 """
 
@@ -38,7 +38,7 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         threads: torch threads, the same for both.
 
     Raises:
-        ValueError: the folder has no recordings, or a pipeline failed; with its errors.
+        ValueError: the folder has no recordings, or a pipeline failed; the message has its errors.
     """
     count = len(_chosen(folder, num_utterances))
     given = ("--recordings", str(folder), "--num_utterances", str(num_utterances), "--threads", str(threads))

@@ -25,7 +25,7 @@ from speakernet.models.options import FAMILIES, MODELS
 from speakernet.options import lookup
 
 SMALLEST = tuple(next(iter(sizes)) for sizes in FAMILIES.values())
-# The first steps allocate memory and load kernels; the first one after another network has cold caches.
+# The first steps allocate memory and load kernels; the first step after another network has cold caches.
 WARMUP_RUNS, SETTLING_RUNS = 2, 1
 
 

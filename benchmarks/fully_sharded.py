@@ -1,4 +1,4 @@
-"""Memory of each process that trains a random WavLM-Large (316 million parameters), with DDP or fully sharded.
+"""Memory of each process that trains a random WavLM-Large (318 million parameters), with DDP or fully sharded.
 
 `torchrun --nproc_per_node=2 -m benchmarks.fully_sharded --parallel fsdp`; without torchrun, a single process. It takes
 two steps of AdamW on the CPU in float32, with a one-second crop per process. `peak` includes building the network.

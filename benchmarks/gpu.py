@@ -5,9 +5,9 @@
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
 Parts: correctness (against the CPU in float32), steps (time and memory of each variant), roofline (share of the
-device's limits, and MFU), pipeline (training from disk to weights), evaluation, launches, ranks (one process and more).
-Finished parts are stored in FILE and not run again; at the end a table of every part is printed. Measurements that need
-CUDA are marked as such if there is none.
+device's limits, and MFU), pipeline (training from disk to weights), evaluation, launches, ranks (one and several).
+Finished parts are stored in FILE and not run again; at the end a table of every part is printed. Without CUDA,
+measurements that need it are marked as missing.
 """
 
 import argparse

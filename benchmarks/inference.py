@@ -1,8 +1,8 @@
 """The suites `--runtimes` and `--serving`: the cost of using a model file.
 
 Real-time factors (compute seconds per second of audio; below 1 is faster than real time) of torch as trained, torch
-with merged batch norms, and ONNX Runtime, one recording at a time. And the latency of a server for many parallel
-clients, over loopback.
+with merged batch norms, and ONNX Runtime, one recording at a time; and the latency of a server for many parallel
+clients over loopback.
 """
 
 import asyncio

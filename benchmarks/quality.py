@@ -1,11 +1,11 @@
-"""The gain from quality measures in a calibration, for speakers on whom it was not fitted.
+"""The gain from quality measures in a calibration, for speakers on whom the calibration was not fitted.
 
     python -m benchmarks.quality --model cam.pt --recordings calls/ --seconds 1 8
 
 Recordings are laid out as speaker/(session/)file. A trial's enrolment side is a whole recording; its test side is
-another, cut to a duration drawn log-uniformly. Targets are from different sessions if a speaker has several. Speakers
-are divided into five parts; each part is calibrated on the trials within the other four, and all parts are measured
-together. Figures are means over several divisions; intervals come from 500 draws of speakers for one division.
+another recording, cut to a duration drawn log-uniformly. Targets are from different sessions if a speaker has several.
+Speakers are divided into five parts; each part is calibrated on the trials within the other four, and all parts are
+measured together. Figures are means over several divisions; intervals come from 500 draws of speakers for one division.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
 PARTS, DIVISIONS, DRAWS, PRIOR, COST_PRIOR = 5, 10, 500, 0.5, 0.05
-TARGETS_EACH, NONTARGETS_EACH, MOST_RECORDINGS = 60, 300, 12
+TARGETS_EACH, NONTARGETS_EACH, MAX_RECORDINGS = 60, 300, 12
 SETS: tuple[Sequence[str], ...] = ((), ("duration",), ("magnitude",), ("snr",), ("duration", "magnitude", "snr"))
 FIGURES = ("min Cllr", "Cllr", f"minDCF({COST_PRIOR})")
 
@@ -88,10 +88,10 @@ def embedded(model: str, folder: str, seconds: Sequence[float]) -> tuple[list[st
 
 
 def trials_of(speakers: np.ndarray, sessions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Some target and nontarget trials of every speaker."""
+    """Some target and non-target trials of every speaker."""
     random, enrol, test = numpy_generator(2), [], []
     for speaker in np.unique(speakers):
-        own = random.permutation(np.flatnonzero(speakers == speaker))[:MOST_RECORDINGS]
+        own = random.permutation(np.flatnonzero(speakers == speaker))[:MAX_RECORDINGS]
         first, second = (one.ravel() for one in np.meshgrid(own, own))
         is_apart = sessions[first] != sessions[second] if len(np.unique(sessions[own])) > 1 else first != second
         kept = random.permutation(np.flatnonzero(is_apart))[:TARGETS_EACH]

@@ -1,7 +1,7 @@
 """The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see `embedding.py`).
 
 Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate process, so that its peak
-memory (including interpreter and torch) is not affected by others. Figures are medians after one warm-up run.
+memory (including interpreter and torch) is not affected by the other parts. Figures are medians after one warm-up run.
 """
 
 import concurrent.futures

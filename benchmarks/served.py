@@ -67,7 +67,7 @@ class ServedProcess:
         """Run once; returns 1, the number of items done.
 
         Raises:
-            ValueError: the process ended; with the last part of its errors.
+            ValueError: the process ended; the message has the last part of its errors.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -107,7 +107,7 @@ def time_processes(
         settle: unmeasured runs before each measured one.
 
     Raises:
-        ValueError: a process failed; with the last part of its errors.
+        ValueError: a process failed; the message has the last part of its errors.
     """
     with contextlib.ExitStack() as stack:
         ways = {}

@@ -31,7 +31,7 @@ BACKBONES: dict[str, dict[str, Any]] = {
 }
 """The sizes in their published config.json; the rest are transformers' defaults."""
 MOMENTS = {"sgd": 1}
-"""Moments per trained weight of an optimizer; 2 for the others."""
+"""Moments per trained weight, by optimizer; 2 for optimizers that are not listed."""
 
 
 class Count(NamedTuple):

@@ -175,10 +175,10 @@ def margin_and_scale(options: LossOptions) -> tuple[float, float]:
     """Margin and scale of AM-softmax, the loss of the plain definitions.
 
     Raises:
-        ValueError: another loss.
+        ValueError: any other loss.
     """
     if not isinstance(options, AMSoftmaxOptions):
-        raise ValueError(f"loss.name is {options.name}; the classic pipeline is compared with amsoftmax")
+        raise ValueError(f"loss.name is {options.name}; expected amsoftmax, the only loss compared")
     return options.margin, options.scale
 
 
@@ -261,7 +261,7 @@ def measure_steps(
         keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
         measured = ["--steps", model, "--step_of", name, "--step_batch", str(batch_size)]
         commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
-    # The first step after another process has cold caches: some hundredths of a second that training does not pay.
+    # The first step after another process has cold caches, which cost some hundredths of a second; training has none.
     return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
 
 

@@ -11,7 +11,7 @@ without it the trials are `--test_list`. A variant that only changes `evaluation
 reference's models.
 
 Runs are processes with one thread, two at a time; `--threads` and `--processes` change that. Results are appended to
-S/results.jsonl as they come; the same command resumes, including half-trained runs. Training time excludes
+S/results.jsonl as runs finish; the same command resumes, also in the middle of a run. Training time excludes
 evaluations. `python -m benchmarks.study_curve S` draws error against time.
 """
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 RECORDS, RUNS, VARIANTS, PROTOCOL = "results.jsonl", "runs", "variants", "protocol"
 NONTARGETS_PER_TARGET = 20
-"""In the trials of a protocol: 30 speakers with 8 utterances give 840 targets and 16,800 nontargets."""
+"""In the trials of a protocol: 30 speakers with 8 utterances give 840 targets and 16,800 non-targets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Plan:
     Attributes:
         recipe: a configuration file, or the name of a packaged recipe.
         seeds: seeds of every variant.
-        reference: name of the variant with which the others are compared.
+        reference: name of the variant that the others are compared with.
         variants: name -> section -> option -> value, in addition to `common`; `recipe` is not a section.
         common: section -> option -> value, for all runs.
         held_out_speakers: speakers of the training list used for the trials; 0: the trials are given.
@@ -194,7 +194,7 @@ class Study:
         for name in names:
             with atomic_write(self._file_of(name)) as file:
                 yaml.safe_dump(self.plan.settings(name), file, sort_keys=False)
-            # Check all variants now: a misspelt option of the last one should not surface tomorrow.
+            # Check all variants now: a misspelt option of the last variant should not surface hours later.
             load_config([*self._configs(name), *self._data, "--save_path", str(self.folder)])
         done = {(one["variant"], one["seed"]) for one in self.records()}
         left = [Run(name, seed) for name in names for seed in self.plan.seeds if (name, seed) not in done]

@@ -3,7 +3,7 @@
     python -m benchmarks.study_curve S --out curve.png
     python -m benchmarks.study_curve S --out curve.png --only "small data" "voxceleb_trainer"
 
-Each evaluation is drawn at the training time until then, excluding evaluations and assuming that all steps of a run
+Each evaluation is drawn at the training time before it, excluding evaluations and assuming that all steps of a run
 take equally long. All seeds of a variant must have the same number of evaluations.
 """
 
@@ -24,9 +24,9 @@ from speakernet.evaluation.plots import BAND, drawn_in_house_style, new_figure, 
 from speakernet.run_folder import METRICS
 
 TICKS = (1.0, 2.0, 3.0, 5.0)
-"""In each decade."""
+"""Tick positions in each decade of the axes."""
 Curve = tuple[np.ndarray, np.ndarray]
-"""Minutes of training, (evaluations,); and EERs in %, (seeds, evaluations)."""
+"""Minutes of training, (evaluations,), and EERs in %, (seeds, evaluations)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

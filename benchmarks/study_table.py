@@ -38,7 +38,7 @@ def table(
 
     Args:
         records: results of the runs.
-        reference: name of the variant with which the others are compared.
+        reference: name of the variant that the others are compared with.
         names: the variants, in the order of the rows.
         scores_of: gives the score file of a record.
         trials: the trials that all of them scored; None if nothing was scored yet.

@@ -41,7 +41,7 @@ from speakernet.options import lookup
 logger = logging.getLogger(__name__)
 
 COMPARED_BATCH_SIZE = 64
-MOST_EMBEDDED = 12
+MAX_EMBEDDED = 12
 """Recordings that `--loading` embeds; each takes about a second."""
 DEFAULT_MODEL = "ResNetSE34L"
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
@@ -60,7 +60,7 @@ def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
         for one in compare_loading(config, data, arguments.num_batches, arguments.rounds):
             done.append(one)
             logger.info("%s: %.1f times (%g wanted)", one.measure, one.ratio, one.wanted)
-        done += compare_evaluation(config, data, min(MOST_EMBEDDED, arguments.num_utterances), arguments.rounds)
+        done += compare_evaluation(config, data, min(MAX_EMBEDDED, arguments.num_utterances), arguments.rounds)
         workers = measure_worker_memory(config, data)
     sys.stdout.write("\n" + speedup_table(done) + "\n\n" + _memory_line(workers) + "\n")
     return {"comparisons": [as_plain(one) for one in done], "worker_memory": workers}

@@ -1,4 +1,4 @@
-"""Times several ways of doing the same thing, in turn on one machine (A B C A B C …), so that slow moments affect all.
+"""Times several ways of doing the same thing, in turn on one machine (A B C A B C …), so that slow phases affect all.
 
 It times arbitrary callables, and reports either seconds and their ratio to the first way (`timings`), or items per
 second of two ways (`compare`).
@@ -60,7 +60,7 @@ def run_in_turn(
         rounds: measured rounds.
         warmup: unmeasured runs of each way at the start.
         settle: unmeasured runs before each measured one, so that it follows a run of the same way (as a training step
-            does) instead of another way, which has filled the caches.
+            does) and not a run of another way, which has filled the caches.
         clock: seconds; replaceable for tests.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Common Voice, one language: a speaker-disjoint split and balanced trials."""
+"""Common Voice, one language: make a speaker-disjoint split and balanced trials."""
 
 from speakernet.cli import run_script
 

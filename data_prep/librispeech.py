@@ -1,4 +1,4 @@
-"""LibriSpeech: download, unpack, lists by its own parts, balanced trials."""
+"""LibriSpeech: download, unpack, write lists for its own splits and balanced trials."""
 
 from speakernet.cli import run_script
 

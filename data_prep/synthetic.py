@@ -1,4 +1,4 @@
-"""A corpus of synthetic speakers with lists, trials, noises and room responses."""
+"""A corpus of synthetic speakers with lists, trials, noise and RIRs."""
 
 from speakernet.cli import run_script
 

@@ -1,4 +1,4 @@
-"""VCTK 0.92: download, unpack, a speaker-disjoint split, balanced trials."""
+"""VCTK 0.92: download, unpack, make a speaker-disjoint split and balanced trials."""
 
 from speakernet.cli import run_script
 

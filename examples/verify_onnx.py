@@ -1,4 +1,4 @@
-"""Are these two recordings of one person? With a file of `speakernet export`, onnxruntime and numpy alone.
+"""Are these two recordings of one person? Needs only onnxruntime, numpy and a file from `speakernet export`.
 
 python verify_onnx.py model.onnx a.wav b.wav [threshold]   (16-bit WAV at the model's rate)
 """
@@ -19,7 +19,7 @@ def read_wav(path: str, sample_rate: int) -> np.ndarray:
         samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
         if (file.getsampwidth(), file.getframerate()) == (2, sample_rate):
             return samples.reshape(-1, file.getnchannels()).mean(axis=1, dtype=np.float32)[None] / 32768
-    sys.exit(f"{path}: expected 16-bit WAV at {sample_rate} Hz")
+    sys.exit(f"{path}: expected a 16-bit WAV file at {sample_rate} Hz")
 
 
 def plda_score(between: np.ndarray, weights: np.ndarray, one: np.ndarray, other: np.ndarray) -> float:
@@ -33,7 +33,7 @@ def plda_score(between: np.ndarray, weights: np.ndarray, one: np.ndarray, other:
 def main(model: str, first: str, second: str, threshold: str = "") -> None:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["speakernet"])
-    # `direction` is ready to be compared: mean subtracted, length 1, so that a dot product is the cosine.
+    # `direction` is ready for comparison: the mean is subtracted and the length is 1, so a dot product is the cosine.
     clips = [read_wav(path, facts["sample_rate"]) for path in (first, second)]
     one, other = (session.run(["direction"], {"waveforms": clip})[0][0] for clip in clips)
     plda = {name: np.array(values) for name, values in facts.get("plda", {}).items()}
@@ -41,7 +41,7 @@ def main(model: str, first: str, second: str, threshold: str = "") -> None:
     print(f"score {score:.4f}")
     if facts["calibration"]:
         ratio = facts["calibration"]["weight"] * score + facts["calibration"]["offset"]
-        print(f"log-likelihood ratio {ratio:.2f}: {1 / (1 + math.exp(-ratio)):.1%} if both were as likely before")
+        print(f"log-likelihood ratio {ratio:.2f}: {1 / (1 + math.exp(-ratio)):.1%} if both answers were equally likely")
     limits = {"given": float(threshold)} if threshold else facts["thresholds"]
     for name, limit in limits.items():
         print(f"{'same' if score >= limit else 'different'} at the threshold {limit:.4f} ({name})")

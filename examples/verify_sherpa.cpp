@@ -1,8 +1,8 @@
-// Are these two recordings of one person? With a file of `speakernet export --for sherpa-onnx`, and sherpa-onnx alone.
+// Are these two recordings of one person? Needs only sherpa-onnx and a file from `speakernet export --for sherpa-onnx`.
 //
-//   python -m sherpa_onnx --cflags; python -m sherpa_onnx --c-api-libs    (where its headers and libraries are)
+//   python -m sherpa_onnx --cflags; python -m sherpa_onnx --c-api-libs    (where headers and libraries are)
 //   c++ -std=c++17 verify_sherpa.cpp -I… -L… -lsherpa-onnx-c-api -lonnxruntime -o verify
-//   ./verify phone.onnx a.wav b.wav    (16-bit WAV of one channel, at any rate)
+//   ./verify phone.onnx a.wav b.wav    (16-bit mono WAV at any rate)
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,11 +11,11 @@
 
 #include "sherpa-onnx/c-api/c-api.h"
 
-// Its interface in C: that in C++ passes std::string, which differs between compilers of wheel and program.
+// Uses the C interface: the C++ one passes std::string, which may differ between the compilers of wheel and program.
 std::vector<float> Embed(const SherpaOnnxSpeakerEmbeddingExtractor *extractor, const char *path) {
   const SherpaOnnxWave *wave = SherpaOnnxReadWave(path);
   if (!wave) {
-    std::fprintf(stderr, "%s: expected a WAV file of 16 bits and one channel\n", path);
+    std::fprintf(stderr, "%s: expected a 16-bit mono WAV file\n", path);
     std::exit(2);
   }
   const SherpaOnnxOnlineStream *stream = SherpaOnnxSpeakerEmbeddingExtractorCreateStream(extractor);
@@ -42,7 +42,7 @@ int main(int count, char **arguments) {
   const SherpaOnnxSpeakerEmbeddingExtractor *extractor = SherpaOnnxCreateSpeakerEmbeddingExtractor(&config);
   if (!extractor) return 2;
   std::vector<float> a = Embed(extractor, arguments[2]), b = Embed(extractor, arguments[3]);
-  // Compare it with a threshold of the model file, as `speakernet info` shows them.
+  // Compare the score with a threshold of the model file; `speakernet info` shows them.
   std::printf("score %.4f\n", Dot(a, b) / std::sqrt(Dot(a, a) * Dot(b, b)));
   SherpaOnnxDestroySpeakerEmbeddingExtractor(extractor);
 }

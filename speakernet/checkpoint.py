@@ -27,7 +27,7 @@ FOLDER_ATTRIBUTE = 0x10
 """MS-DOS attribute of a folder in a zip file."""
 DEFLATE_LEVEL = 6
 """Weights barely compress: higher levels take longer and gain nothing."""
-MOST_UNPACKED = 100
+MAX_UNPACKED = 100
 """Largest compression ratio accepted: weights shrink by a tenth, zeros of a new optimizer by more."""
 ALWAYS_UNPACKED_BYTES = 256 << 20
 ZIP_MARK = b"PK\x03\x04"
@@ -138,7 +138,7 @@ def _check_members(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         unpacked = sum(member.file_size for member in members)
-        if unpacked > max(ALWAYS_UNPACKED_BYTES, MOST_UNPACKED * path.stat().st_size):
+        if unpacked > max(ALWAYS_UNPACKED_BYTES, MAX_UNPACKED * path.stat().st_size):
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
         # For a folder entry, torch reads nothing and returns uninitialised memory.
         folders = [one.filename for one in members if one.external_attr & FOLDER_ATTRIBUTE or one.is_dir()]

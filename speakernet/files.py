@@ -39,15 +39,15 @@ RUNNING_NAME = ".preparing.running"
 IN_FLIGHT_PER_WORKER = 4
 OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
-# Limits on YAML texts: PyYAML reads about this many characters a second, and some numbers take quadratic time.
-MOST_YAML, MOST_YAML_LEVELS, MOST_YAML_ALIASES, MOST_DIGITS = 256 << 10, 20, 20, 100
+# Limits on YAML texts: PyYAML reads about MAX_YAML characters a second, and some numbers take quadratic time.
+MAX_YAML, MAX_YAML_LEVELS, MAX_YAML_ALIASES, MAX_DIGITS = 256 << 10, 20, 20, 100
 SHOWN_BYTES = 512 << 20
 """Smaller files are checked within about a second and need no progress bar."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The folder with trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
-MOST_PARTS, MOST_PARTS_NAMED = 9999, 20
+MAX_PARTS, MAX_PARTS_NAMED = 9999, 20
 LONGEST_SECRET = 4096  # bytes
 DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
 
@@ -99,7 +99,7 @@ def writing(path: object, advice: str) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check before long work that the file of `--out` can be written; leaves nothing behind."""
+    """Check before long work that the file of `--out` can be written; leave nothing behind."""
     there = next(folder for folder in Path(path).absolute().parents if folder.exists())
     with writing(path, OTHER_PLACE):
         tempfile.TemporaryFile(dir=there).close()
@@ -293,7 +293,7 @@ def digest_of(path: str | Path, algorithm: str) -> str:
 
 
 def own_command(command: str) -> str:
-    """What the user types for `speakernet COMMAND`: in a checkout, which need not be installed, the script."""
+    """The command that a user types for `speakernet COMMAND`: in a checkout, which need not be installed, a script."""
     word, _, part = command.partition(" ")
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
@@ -359,7 +359,7 @@ class GrowingFile:
                 # Set before logging, because the log may be this file.
                 self._has_failed = True
                 reason = error.strerror or str(error)
-                logger.warning("%s cannot be written (%s): its lines are dropped; the run continues", self.path, reason)
+                logger.warning("%s cannot be written (%s): new lines are dropped; the run continues", self.path, reason)
             return False
         return True
 
@@ -401,17 +401,17 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
     def place(mark: Any) -> str:
         return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
 
-    if len(text) > MOST_YAML:
-        raise FileError(f"{name} is too long; expected at most {MOST_YAML:,} characters")
+    if len(text) > MAX_YAML:
+        raise FileError(f"{name} is too long; expected at most {MAX_YAML:,} characters")
     depth = aliases = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             aliases += isinstance(event, yaml.AliasEvent)
             number = event.value if isinstance(event, yaml.ScalarEvent) else ""
-            is_long = len(number) > MOST_DIGITS and not set(number) - set("+-0123456789_:.")
-            if depth > MOST_YAML_LEVELS or aliases > MOST_YAML_ALIASES or is_long:
-                limits = f"{MOST_YAML_LEVELS} levels, {MOST_YAML_ALIASES} aliases, {MOST_DIGITS} digits in a number"
+            is_long = len(number) > MAX_DIGITS and not set(number) - set("+-0123456789_:.")
+            if depth > MAX_YAML_LEVELS or aliases > MAX_YAML_ALIASES or is_long:
+                limits = f"{MAX_YAML_LEVELS} levels, {MAX_YAML_ALIASES} aliases, {MAX_DIGITS} digits in a number"
                 raise FileError(f"{place(event.start_mark)}: nested too deeply or too long; expected at most {limits}")
         return yaml.compose(text, Loader=_YamlLoader)
     except yaml.YAMLError as error:
@@ -439,7 +439,7 @@ def read_yaml(text: str, where: str) -> Any:
 def read_yaml_file(path: str | Path, expected: str) -> Any:
     """The plain value of a YAML or JSON file, None if it is empty; errors as in `reading`."""
     with reading(path, expected), open_text(path) as file:
-        return read_yaml(file.read(MOST_YAML + 1), str(path))
+        return read_yaml(file.read(MAX_YAML + 1), str(path))
 
 
 def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
@@ -475,9 +475,9 @@ class PartError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class WorkPart:
-    """One of several parts of a job, counted from 1, which machines or tasks of a job array do in parallel.
+    """One of several parts of a job, counted from 1, which machines or tasks of a job array process in parallel.
 
-    Each part processes neighbouring rows and writes its result to a shared folder; the last one joins them.
+    Each part processes neighbouring rows and writes its result to a shared folder; the last to finish joins them.
 
     >>> WorkPart(2, 4).name, str(WorkPart(2, 4))
     ('part-0002-of-0004', '2/4')
@@ -488,7 +488,7 @@ class WorkPart:
 
     @property
     def name(self) -> str:
-        """The name of its file or folder, which sorts by number."""
+        """The name of the part's file or folder, which sorts by number."""
         return f"part-{self.number:04d}-of-{self.count:04d}"
 
     def __str__(self) -> str:
@@ -498,7 +498,7 @@ class WorkPart:
 WHOLE = WorkPart(1, 1)
 
 
-PART_HELP = "do part I of N, counted from 1, on one of N machines or in a job array"
+PART_HELP = "process part I of N, counted from 1, on one of N machines or in a job array"
 
 
 def parse_part(text: str) -> WorkPart:
@@ -508,9 +508,9 @@ def parse_part(text: str) -> WorkPart:
     WorkPart(number=2, count=4)
     """
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_PARTS:
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_PARTS:
         raise PartError(
-            f"--part {text}: expected i/n with i from 1 to n, n up to {MOST_PARTS}, such as 2/4 for the second of four "
+            f"--part {text}: expected i/n with i from 1 to n, n up to {MAX_PARTS}, such as 2/4 for the second of four "
             "parts (in a job array, i is the task number, plus 1 if that counts from 0)"
         )
     return WorkPart(int(match[1]), int(match[2]))
@@ -550,4 +550,4 @@ def list_parts(some: Sequence[WorkPart]) -> str:
     >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
     '2/4, 3/4'
     """
-    return ", ".join(map(str, some[:MOST_PARTS_NAMED])) + (" and more" if len(some) > MOST_PARTS_NAMED else "")
+    return ", ".join(map(str, some[:MAX_PARTS_NAMED])) + (" and more" if len(some) > MAX_PARTS_NAMED else "")

@@ -1,6 +1,6 @@
 """Helpers for your own training loops: speed, batch size, torch settings, timing.
 
-`speakernet train` does not use them; it measures, sets and logs the same by itself.
+`speakernet train` does not need them, because it measures, sets and logs the same things itself.
 """
 
 import contextlib

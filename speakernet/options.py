@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-# Every number also has an upper bound, so that a typing mistake is not an allocation error later.
+# Every number also has an upper bound, so that a typing mistake does not become an allocation error later.
 Switch = Literal["auto", "on", "off"]
 Share = Annotated[float, Ge(0.0), Le(1.0)]
 Probability = Annotated[float, Ge(1e-6), Le(1 - 1e-6)]
@@ -91,7 +91,7 @@ class OptionError(ValueError):
         inner = first.get("ctx", {}).get("error")
         if isinstance(inner, OptionError):
             at = first["loc"][1]
-            self.found = f"of {f'entry {at + 1}' if isinstance(at, int) else at}: {inner.field} {inner.found}"
+            self.found = f"is wrong in {f'entry {at + 1}' if isinstance(at, int) else at}: {inner.field} {inner.found}"
         elif first["type"] == "extra_forbidden":
             self.found = f"does not exist; {suggestion(self.field, owner.model_fields)}"
         elif field is None:

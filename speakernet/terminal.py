@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MAX_NAMED = 10
-"""Most names shown in a message or a finding; the rest are only counted."""
+"""Maximum number of names shown in a message or a finding; the rest are only counted."""
 LINE_SECONDS = 30.0
 """Seconds between log lines without a terminal."""
 DRAWN_SECONDS = 0.2

@@ -49,7 +49,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_objects() -> None:
-    """The same for objects of earlier test files."""
+    """Exclude the objects of earlier test files in the same way."""
     gc.collect()
     gc.freeze()
 
@@ -61,7 +61,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         if item.get_closest_marker("slow"):
-            # Late: the process that distributes the tests does not need the package.
+            # Imported late: the process that distributes the tests does not need the package.
             from speakernet.machine.memory import release_freed_memory
 
             gc.collect()

@@ -144,7 +144,7 @@ def test_presets(tmp_path, monkeypatch, capsys):
 
 
 def test_printed_commands(tmp_path):
-    """They can be pasted into a shell even if the folder's name has a space; results are fakes."""
+    """Printed commands can be pasted into a shell even if the folder's name has a space; results are fakes."""
     folder = tmp_path / "my run"
     summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": "", "seconds": 90.0}
     folder.mkdir()
@@ -176,7 +176,7 @@ sys.exit(main(["verify", "a.wav", "b.wav", "--model", "none.pt"]))
 
 
 def test_verify_fails_with_2():
-    """Even without a standard output, and without importing the compiler; 1 would mean different speakers."""
+    """Also without a standard output, and without importing the compiler; 1 would mean different speakers."""
     found = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "False" and found.returncode == 2
     assert "none.pt" in found.stderr and "Traceback" not in found.stderr

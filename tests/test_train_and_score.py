@@ -104,13 +104,13 @@ def test_more_epochs(finished, copy, caplog, capsys):
     assert train(finished[1], "--save_path", copy, "--max_epoch", "3") == 0
     epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
-    # Options from the command line are only in the run's copy, so the next commands must name that.
+    # Options from the command line are only in the run's copy, so the next commands must name that copy.
     assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["report.html", "best.pt", ""])
 def test_report_is_remade(finished, copy, name):
-    """If a file is missing or older than the last checkpoint, as after a kill during the report."""
+    """It is remade if a file is missing or older than the last checkpoint, as after a kill during the report."""
     if name:
         (copy / name).unlink()
     last, made = weights_of(copy), (copy / "report.html").stat().st_mtime_ns if not name else 0

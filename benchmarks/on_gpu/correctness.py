@@ -29,7 +29,7 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep
 
-# Allowed relative errors. float32 adds in another order; the mantissa has 10 bits in TF32 and fp16, 7 in bf16.
+# Allowed relative errors. float32 sums in a different order; the mantissa has 10 bits in TF32 and fp16, 7 in bf16.
 TOLERANCES = {"no": 1e-3, "tf32": 2e-2, "bf16": 1e-1, "fp16": 3e-2}
 STEP_TOLERANCE = 1e-2
 CROP_TOLERANCE = 1e-4

@@ -73,7 +73,7 @@ class Record:
         setup: what the parts run on.
 
     Raises:
-        ValueError: the file has figures of another machine, version or size, or is not such a file.
+        ValueError: the file has figures of another machine, version or size, or was not written by this program.
     """
 
     def __init__(self, path: Path, setup: Setup) -> None:

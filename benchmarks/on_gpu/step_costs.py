@@ -23,7 +23,7 @@ from speakernet.training.profiler import peak_tensor_bytes
 MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus"), ("ResNet",)
 BATCH, QUICK_BATCH = 256, 2
 ROUNDS, QUICK_ROUNDS = 10, 1
-# The minimum; warming up goes on while something is still being compiled.
+# The minimum; warm-up continues while anything is still being compiled.
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
 ALL_BUT_GRAPHS = "bf16, channels_last, compile"
@@ -120,7 +120,7 @@ class Calls:
 def launches(setup: Setup) -> Iterator[Row]:
     """Operations, kernel launches and synchronisations of a step that logs nothing.
 
-    No step may synchronise, but the progress display, which follows the clock, does so once if it is due.
+    No step may synchronise, except once for the progress display, which follows the clock, if it is due.
     """
     variants = COUNTED if setup.is_cuda else COUNTED_ON_CPU
     for model, variant in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, variants):

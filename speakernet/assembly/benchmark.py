@@ -45,8 +45,8 @@ from speakernet.training.step import TrainingStep
 logger = logging.getLogger(__name__)
 
 WARM_STEPS = {"cpu": 3, "cuda": 20}
-"""Minimum of untimed steps: the first batches find empty queues, the first steps allocate memory and choose kernels."""
-QUIET_STEPS, MOST_WARM_STEPS = 3, 200
+"""Minimum number of untimed steps: the first find empty queues, allocate memory and choose kernels."""
+QUIET_STEPS, MAX_WARM_STEPS = 3, 200
 """Warm-up ends after this many steps in a row without compiling (the second records a CUDA graph), or at the limit."""
 PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
 NUM_PRODUCTS = 10
@@ -58,7 +58,7 @@ EQUAL_SHARE = 0.03
 DEFAULT_MEMORY_SHARE = 0.8
 WORTHWHILE_GAIN = 0.15
 """Smaller gains in speed are within timing noise and not worth retuning a recipe."""
-FEWEST_STEPS = 10_000
+MIN_STEPS = 10_000
 """Runs with fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it learned next to nothing
 in half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
@@ -150,14 +150,14 @@ def time_steps(
 def warm_up(run_step: Callable[[], object], least: int) -> int:
     """Run at least `least` steps, until nothing more is compiled; return their number."""
     quiet, compiled = 0, num_compiled()
-    for done in range(1, MOST_WARM_STEPS + 1):
+    for done in range(1, MAX_WARM_STEPS + 1):
         run_step()
         before, compiled = compiled, num_compiled()
         quiet = quiet + 1 if compiled == before else 0
         if done >= least and quiet >= QUIET_STEPS:
             return done
-    logger.warning("still compiling after %d steps: the figures include that time", MOST_WARM_STEPS)
-    return MOST_WARM_STEPS
+    logger.warning("still compiling after %d steps: the figures include compile time", MAX_WARM_STEPS)
+    return MAX_WARM_STEPS
 
 
 def num_compiled() -> int:
@@ -167,9 +167,9 @@ def num_compiled() -> int:
 
 
 class ReadyCrops(CropMaker):
-    """Replaces a loader's maker and answers every request at once with the crops of the first.
+    """Replaces a loader's maker and answers every request immediately with the crops of the first.
 
-    The loader then costs only what the device does for a step: the copy, speeds, augmentation.
+    The loader then costs only what the device does for a step: the copy, speed changes and augmentation.
     """
 
     def __init__(self, maker: CropMaker) -> None:
@@ -208,7 +208,7 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     try:
         seconds = []
-        # One more round than counted, as warm-up.
+        # The first round is a warm-up and does not count.
         for _ in range(1 + TIMED_STEPS):
             synchronize(device)
             start = time.perf_counter()
@@ -256,8 +256,8 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
         flop = count_flop(run_step)
     arithmetic = arithmetic_of(summary["precision"], device)
     peak = peak_flops(device, arithmetic)
-    # A GPU runs asynchronously, so the host's own waiting says little. Waiting is therefore how much longer a step
-    # takes than one on ready crops, with the same copy, speeds and augmentation.
+    # A GPU runs asynchronously, so the host's own waiting says little. The share is therefore how much longer a step
+    # takes than one on ready crops, with the same copy, speed changes and augmentation.
     summary |= {
         "host_data_share": summary["data_wait_share"],
         "data_wait_share": max(0.0, 1 - ready / summary["step_seconds"]),
@@ -299,8 +299,8 @@ class Measurement(NamedTuple):
 class BatchSizeFinder:
     """Tries batch sizes with real training steps of any kind.
 
-    `sample` makes a batch of a given size and `step` runs on it; the weights and buffers of `net` end unchanged. A step
-    may use `limit_bytes` on a CPU (default: 80 % of free memory); a GPU raises when its memory is used up.
+    `sample` makes a batch of a given size and `step` runs on it. The buffers of `net` are restored afterwards; weights
+    that `step` changes are not. On a CPU, a step may use `limit_bytes` (default: 80 % of free memory).
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class BatchSizeFinder:
 
     @property
     def largest(self) -> int:
-        """The largest size so far that fits; 0 if none was tried."""
+        """The largest size tried so far that fits; 0 if there is none."""
         return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
 
     def find(self, smallest: int, most: int) -> int:
@@ -345,7 +345,7 @@ class BatchSizeFinder:
         return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
 
     def measure(self, size: int) -> Measurement:
-        """The measurement of a size, tried only once."""
+        """The measurement of a size; each size is tried only once."""
         if size not in self.tried:
             # Steps update batch-norm statistics.
             buffers = {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
@@ -363,7 +363,7 @@ class BatchSizeFinder:
         fitted, is_gpu = self.tried.get(self.largest), self.device.type == "cuda"
         expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
         if not is_gpu and expected > self.limit_bytes:
-            # Not run: the operating system would kill the process instead of raising an error.
+            # Not tried, because the operating system would kill the process instead of raising an error.
             return Measurement(size, math.inf, expected)
         # Memory left over from earlier work would hide how much this size takes.
         release_freed_memory()
@@ -405,7 +405,7 @@ def find_batch_size(
         The finder with its measurements, and the best size.
     """
     if not 1 <= min_batch_size <= max_batch_size:
-        raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
+        raise ValueError(f"found batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
     prepare_machine(config)
     device = choose_device(config.runtime)
     precision = build_precision(config, device)
@@ -453,7 +453,7 @@ def configured_batch_size(config: Config) -> int:
 
 
 def recommendation(config: Config, configured: Measurement, best: Measurement) -> str:
-    """Advice, in one sentence, on whether to use the fastest size; counts the training list if it exists."""
+    """Advice, in one sentence, on whether to use the fastest size; counts steps if the training list exists."""
     data, training = config.data, config.training
     # data.batch_size counts speakers.
     keep, take = (f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}" for one in (configured, best))
@@ -470,7 +470,7 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
     exists = all(one and Path(one).is_file() for one in lists)
     utterances = sum(len(read_training_list(one)) for one in lists) if exists else 0
     steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
-    if exists and best.batch_size > configured.batch_size and steps < FEWEST_STEPS:
+    if exists and best.batch_size > configured.batch_size and steps < MIN_STEPS:
         return (
             f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but leaves only {steps:,} steps"
         )

@@ -64,7 +64,11 @@ def build_training_loader(
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
     is_gpu, is_there = device.type == "cuda", placement.banks or placement.corpus
     if augmenter and config.augment.device == "cuda" and not (is_gpu and is_there):
-        why = "noise and RIRs do not fit on it (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
+        why = (
+            "noise and RIRs cannot be kept in the GPU's memory (the log gives the reason; see data.device_gigabytes)"
+            if is_gpu
+            else f"training runs on {device.type}"
+        )
         raise ValueError(f"augment.device is cuda, but {why}; use auto")
     # The augmenter of the readers; if None, whole batches are augmented later. Workers gather noise in parallel,
     # whereas a GPU would wait for the training process to gather it for every batch.
@@ -176,23 +180,23 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
 
 
 def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
-    """Check list and files, and return the rows to train on; what is left out is logged."""
+    """Check the list and its files, return the rows to train on, and log how many are left out."""
     data, table, num_speakers = config.data, given.table, len(given.rows.speakers)
     if 0 < data.num_classes < num_speakers:
         raise ValueError(
             f"data.num_classes is {data.num_classes}, but {given.rows.source} has {num_speakers} speakers; set it "
-            "to 0 to use their number"
+            "to 0 to use the number in the list"
         )
     if data.num_classes > num_speakers:
         counts = data.num_classes, num_speakers
-        logger.warning("data.num_classes is %d, but the list has %d speakers: some outputs never train", *counts)
+        logger.warning("data.num_classes is %d, but the list has only %d speakers: some outputs never train", *counts)
     if bad := len(table.problems):
         first = "; ".join(table.problems[row] for row in sorted(table.problems)[:3])
         message = f"{bad} of {len(given.rows)} training files cannot be read: {first}"
         if data.on_bad_audio == "error":
             raise audio.AudioError(f"{message}. Fix the list or the files, or set data.on_bad_audio: skip")
         if bad > data.max_bad_share * len(given.rows):
-            raise audio.AudioError(f"{message}; data.max_bad_share ({data.max_bad_share}) allows fewer")
+            raise audio.AudioError(f"{message}. That is more than data.max_bad_share ({data.max_bad_share}) allows")
     seconds, is_kept = table.seconds, table.native_samples > 0
     limits = {
         f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds,
@@ -204,8 +208,8 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
         is_kept &= ~is_out
     if not is_kept.any():
         raise ValueError(
-            f"{given.rows.source}: no utterance is between data.min_seconds ({data.min_seconds}) and "
-            f"data.max_seconds ({data.max_seconds}) long"
+            f"{given.rows.source}: no utterance is long enough for data.min_seconds ({data.min_seconds:g}) and short "
+            f"enough for data.max_seconds ({data.max_seconds:g}; 0 sets no limit)"
         )
     return np.flatnonzero(is_kept)
 
@@ -274,7 +278,7 @@ def _resolve_auto(
     changed_share: float,
     is_spawned: bool,
 ) -> DataOptions:
-    """The section with every `auto` of workers and queues resolved."""
+    """The section with every `auto` for workers and queues resolved."""
     samples = audio.crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = sharing.free_shared_memory()
@@ -352,7 +356,7 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
 
 
 def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
-    """Log a choice; one that changes nothing and could not help goes to log.txt only."""
+    """Log a choice; if it is "no" and "yes" could not have helped, it goes to log.txt only."""
     logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
 
 
@@ -390,11 +394,9 @@ def build_augmenter(
             ", ".join(augmenter.missing),
             ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
         )
-    channels = section.telephone_probability, section.codec_probability, section.microphone_probability
-    does_more = any(section.volume_db) or any(channels) or bool(section.components)
-    if not augmenter.available and not does_more:
+    if not augmenter.has_effect:
         logger.warning(
-            "augmentation is skipped, because augment.noise_path and augment.rir_path have nothing to mix in; "
+            "augmentation is skipped, because augment.noise_path and augment.rir_path contain nothing to mix in; "
             "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and RIRs"
         )
         return None

@@ -1,6 +1,6 @@
 """Uses of degraded audio after training: the sweep over degraded trials, and PLDA for other microphones.
 
-Few recipes use either, so `speakernet.assembly.evaluation` imports this file only when one does.
+Few recipes use either, so `speakernet.assembly.evaluation` imports this file only if one does.
 """
 
 import functools
@@ -47,7 +47,7 @@ def build_sweep(config: Config) -> Callable[..., Any]:
 
 
 def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> None:
-    """Fit PLDA on the training list with simulated microphones, and write it into the model file, once."""
+    """Add PLDA, fitted on the training list (with the run's simulated microphones), to a model file that has none."""
     if model.contents.get("adaptation"):
         return
     training, augment, rate = inputs.training, config.augment, config.data.sample_rate
@@ -67,4 +67,4 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         found = adaptation.plda(embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE)
         facts = {"method": f"plda {SHRINKAGE}", "recordings": len(rows), "speakers": len(rows.speakers)}
         write_checkpoint(path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)})
-        logger.info("wrote PLDA of %d recordings of %d speakers to %s", len(rows), len(rows.speakers), path)
+        logger.info("wrote PLDA, fitted on %d recordings of %d speakers, to %s", len(rows), len(rows.speakers), path)

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
-"""Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the second (2 s)."""
+"""Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the latter (2 s)."""
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 MAX_DRAWS = 200
 """Draws of speakers for the interval of each slice and sweep step, of which there are many."""
@@ -94,8 +94,8 @@ def build_validation(
         trials = subset(one.trials, section.max_trials, config.runtime.seed)
         if trials.labels is not None and len(np.unique(trials.labels)) < 2:
             raise ValueError(
-                f"{trials.source}: the {len(trials)} trials evaluated during training need both targets and "
-                "non-targets; raise evaluation.max_trials (0: all) or correct the list"
+                f"{trials.source}: the {len(trials)} trials evaluated during training are all of one kind; expected "
+                "targets and non-targets, so raise evaluation.max_trials (0: all) or correct the list"
             )
         num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
         options = section.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
@@ -162,7 +162,7 @@ def run_evaluation(
         evaluation = evaluate(embedder, backend, trials, source, speakers, section, seed, calibration)
         found: dict[str, Any] = {}
         if not evaluation.results.why_no_eer:
-            # Every process takes part, because embedding is shared.
+            # Every rank takes part, because the ranks share the embedding.
             given, draws = (trials, evaluation.scores, speakers), min(MAX_DRAWS, section.bootstrap_samples)
             # The metadata describe the reported list only.
             sliced_by = section.model_copy(update={"metadata": "", "slices": []}) if name else section
@@ -245,7 +245,7 @@ class _Scoring:
         if config.evaluation.keep_embeddings:
             run = Path(config.training.save_path)
             folder = run if after_training else evaluation_folder(run, config.data.test_list)
-            # Embeddings of the run and of its other evaluations serve shared lists such as the cohort.
+            # Shared lists, such as the cohort, reuse embeddings of the run and of its other evaluations.
             others = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
             digest = weights_digest(self.contents["weights"]) + str(self.model.net.spec())
             embedder = dataclasses.replace(embedder, stores=(folder / EMBEDDINGS, *others), model_digest=digest)
@@ -256,7 +256,7 @@ class _Scoring:
         section = self.config.evaluation
         adapted = verifying_backend(self.contents)
         if section.plda and not adapted.adaptation:
-            self.warnings.append("evaluation.plda: the model file has no PLDA, which only a training run fits")
+            self.warnings.append("evaluation.plda is on, but the model file has no PLDA; evaluation does not fit one")
         is_normalised = bool(self.contents["loss_normalizes"])
         backend = dataclasses.replace(
             adapted, options=section, is_normalised=is_normalised, mean=self._mean, device=self.embedder.device
@@ -266,15 +266,15 @@ class _Scoring:
         cohort, name, speakers = self._cohort
         if section.score_norm == "as" and len(cohort) <= section.cohort_size:
             self.warnings.append(
-                f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is {section.cohort_size}: "
-                "using all of them, which is s-norm; a smaller cohort_size makes it adaptive"
+                f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is {section.cohort_size}, so all "
+                "of them are used, which is s-norm; a smaller cohort_size makes it adaptive"
             )
         # Any folder of a path may name the speaker, because lists differ in depth.
         folders = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
         if shared := sorted(folders & set(speakers)):
             self.warnings.append(
-                f"{len(shared)} speakers of the cohort may also be in the trials ({', '.join(shared[:MAX_NAMED])}): "
-                "the scores are optimistic"
+                f"{len(shared)} speakers of the cohort may also be in the trials ({', '.join(shared[:MAX_NAMED])}); "
+                "if so, the scores are optimistic"
             )
         return dataclasses.replace(backend, cohort=cohort, cohort_name=name)
 
@@ -295,8 +295,9 @@ class _Scoring:
         if not all(one and Path(one).exists() for one in lists):
             found = "no mean embedding" if kept is None else f"the mean of {kept_of or 'an unknown kind of embedding'}"
             raise ValueError(
-                f"subtract_mean: the model file has {found}, but scoring needs that of {described}, and there is no "
-                "training list to measure it on; set --train_list and --train_path, or evaluation.subtract_mean: false"
+                f"subtract_mean: the model file has {found}, but scoring needs the mean of {described}, and there is "
+                "no training list to measure it on; set --train_list and --train_path, or "
+                "evaluation.subtract_mean: false"
             )
         training, source = self.inputs.training.rows, self.inputs.training.source
         random = numpy_generator(config.runtime.seed, MEAN_STREAM)
@@ -350,7 +351,7 @@ class _Scoring:
             foreign = [one for one in fits_in_file if one.get("list_sha256") != given.trials.sha256]
             others = {str(one.get("list") or "another list") for one in foreign}
         elif self.after_training:
-            logger.info("no calibration: all trials are reported ones (see evaluation.calibration_list)")
+            logger.info("no calibration, because all trials are reported; set evaluation.calibration_list")
         if given and others:
             replacing = f"`speakernet calibrate --trials {given.trials.source}` replaces it"
             logger.warning("%s keeps the calibration fitted on %s; %s", self.path, ", ".join(sorted(others)), replacing)

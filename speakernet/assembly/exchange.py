@@ -34,7 +34,7 @@ from speakernet.random import numpy_generator
 VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}
 NUM_COMPARED = 4
 SYNTHETIC_SYLLABLES = 16
-"""Syllables of a synthetic recording, about four seconds."""
+"""Minimum number of syllables in a synthetic recording, about four seconds of speech."""
 SPEECH_STREAM = 7001
 
 
@@ -46,11 +46,11 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
     if is_model_file(contents):
         raise ValueError(f"{arguments.file} is already a speakernet model file; use it directly")
     if not isinstance(contents, dict):
-        raise CheckpointError(f"{arguments.file} holds a {type(contents).__name__}, expected tensors by name")
+        raise CheckpointError(f"{arguments.file} contains a {type(contents).__name__}; expected tensors by name")
     if arguments.source in PUBLISHED:
         if given := [one for one, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, one) != value]:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
-            raise ValueError(f"{names}: only for voxceleb_trainer; leave it out for {arguments.source}")
+            raise ValueError(f"{names}: only --from voxceleb_trainer takes this; leave it out for {arguments.source}")
         net, notes = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in notes]
     else:
@@ -83,13 +83,13 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     lookup(MODELS, arguments.model, "model")
     described = voxceleb_trainer.describe(contents)
     if described.model != arguments.model:
-        raise ValueError(f"{path} is a {described.model}, --model is {arguments.model}")
+        raise ValueError(f"{path} contains a {described.model}, but --model says {arguments.model}")
     pooling, num_mels = arguments.pooling or described.pooling, arguments.num_mels or described.num_mels
     if not pooling:
-        raise ValueError(f"{path} does not show its pooling; give --pooling, such as TAP or MAX")
+        raise ValueError(f"the pooling cannot be determined from {path}; give --pooling, such as TAP or MAX")
     is_raw = described.model == "RawNet3"
     if not (is_raw or num_mels):
-        raise ValueError(f"{path} does not hold its filterbank; give --num-mels (its n_mels)")
+        raise ValueError(f"{path} does not contain its filterbank; give --num-mels (its n_mels)")
     options = {"sinc_stride": arguments.sinc_stride} if is_raw else {}
     front_end = {} if is_raw else {"num_mels": num_mels, "log_input": not arguments.no_log_input}
     net = SpeakerNet.named(described.model, pooling, described.embedding_dim, options, front_end_options=front_end)
@@ -108,13 +108,13 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
 
 
 def export(arguments: argparse.Namespace) -> list[str]:
-    """Write the file; return lines about what was compared."""
+    """Write the file and compare it with the model; return lines about the result."""
     # Late: importing weights does not need the export libraries.
     from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
 
     path = check_target(arguments.out, arguments.int8, arguments.runtime)
     if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
-        raise ValueError("--trials LIST, --audio FOLDER and --int8 go together, to measure the EER of int8")
+        raise ValueError("--trials LIST and --audio FOLDER measure the EER of int8; give both together with --int8")
     model = load_model_file(arguments.model)
     rate, trials = model.net.sample_rate, None
     if arguments.trials:
@@ -133,7 +133,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
     if plda_of(model.contents):
-        lines.append("this model scores by PLDA, which the file contains: dot products are not its scores")
+        lines.append("this model scores by PLDA, which the file contains; dot products are not its scores")
     if trials is not None:
         small = ExportedEmbedder(open_onnx(path.read_bytes()), rate, model.net.min_samples)
         before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))

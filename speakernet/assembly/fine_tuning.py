@@ -1,7 +1,7 @@
 """The stages of a run and its optional initial model.
 
-The initial model's network becomes the run's, and both are compared at the end. Each stage continues training with its
-own options, all but the first in a subfolder of the run. The table of learning rates and margins needs no data.
+The run starts from the initial model's network, and the two are compared at the end. Each stage continues training with
+its own options, all but the first in a subfolder of the run. The table of learning rates and margins needs no data.
 """
 
 import contextlib
@@ -78,10 +78,10 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
     """Refuse an initial model that is missing or whose network contradicts the configuration.
 
-    Returns its checksum under a label, for comparing the processes. Empty without an initial model, and for a resumed
-    run, which has its own weights.
+    Returns its checksum under a label, which lets the ranks compare it; empty without an initial model, and for a
+    resumed run, which has its own weights.
     """
-    # Rank 0 writes the run folder; other machines may not see it. Every rank must join this, with or without a model.
+    # Rank 0 writes the run folder; other machines may not see it. Every rank must take part, with or without a model.
     is_resumed = distributed.from_main((Path(config.training.save_path) / LAST).exists)
     if is_resumed or not config.training.initial_model:
         return {}
@@ -97,10 +97,10 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
         translate(contents, net, path)
     else:
         found, ours = _settings(contents), _settings(net.spec())
-        # Options that another front end does not have are skipped; its name is reported.
+        # If the front ends differ, options that ours lacks are skipped; the name is reported.
         others = [name for name in found if found[name] != ours.get(name, found[name]) and name not in FREE]
         if others:
-            # If the model differs, its sizes follow; naming the model is enough.
+            # If the model differs, so do its sizes; naming the model is enough.
             listed = others[:1] if others[0] == "model.name" else others
             differing = "; ".join(
                 f"{name} is {found[name]} in the file, {ours[name]} in the configuration" for name in listed
@@ -113,7 +113,7 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
 
 
 def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
-    """Load the initial model into the network, and into the loss if the checksum `speakers` is the same.
+    """Load the initial model into the network, and its head into the loss if the speakers (a checksum) are the same.
 
     Returns facts about it for the model files of the run; a resumed run already has them.
     """
@@ -188,7 +188,7 @@ def compared_with_initial_model(
         # EER and costs are errors, so a positive difference is worse.
         added += [one for one, of in zip(compared, differences, strict=True) if of.value > 0]
     else:
-        added.append(f"the initial model {path} no longer exists: best.pt was not compared with it")
+        added.append(f"the initial model {path} no longer exists, so best.pt was not compared with it")
     for one in added:
         logger.warning("%s", one)
     facts = {**values, "sentences": sentences}
@@ -212,13 +212,13 @@ def train_stage(
     """Train one stage of a run, numbered from 0; return the loss and the stage's summary.
 
     The first stage builds the loss. A stage resumes when called again, but starts over if earlier stages have trained
-    further since, which shows in their `steps`. Loader, optimizer and averages are freed at the end, to leave memory
-    for the next stage.
+    further since, which shows in `steps`, their total. Loader, optimizer and averages are freed at the end, to leave
+    memory for the next stage.
     """
     (name, own), run_folder = list(stages.items())[number], Path(config.training.save_path)
     folders = [run_folder, *(stage_folder(run_folder, n, one) for n, one in enumerate(stages) if n)]
     if loss is not None:
-        # Its epochs restart at 0, and with the run's seed they would repeat the draws of the first stage.
+        # The stage's epochs restart at 0, and with the run's seed they would repeat the draws of the first stage.
         seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
         own = replaced(own, runtime={"seed": seed})
         _hand_over(list(stages.values())[number - 1 : number + 1], net, loss, folders[number - 1 : number + 1], steps)
@@ -267,7 +267,7 @@ def train_stage(
 
 
 def _hand_over(configs: Sequence[Config], net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int) -> None:
-    """Prepare network and loss for the next stage; `configs` and `folders` are those of the previous and the next."""
+    """Prepare network and loss for a stage; `configs` and `folders` are those of the previous stage and of this one."""
     # The previous stage's loader, corpus, optimizer and averages form reference cycles, which Python frees late.
     gc.collect()
     if torch.cuda.is_available():
@@ -316,18 +316,18 @@ def _set_aside_older(folder: Path, steps: int) -> None:
     before = found[1].get("training", {}).get("first_stage_steps") if found else None
     if before not in (None, steps):
         logger.warning(
-            "%s followed step %d of the earlier stages, which are now at step %d: this stage starts over, and its old "
-            "folder is moved to %s",
+            "%s was trained after step %d of the earlier stages, but they have since reached step %d, so this stage "
+            "starts over; its old folder is moved to %s",
             *(folder, before, steps, move_aside(folder).name),
         )
 
 
 def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
-    """Replace the model file `best` with a stage's `candidate` if its EER is lower or it is wanted; logs which."""
+    """Replace the model file `best` with a stage's `candidate` if its EER is lower or `is_wanted`; log which."""
     before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
     eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
     if before == after:
-        logger.info("%s: EER %.2f %%; best.pt is already its model", stage, eer_after)
+        logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
         return
     is_better = is_wanted or eer_after < eer_before
     verdict = "replaced" if is_better else "kept"
@@ -369,7 +369,7 @@ def schedule_table(config: Config) -> str:
     for one in scheduled_epochs(config):
         name = f"{one.epoch} of the {one.stage} stage" if one.stage else str(one.epoch)
         rows.append((name, _span(one.learning_rates), _span(one.margins) if one.margins else "none"))
-    note = "plateau: multiplied by schedule.decay whenever the EER stops falling, which cannot be shown in advance"
+    note = "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which is not shown here"
     return "\n".join([*text_table(rows), *([note] if config.schedule.name == "plateau" else [])])
 
 

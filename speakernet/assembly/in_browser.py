@@ -19,8 +19,8 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
     """URL -> contents: the graph, checked as in `export`, and the runtime from the folder `dist` of onnxruntime-web."""
     if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
         raise FileError(
-            f"{folder}: no {missing[0]}; expected the folder `dist` of onnxruntime-web: `npm pack onnxruntime-web`, "
-            "then `tar xf onnxruntime-web-*.tgz package/dist` and --in-browser package/dist"
+            f"{folder} has no {missing[0]}; expected the folder `dist` of onnxruntime-web: run `npm pack "
+            "onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give --in-browser package/dist"
         )
     if plda_of(load_model_file(model_path).contents) is not None:
         raise ValueError(f"{model_path} scores with PLDA, which the page cannot do; serve it without --in-browser")

@@ -1,7 +1,7 @@
 """The inputs of a run: paths, lists, audio, voices and device, each read or chosen once.
 
 Stages, checks, validation, evaluation, mean embedding and cohort share them, because reading a list of a million rows
-takes a second, and its headers minutes.
+takes a second, and reading its audio headers takes minutes.
 """
 
 import dataclasses
@@ -133,8 +133,8 @@ class Inputs:
             is_here = not one.optional or (Path(one.list).is_file() and Path(one.path).exists())
             given = self.trial_input(one.list, one.path) if is_here else None
             if given is None or (one.optional and len(given.source.missing(given.trials.names))):
-                missing = f"{one.list}, or some of its recordings in {one.path}"
-                logger.warning("data.test_lists: leaving out %s, which is optional and lacks %s", name, missing)
+                missing = f"{one.list} or some of its recordings in {one.path}"
+                logger.warning("data.test_lists: leaving out %s, which is optional: cannot find %s", name, missing)
             elif given.trials.labels is None:
                 raise ConfigError(f"data.test_lists: {name} ({one.list}) has no labels; give a labelled trial list")
             else:
@@ -177,8 +177,8 @@ def make_synthetic_corpus(config: Config) -> Config:
     lists = [data.train_list or next((one.train_list for one in data.corpora.values()), ""), data.test_list]
     if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
-    # Rank 0 first, then one rank of each machine, which may have its own disk: two writers at once would mistake each
-    # other's files for those of a killed run.
+    # Rank 0 first, then one rank of each machine, which may have its own disk: two concurrent writers would mistake
+    # each other's files for those of a killed run.
     made = None
     for has_turn in (distributed.is_main(), distributed.local_rank() == 0, True):
         if has_turn and made is None:
@@ -186,7 +186,7 @@ def make_synthetic_corpus(config: Config) -> Config:
         distributed.barrier()
     assert made is not None, "every rank has the last turn"
     paths = {
-        # The user's own list is never combined with the corpus's audio, a mistake that nothing would notice.
+        # The user's own list is never combined with the corpus's audio, because no check would detect that mistake.
         "train_path": data.train_path or ("" if lists[0] else str(made.train_path)),
         "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
         "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),

@@ -103,7 +103,7 @@ def fetch(name: str) -> Path:
             file, of_hub = _in_repository(name, entry["hub"], "main", entry["files"])
         else:
             file, of_hub = _from_address(name, entry, target), ""
-        # The published SHA-256 counts; without one the first fetch's, and for the first fetch the hub's.
+        # The expected SHA-256 is the published one, or that of the first fetch; for the first fetch, the hub's.
         note = target.with_suffix(".sha256")
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
         found = _checked(file, entry.get("sha256") or first, name)
@@ -154,7 +154,7 @@ def _checked(file: Path, expected: str, name: str) -> str:
         # In the hub's cache, the file is a link to its content.
         file.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{name}: {file.name} has SHA-256 {found}, expected {expected}, and was moved to {aside}. Fetch it "
+            f"{name}: {file.name} has SHA-256 {found} instead of {expected} and was moved to {aside}. Fetch it "
             "again; if it still differs, the publisher has replaced the file"
         )
     return found

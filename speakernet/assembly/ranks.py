@@ -18,16 +18,16 @@ from speakernet.training.ranks import SeveralProcesses
 
 logger = logging.getLogger(__name__)
 
-FEWEST_SPEAKERS = 20_000
-"""`loss.sharded: auto` shards from here; a smaller head takes little memory, and its gradients travel with the rest."""
-FEWEST_CROPS = 32
+MIN_SHARDED_CLASSES = 20_000
+"""`loss.sharded: auto` shards from this number of classes on; a smaller head takes little memory and little traffic."""
+MIN_CROPS = 32
 """Crops per process from which `runtime.sync_batch_norm: auto` keeps statistics local, as published recipes do."""
 
 
 def join_ranks(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> SeveralProcesses:
     """Adapt `net` and `loss` in place to a run of several processes; return what exchanges their gradients."""
     shared = choose_shared_norms(config, distributed.world_size())
-    # In a second stage, the network may already have shared norms.
+    # In a later stage, the network may already have shared norms.
     count = synchronize_norms(net, device) if shared.value else 0
     logger.info("batch norm over the batch of all processes: %s; %s changed", shared, counted(count, "layer"))
     if config.runtime.parallel == "fsdp":
@@ -40,8 +40,8 @@ def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
     """Whether batch norm uses the batch of all processes, and why."""
     crops = config.data.batch_size * config.data.utterances_per_speaker // num_processes
     asked = config.runtime.sync_batch_norm
-    reason = "as configured" if asked != "auto" else f"shared below {FEWEST_CROPS}"
-    is_shared = asked == "on" or (asked == "auto" and crops < FEWEST_CROPS)
+    reason = "as configured" if asked != "auto" else f"shared below {MIN_CROPS}"
+    is_shared = asked == "on" or (asked == "auto" and crops < MIN_CROPS)
     return Choice(is_shared, f"{counted(crops, 'crop')} per process, {reason}")
 
 
@@ -49,9 +49,9 @@ def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) 
     """Whether each rank keeps only a share of the head, and why."""
     if options.sharded == "off" or not options.has_head:
         return Choice(False, "switched off" if options.has_head else "the loss has no head")
-    several, is_asked = f"{num_classes:,} speakers on {num_processes} processes", options.sharded == "on"
-    reason = f"{several}, as configured" if is_asked else f"{several}; worthwhile from {FEWEST_SPEAKERS:,}"
-    return Choice(is_asked or num_classes >= FEWEST_SPEAKERS, reason)
+    several, is_asked = f"{num_classes:,} classes on {num_processes} processes", options.sharded == "on"
+    reason = f"{several}, as configured" if is_asked else f"{several}; worthwhile from {MIN_SHARDED_CLASSES:,}"
+    return Choice(is_asked or num_classes >= MIN_SHARDED_CLASSES, reason)
 
 
 def shard_head(options: LossOptions, loss: nn.Module) -> None:
@@ -59,7 +59,7 @@ def shard_head(options: LossOptions, loss: nn.Module) -> None:
 
     Must be called after the whole head is initialised and before the optimizer is built.
     """
-    # The second stage trains the head of the first.
+    # Later stages train the head of the first.
     if sharded_names(loss):
         return
     choice = choose_sharding(options, getattr(loss, "num_classes", 0), distributed.world_size())

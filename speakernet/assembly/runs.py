@@ -1,6 +1,6 @@
 """The two kinds of run: train a model and write its report, and score a trial list with a model.
 
-Both first check everything that can be refused: options, lists, files, free space.
+Training first checks everything that can be refused: options, lists, files, free space.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from speakernet.training.trackers import TEST_FIGURES, Trackers
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that are also sent to trackers."""
 READ_AT_START_SECONDS = 3600.0
-"""Trial lists with at most this much speech are decoded before the first step; longer ones are left to the doctor."""
+"""Trial lists with at most this much audio are decoded before the first step; longer ones are left to the doctor."""
 SHOWN = ("speakers", "training audio: length", "trials", "trial identity")
 """Findings shown even if all is well, because they report amounts; the others then go to log.txt only."""
 
@@ -57,12 +57,12 @@ class TrainingOutcome:
     summary: dict[str, Any]
     """The trainer's numbers: epochs, best EER, seconds, paths."""
     evaluation: Evaluation | None
-    """The best checkpoint on the test list; None if the run was already finished."""
+    """The results of the best checkpoint on the test list; None if the run was already finished."""
     run_folder: Path
 
 
 def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
-    """Train (or resume), evaluate the best checkpoint on the test list, write the report, copy all to the mirror."""
+    """Train (or resume), evaluate the best checkpoint on the test list, write the report, and mirror the run folder."""
     config, training = loaded.config, loaded.config.training
     # Before anything else, because ranks that train and ranks that score would wait for each other.
     refuse_differences({"the command": "training", "training.mirror": training.mirror})
@@ -110,7 +110,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             )
             summaries.append(summary)
         summary = _merge_summaries(summaries) if len(summaries) > 1 else summaries[0]
-        # Rank 0 writes best.pt, which other machines may not see.
+        # Rank 0 writes best.pt, which may not be visible on other machines.
         best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
         summary |= {
             "best_eer_percent": best["best_eer_percent"],
@@ -120,7 +120,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         others = inputs.beside(inputs.test) if config.data.test_lists else ()
         if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder, others)):
             return TrainingOutcome(summary, None, run_folder)
-        # Held as in training, so that another start does not remove files that are still being written.
+        # Locked as in training, so that a second start does not remove files that are still being written.
         with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
             evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
             if training.initial_model:
@@ -242,15 +242,15 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
             data.test_list,
         )
     if inputs.validation.trials.labels is None:
-        raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint")
+        raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint; add labels")
     if calibration_list := config.evaluation.calibration_list:
         # Read here, so that errors do not surface after the last epoch.
         inputs.trial_input(calibration_list, config.evaluation.calibration_path or data.test_path)
     training = inputs.training.rows
     if config.evaluation.plda and len(training) == len(training.speakers):
         raise ConfigError(
-            f"evaluation.plda: every speaker of {data.train_list} has only one recording; expected several for some "
-            "speakers, or evaluation.plda: false"
+            f"evaluation.plda is on, but every speaker of {data.train_list} has only one recording; add more for some "
+            "speakers, or set evaluation.plda: false"
         )
     # Validation and test list are often the same.
     both = inputs.validation, inputs.test

@@ -1,7 +1,7 @@
 """A teacher: another network's embeddings as a second training target besides the speakers.
 
-The teacher's embeddings of whole, unaugmented recordings are computed once before the first step and kept in the run
-folder. The student sees augmented crops, so it learns to ignore the augmentation.
+By default, the teacher's embeddings of whole, unaugmented recordings are computed once before the first step and kept
+in the run folder. The student sees augmented crops, so it learns to ignore the augmentation.
 
 Source: Wang et al. 2019, "Knowledge distillation for small foot-print deep speaker embedding" (embedding level).
 """
@@ -34,7 +34,7 @@ class Teacher(nn.Module):
 
     >>> teacher = Teacher(LossOptions(teacher_weight=2.0), 2, torch.tensor([[0.0, 3.0], [4.0, 0.0]]), num_speakers=1)
     >>> embeddings, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 1])
-    >>> teacher(embeddings, teacher.kept[[0, 1, 0]], labels)  # 1 and 0 apart; the third is another voice
+    >>> teacher(embeddings, teacher.kept[[0, 1, 0]], labels)  # distances 1 and 0; the third row is a changed voice
     tensor(0.6667)
     """
 
@@ -48,7 +48,7 @@ class Teacher(nn.Module):
     ) -> None:
         super().__init__()
         self.options, self.kept, self.num_speakers = options, kept, num_speakers
-        # A list hides it from torch: it is neither trained nor part of a checkpoint.
+        # A list hides the network from torch: it is neither trained nor part of a checkpoint.
         self._nets = [one for one in (net,) if one is not None]
         dim = self._nets[0].embedding_dim if kept is None else kept.shape[1]
         self.translate = nn.Linear(embedding_dim, dim, bias=False) if dim != embedding_dim else nn.Identity()
@@ -90,7 +90,7 @@ def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:
     if net.sample_rate != rate:
         raise ConfigError(
             f"loss.teacher: {options.teacher} was trained at {net.sample_rate} Hz, but data.sample_rate is {rate}; use "
-            "another teacher or set data.sample_rate"
+            "a different teacher or set data.sample_rate"
         )
     if options.teacher_input == "crops":
         loss.teacher = Teacher(options, student, net=net.to(inputs.device))

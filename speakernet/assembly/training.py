@@ -1,6 +1,6 @@
 """Build network, loss and trainer from the sections model, loss, optimizer, schedule, training and runtime.
 
-`refuse_impossible` refuses combinations that cannot work; it needs no data and runs before any is read.
+`refuse_impossible` refuses combinations that cannot work; it needs no data and runs before any data is read.
 """
 
 import functools
@@ -46,10 +46,10 @@ from speakernet.training.trackers import TRACKERS
 logger = logging.getLogger(__name__)
 
 Validate = Callable[[int], Mapping[str, Any]]
-"""Returns figures of the current network, given the number of epochs."""
+"""Given the number of finished epochs, evaluates the current network and returns the figures."""
 
 MINING_STREAM = 103
-"""With the run's seed, the key of the random stream for mining triplets."""
+"""Together with the run's seed, the key of the random stream for mining triplets."""
 
 
 def prepare_machine(config: Config) -> None:
@@ -97,34 +97,36 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     if hasattr(net.trunk, "refuse_impossible"):
         net.trunk.refuse_impossible(config.model.options)
     data, training, augment, loss = config.data, config.training, config.augment, config.loss
-    of_epochs = f"of training.max_epochs: {training.max_epochs}"
+    of_epochs = f"but the run has only {counted(training.max_epochs, 'epoch')} (training.max_epochs)"
     absent = [name for name in training.trackers if importlib.util.find_spec(TRACKERS[name][0]) is None]
     found = {
-        f"training.trackers: not installed: {', '.join(absent)}; pip install 'speakernet[trackers]' or leave "
-        "them out": bool(absent),
-        f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {loss.name}: each "
-        "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
-        "or accumulation_steps: 1 with a larger data.batch_size": (
+        f"training.trackers: found no installed library for {', '.join(absent)}; pip install 'speakernet[trackers]', "
+        "or leave these trackers out": bool(absent),
+        f"training.accumulation_steps is {training.accumulation_steps}, but with the metric loss {loss.name}, each "
+        "micro-batch would see only its own negatives; set training.gradient_cache: auto (two passes), or "
+        "accumulation_steps: 1 with a larger data.batch_size": (
             needs_gradient_cache(config) and training.gradient_cache == "off"
         ),
         f"loss.teacher: no such file {loss.teacher}; give a model file such as best.pt": (
             loss.teacher and not distributed.from_main(Path(loss.teacher).is_file)
         ),
-        f"loss.teacher: {loss.teacher} with the metric loss {loss.name} under accumulation, which takes two passes; "
-        "set training.accumulation_steps: 1": loss.teacher and needs_gradient_cache(config),
-        f"loss.teacher_input: crops with augment.warp_factors: {augment.warp_factors}, which do not reach the "
-        "teacher; set [1.0], or teacher_input: recordings": (
+        f"loss.teacher is {loss.teacher}, but a teacher does not work with the metric loss {loss.name} under "
+        "accumulation, which takes two passes; set training.accumulation_steps: 1": (
+            loss.teacher and needs_gradient_cache(config)
+        ),
+        f"loss.teacher_input: crops does not work with augment.warp_factors: {augment.warp_factors}, because warps do "
+        "not reach the teacher; set warp_factors: [1.0], or teacher_input: recordings": (
             loss.teacher and loss.teacher_input == "crops" and augment.warp_factors != [1.0]
         ),
-        f"augment.real_epochs: {augment.real_epochs} {of_epochs}: changed voices would never be used; lower "
+        f"augment.real_epochs is {augment.real_epochs}, {of_epochs}, so changed voices would never be used; lower "
         "real_epochs, or remove speed_factors and warp_factors": (
             augment.enabled and augment.real_epochs >= training.max_epochs
         ),
-        f"training.average_checkpoints: {training.average_checkpoints} with model.options.trained: lora: averaged "
-        "weights cannot be split into adapters again; set it to 0": (
+        f"training.average_checkpoints is {training.average_checkpoints}, but with model.options.trained: lora, "
+        "averaged weights cannot be split into adapters again; set it to 0": (
             training.average_checkpoints > 0 and getattr(config.model.options, "trained", "") == "lora"
         ),
-        f"training.freeze_epochs: {training.freeze_epochs} {of_epochs}: the network would never learn; raise "
+        f"training.freeze_epochs is {training.freeze_epochs}, {of_epochs}, so the network would never learn; raise "
         "max_epochs or lower freeze_epochs": training.freeze_epochs >= training.max_epochs,
         f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {loss.name} compares utterances "
         f"of the same speaker and needs at least {loss.min_utterances}; set --nPerSpeaker {loss.min_utterances}": (
@@ -141,7 +143,7 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
             ),
             f"optimizer.fused: on {instead} auto": config.optimizer.fused == "on",
             f"runtime.channels_last: on {instead} auto": runtime.channels_last == "on",
-            f"loss.sharded: on {instead} auto: fsdp shards the head too": loss.sharded == "on",
+            f"loss.sharded: on {instead} auto (fsdp shards the head too)": loss.sharded == "on",
         }
     for problem, holds in found.items():
         if holds:
@@ -149,18 +151,18 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     for option in ("freeze_epochs", "freeze_norm_statistics", "initial_weight"):
         if (value := getattr(training, option)) and not training.initial_model:
             raise ConfigError(f"training.{option}: {value} needs an initial model; give one with --initial_model FILE")
-    # Built for two speakers, because their number is not known before the list is read.
+    # The loss is built for two speakers, because the real number is not known before the list is read.
     if training.freeze_epochs and not any(one.ndim > 1 for one in build_loss(config, 2).parameters()):
         raise ConfigError(
-            f"training.freeze_epochs: {training.freeze_epochs}, but the loss {loss.name} has no head to train "
-            "meanwhile; set it to 0, or use a loss with a head, such as aamsoftmax"
+            f"training.freeze_epochs is {training.freeze_epochs}, but the loss {loss.name} has no head to train while "
+            "the network is frozen; set it to 0, or use a loss with a head, such as aamsoftmax"
         )
     if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
-        raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
+        raise ValueError(f"runtime.compile is on, but {'; '.join(obstacles)}. Alternatively, set compile: off")
 
 
 def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
-    """The reasons why this network cannot be compiled here, each with its remedy."""
+    """The reasons why this network cannot be compiled here, each with its remedy if there is one."""
     runtime = config.runtime
     reasons = {
         "speakernet does not support torch.compile on Windows": platform.system() == "Windows",
@@ -168,13 +170,13 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
             device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++"))
         ),
         # `on` is reproducible, because it compiles before the first step.
-        "deterministic: when to compile depends on measured times": (
+        "runtime.deterministic is on, and the decision when to compile depends on timing": (
             runtime.deterministic and runtime.compile == "auto"
         ),
         f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, first "
         "without gradients; set training.accumulation_steps: 1": needs_gradient_cache(config),
         "runtime.parallel: fsdp gathers weights between blocks": runtime.parallel == "fsdp",
-        "crops have many lengths, each of which would be compiled; set data.crop_frames_max: 0": (
+        "crops have many lengths, each of which would be compiled separately; set data.crop_frames_max: 0": (
             config.data.crop_frames_max > config.data.crop_frames
         ),
         # Compiled code always uses channels_last, in which the weight gradient of a strided 1 x 1 convolution with 8
@@ -194,26 +196,25 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
     """Warn of options that have no effect, or not the expected one, in a run with `num_batches` per epoch."""
     training, schedule, runtime, epochs = config.training, config.schedule, config.runtime, config.training.max_epochs
     moves_margin, has_margin = schedule.margin != "constant", hasattr(config.loss, "margin")
-    of_epochs = f"of training.max_epochs: {epochs}"
+    of_epochs = f"but the run has only {counted(epochs, 'epoch')} (training.max_epochs)"
     warnings = {
         "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps above 1": (
             training.gradient_cache == "on" and not needs_gradient_cache(config)
         ),
-        f"training.accumulation_steps: {training.accumulation_steps}, but an epoch has "
-        f"{counted(num_batches, 'batch')}: a step cannot use more": training.accumulation_steps > num_batches,
-        f"training.average_checkpoints: {training.average_checkpoints} {of_epochs}: there are fewer checkpoints": (
+        f"training.accumulation_steps is {training.accumulation_steps}, but an epoch has only "
+        f"{counted(num_batches, 'batch')}, and a step cannot span epochs": training.accumulation_steps > num_batches,
+        f"training.average_checkpoints is {training.average_checkpoints}, {of_epochs}": (
             training.average_checkpoints > epochs
         ),
-        f"schedule.warmup_epochs: {schedule.warmup_epochs:g} {of_epochs}: the learning rate never reaches its peak": (
-            schedule.warmup_epochs >= epochs
-        ),
-        f"schedule.warmup_epochs: {schedule.warmup_epochs:g} with one_cycle, which has its own warm-up: the learning "
+        f"schedule.warmup_epochs is {schedule.warmup_epochs:g}, {of_epochs}, so the learning rate never reaches its "
+        "peak": schedule.warmup_epochs >= epochs,
+        f"schedule.warmup_epochs is {schedule.warmup_epochs:g}, but one_cycle has its own warm-up, so the learning "
         "rate rises twice; set schedule.warmup_epochs: 0": (
             0 < schedule.warmup_epochs < epochs and schedule.name == "one_cycle"
         ),
         f"schedule.margin: {schedule.margin} has no effect: the loss has no margin": moves_margin and not has_margin,
-        f"schedule.margin_end_epoch: {schedule.margin_end_epoch:g} {of_epochs}: the margin never reaches its full "
-        "size": moves_margin and has_margin and schedule.margin_end_epoch > epochs,
+        f"schedule.margin_end_epoch is {schedule.margin_end_epoch:g}, {of_epochs}, so the margin never reaches its "
+        "full size": moves_margin and has_margin and schedule.margin_end_epoch > epochs,
         f"runtime.gpu_id: {runtime.gpu_id} has no effect: this run is on the CPU": (
             runtime.gpu_id is not None and device.type == "cpu"
         ),
@@ -241,7 +242,7 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     choice = choose_precision(runtime.precision, device)
     name, reason = choice.value, choice.reason
     if runtime.deterministic and runtime.precision == "auto" and name == "fp16":
-        name, reason = "no", "deterministic: fp16's scale depends on history"
+        name, reason = "no", "runtime.deterministic is on, and fp16's loss scale depends on earlier steps"
     logger.info("precision: %s (%s)", name, reason)
     return Precision(runtime, name, device)
 
@@ -265,7 +266,7 @@ def build_schedules(
 
 
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
-    """The compiler according to `runtime.compile`; `refuse_impossible` has refused what cannot work."""
+    """The compiler according to `runtime.compile`; `refuse_impossible` has already refused what cannot work."""
     runtime = config.runtime
     # Rank 0 decides: on another machine without a C++ compiler, torch runs the same code eagerly.
     obstacles = distributed.broadcast_object(compile_obstacles(config, net, device))
@@ -291,13 +292,13 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
     switch = runtime.channels_last
     # Weights under `fully_shard` keep the layout in which they were sharded.
     if switch == "auto" and runtime.parallel == "ddp" and device.type == "cuda":
-        # On a GPU, channels_last may be slower in float32. On a CPU it never was, so SpeakerNet is built in it (ResNet
-        # takes 0.25 instead of 0.32 s per step).
+        # On a GPU, channels_last may be slower in float32. On a CPU it never was, so SpeakerNet is built in that layout
+        # (ResNet takes 0.25 instead of 0.32 s per step).
         switch = "off" if precision.name == "no" else "on"
     if switch == "on" and not any(isinstance(module, nn.Conv2d) for module in net.modules()):
         logger.warning("runtime.channels_last: on has no effect: %s has no 2-D convolutions", config.model.name)
     elif switch == "on" and device.type == "cpu" and not is_safe_in_channels_last(net):
-        logger.warning("runtime.channels_last: on has no effect: this network has too few channels and crashes oneDNN")
+        logger.warning("runtime.channels_last: on has no effect: this network has so few channels that oneDNN crashes")
     elif switch != "auto":
         layout = torch.channels_last if switch == "on" else torch.contiguous_format
         net.to(memory_format=layout)  # type: ignore[call-overload]
@@ -328,7 +329,7 @@ def build_trainer(
     net_state = None
     if hasattr(net.trunk, "tune"):
         net_state = net.trunk.tune(config.model.options, net)
-    # Before optimizer and average are built, because they allocate tensors on the device of the weights.
+    # Moved before optimizer and average are built, because they allocate tensors on the device of the weights.
     net.to(device)
     loss.to(device)
     ranks = None
@@ -392,13 +393,13 @@ def build_trainer(
 
 
 def batch_factor(config: Config) -> Choice[float]:
-    """The factor of all learning rates for a batch other than the one they were chosen for, and why."""
+    """The factor for all learning rates if the batch is not the one that they were chosen for, and why."""
     training = config.training
     batch = config.data.batch_size * config.data.utterances_per_speaker * training.accumulation_steps
     ratio = batch / (training.reference_batch or batch)
     factor = {"off": 1.0, "linear": ratio, "sqrt": ratio**0.5}[training.batch_scaling]
     return Choice(
         factor,
-        f"{batch} utterances per step, chosen for {training.reference_batch}; training.batch_scaling: "
+        f"{batch} utterances per step instead of {training.reference_batch}; training.batch_scaling: "
         f"{training.batch_scaling}",
     )

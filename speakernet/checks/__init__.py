@@ -1,4 +1,4 @@
-"""Checks of lists, audio and machine before a run; training runs `lists.quick_check`, `speakernet doctor` all."""
+"""Checks of lists, audio and machine before a run: training runs `lists.quick_check`, `speakernet doctor` runs all."""
 
 import textwrap
 from collections import Counter
@@ -53,14 +53,14 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def closing_line(findings: Iterable[Finding], *, has_data: bool = True) -> str:
-    """The conclusion, in one line; without data it is about the machine only.
+    """The conclusion in one line; without data it concerns only the machine.
 
     >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
     '1 warning: you can train'
     """
     levels = Counter(finding.level for finding in findings)
     counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
-    usable = "you can train" if has_data else "you can train on this machine; --config or --list also checks data"
+    usable = "you can train" if has_data else "you can train on this machine; add --config or --list to check data"
     conclusion = "fix the errors before you train" if levels["error"] else usable
     return f"{', '.join(counts) or 'no problems'}: {conclusion}"
 

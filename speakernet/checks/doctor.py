@@ -1,4 +1,4 @@
-"""All checks of lists, audio and machine before a run, for `speakernet doctor`."""
+"""All checks of lists, audio and the machine before a run, for `speakernet doctor`."""
 
 import contextlib
 import functools
@@ -48,8 +48,8 @@ from speakernet.terminal import MAX_NAMED, counted
 
 ListType = TypeVar("ListType", TrainingList, TrialList)
 
-LEAST_FREE_BYTES = 5 << 30
-LEAST_SHARED_BYTES = 1 << 30
+MIN_FREE_BYTES = 5 << 30
+MIN_SHARED_BYTES = 1 << 30
 """Docker's default is 64 MiB, eight batches of 64 crops of 2 s in float32."""
 ADVICE_ON_SHARED_MEMORY = (
     "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
@@ -146,7 +146,7 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
 def _read(
     path: Path | None, read: Callable[[Path, list[str]], ListType], check: str, findings: list[Finding]
 ) -> ListType | None:
-    """Read a list without its malformed rows, which make one finding."""
+    """Read a list without its malformed rows, which together become one finding."""
     malformed: list[str] = []
     found = None
     try:
@@ -176,10 +176,10 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
     yield Finding("ok", "processor", f"{cpu_name()}; {computes}")
     folder = next(one for one in (save_path.absolute(), *save_path.absolute().parents) if one.exists())
     if not os.access(folder, os.W_OK):
-        yield Finding("error", "save path", f"{folder} is not writable", "choose another --training.save_path")
+        yield Finding("error", "save path", f"{folder} is not writable", "choose a different --training.save_path")
     for name, place, least, advice in (
-        ("free space", folder, LEAST_FREE_BYTES, "checkpoints of a large model may not fit; free some space"),
-        ("shared memory", Path("/dev/shm"), LEAST_SHARED_BYTES, ADVICE_ON_SHARED_MEMORY),
+        ("free space", folder, MIN_FREE_BYTES, "checkpoints of a large model may not fit; free some space"),
+        ("shared memory", Path("/dev/shm"), MIN_SHARED_BYTES, ADVICE_ON_SHARED_MEMORY),
     ):
         if place.is_dir():
             usage = shutil.disk_usage(place)
@@ -190,7 +190,7 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
         yield Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
     except FfmpegError as error:
         needed = Finding("warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode")
-        unneeded = "not found, and not needed here (it decodes m4a, as in VoxCeleb2)"
+        unneeded = "not found, but only needed for m4a and similar files (as in VoxCeleb2)"
         yield needed if needs_ffmpeg else Finding("ok", "ffmpeg", unneeded)
     yield _torch_pair()
     if facts := gpu_facts():
@@ -211,8 +211,8 @@ def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding
             num_read += 1
     rate = num_read / max(time.perf_counter() - started, 1e-9)
     if not num_read:
-        return Finding("warning", check, "no file could be read to time the disk")
-    message = f"{rate:,.0f} files per second with one reader (files read before come from memory)"
+        return Finding("warning", check, "the disk could not be timed: no file could be read")
+    message = f"{rate:,.0f} files per second with one reader (recently read files come from memory)"
     is_slow = rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS
     advice = "copy the data to a local SSD, or pack it: speakernet pack" if is_slow else ""
     return Finding("warning" if is_slow else "ok", check, message, advice)
@@ -227,7 +227,7 @@ def _torch_pair() -> Finding:
     try:
         outcome = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Finding("warning", "torch", f"{message}: torchaudio took over {IMPORT_TIMEOUT_SECONDS} s to load")
+        return Finding("warning", "torch", f"{message}: torchaudio took more than {IMPORT_TIMEOUT_SECONDS} s to load")
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
     last = (outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"])[-1]
@@ -248,8 +248,8 @@ def duration_histogram(seconds: np.ndarray) -> str:
 
 
 def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> None:
-    """Write one duration histogram per list, below each other, as PNG."""
-    # Late: matplotlib takes a second to import, and the picture is rarely used.
+    """Write a PNG with one duration histogram per list, one below the other."""
+    # Imported late: matplotlib takes a second to import, and the picture is rarely requested.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3 * max(1, len(durations))), layout="constrained")

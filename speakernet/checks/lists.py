@@ -1,7 +1,7 @@
-"""The quick checks that training runs before its first step, on lists, files, headers and speakers, without audio.
+"""The quick checks of lists, files, headers and speakers that training runs before its first step; no audio is decoded.
 
-They find what names and headers reveal and would stop or spoil a run hours later: missing files, speakers in both
-training and trials, speakers with too few utterances, trial lists with only targets or only non-targets.
+They find problems that would stop or spoil a run hours later: missing files, speakers in both training and trials,
+speakers with too few utterances, trial lists with only targets or only non-targets.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from speakernet.files import own_command
 from speakernet.terminal import MAX_NAMED, counted
 
 LOOKED_AT = 1000
-"""Number of rows from which the kind of a list is recognised."""
+"""Number of rows examined to recognise the kind of a list."""
 
 
 def quick_check(
@@ -40,7 +40,7 @@ def quick_check(
     """Check lists against each other and against their files.
 
     Returns:
-        All findings, including the good ones, in the order of the checks. The contents of a list raise no exception.
+        All findings, including the good ones, in the order of the checks. Nothing in a list raises an exception.
     """
     findings: list[Finding] = []
     lists = [] if train_list is None else [train_list]
@@ -53,13 +53,13 @@ def quick_check(
         firsts = {listed.speakers[int(listed.labels[row])] for row in rows}
         are_labelled = firsts <= {"0", "1"} or {path[-1] for path in paths} <= {"target", "nontarget"}
         are_trials = are_labelled and all(len(path) == 2 for path in paths)
-        # Speakers may have any name, but are not likely to be named like audio files.
+        # Speakers may have any name, but are unlikely to be named like audio files.
         if are_trials or {PurePosixPath(one).suffix.casefold() for one in firsts} <= AUDIO_SUFFIXES:
-            # Its files and speakers are meaningless, so more findings would only hide this one.
-            advice = "a training list has `speaker path` lines; give a trial list with --test_list"
+            # The files and speakers of such a list are meaningless, so more findings would only hide this one.
+            advice = "a training list has `speaker path` lines; pass a trial list with --test_list"
             lasts = {PurePosixPath(path[-1]).suffix.casefold() for path in paths}
             if not are_trials and lasts.isdisjoint(AUDIO_SUFFIXES):
-                advice = "its lines begin with a file name; the speaker comes first: `speaker path`"
+                advice = "its lines begin with a file name, but the speaker must come first: `speaker path`"
             found = f"{listed.source} is not a training list"
             return [Finding("error", "training list", found, advice)]
     if train_list is not None:
@@ -89,18 +89,18 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
     few = np.flatnonzero(counts < min_utterances)
     if len(few):
         message = f"{counted(len(few), 'speaker')} with fewer than {min_utterances} utterances"
-        advice = "their utterances are repeated within a batch or left out; add recordings or remove the speakers"
+        advice = "training leaves these speakers out; add recordings or remove them from the list"
         examples = tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:MAX_NAMED])
         findings.append(Finding("warning", "few utterances", message, advice, examples))
-    # Probably not one person but a folder of unnamed people.
+    # Probably a folder of unnamed people rather than one person.
     if len(counts) > 2 and counts.max() > 100 * np.median(counts):
         message = (
             f"speaker {training.speakers[int(counts.argmax())]} has {counts.max():,} utterances, the median speaker "
             f"{np.median(counts):.0f}"
         )
-        advice = "check that it is one person, or limit it with data.max_utterances_per_speaker"
+        advice = "check that this is one person, or set data.max_utterances_per_speaker"
         findings.append(Finding("warning", "balance", message, advice))
-    advice = "the same recording counts twice, perhaps under two speakers; remove the rows"
+    advice = "the same recording counts twice, perhaps under two speakers; remove the repeated rows"
     repeated = np.flatnonzero(NameIndex(training.paths).find(training.paths) != np.arange(len(training)))
     return findings + some("warning", "repeated rows", repeated, training.paths.__getitem__, "repeated path", advice)
 
@@ -128,15 +128,16 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     # the other way round.
     agrees, differs = (any(np.array_equal(one, trials.labels == kind) for one in is_same) for kind in (1, 0))
     if differs and not agrees:
-        message = "every target pairs files of two folders, every non-target files of one folder"
-        findings.append(Finding("warning", "labels", message, "1 means same speaker, 0 different; they may be swapped"))
+        message = "every target trial pairs files from two folders, every non-target trial files from the same folder"
+        advice = "1 means the same speaker, 0 different speakers; the labels may be swapped"
+        findings.append(Finding("warning", "labels", message, advice))
     if identity := identify_trials(trials):
         findings.append(Finding("ok", "trial identity", identity))
     _, contradicting = repeated_trials(trials)
     advice = "these pairs have both labels: correct or remove them"
     findings += some("error", "labels", contradicting, pair, "contradictory trial", advice)
     same = np.flatnonzero(trials.enrol == trials.test)
-    advice = "an utterance against itself is always accepted and makes the error rate optimistic; remove them"
+    advice = "an utterance always matches itself, which makes the error rate optimistic; remove these trials"
     return findings + some("warning", "self trials", same, pair, "self trial", advice)
 
 
@@ -150,8 +151,8 @@ def file_findings(
     if not len(missing):
         findings = [Finding("ok", f"{check}: files", f"all {len(names):,} exist")]
     else:
-        option = "data.train_path, or that of data.corpora," if check == "training audio" else "the path of this list"
-        whole = f"none is in {source.root}, where the list's paths start; correct {option} (doctor --list: --root)"
+        option = "data.train_path or data.corpora" if check == "training audio" else "the path of this list"
+        whole = f"no path of the list exists in {source.root}; correct {option} (for doctor --list: --root)"
         clean = f"restore them or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
         advice = whole if len(missing) == len(names) else clean
         level: Level = "warning" if len(missing) <= tolerated_share * len(names) else "error"
@@ -162,7 +163,7 @@ def file_findings(
     # A missing file has no header either.
     bad = sorted(set(lookup.problems) - set(missing.tolist()))
     level = "warning" if len(bad) <= tolerated_share * len(names) else "error"
-    advice = "replace them or remove them from the list; --data.on_bad_audio skip leaves out a few"
+    advice = "replace them or remove them from the list; --data.on_bad_audio skip tolerates a few"
     findings += some(level, f"{check}: headers", bad, lookup.problems.__getitem__, "unreadable file", advice)
     good = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
     if not len(good):
@@ -171,14 +172,14 @@ def file_findings(
     shown = ", ".join(f"{rate} Hz ({count:,})" for rate, count in zip(rates, counts, strict=True))
     advice = ""
     if (rates != lookup.sample_rate).any():
-        advice = "they are resampled on every read, which is slow: convert or pack them once (speakernet pack)"
+        advice = "other rates are resampled on every read, which is slow: convert or pack them once (speakernet pack)"
         # Telephone and studio recordings differ above 4 kHz, so a network mistakes the microphone for the voice.
-        lower = "; lower rates lack the upper band, by which a network then learns to tell speakers apart"
+        lower = "; lower rates lack the upper band, and a network may learn that difference instead of the voices"
         advice += lower if rates.min() < lookup.sample_rate else ""
     findings.append(Finding("warning" if advice else "ok", f"{check}: rate", shown, advice))
     if num_wide := int(np.count_nonzero(lookup.num_channels[good] > 1)):
         message = f"{counted(num_wide, 'file')} with up to {lookup.num_channels[good].max()} channels, mixed down"
-        # A conversation may have one speaker per channel, whose mixture is neither.
+        # A conversation may have one speaker per channel; the mixture would be neither of them.
         advice = "fine if the channels are copies; if each has a different speaker, split them first"
         findings.append(Finding("warning", f"{check}: channels", message, advice))
     seconds = lookup.seconds[good]
@@ -187,7 +188,7 @@ def file_findings(
     short = np.flatnonzero(seconds < min_seconds)
     if len(short):
         message = f"{counted(len(short), 'file')} shorter than {min_seconds:g} s"
-        advice = "they are repeated to fill a crop and contribute little; data.min_seconds leaves them out"
+        advice = "short files are repeated to fill a crop and contribute little; data.min_seconds can leave them out"
         examples = tuple(f"{names[int(good[row])]} ({seconds[row]:.2f} s)" for row in short[:MAX_NAMED])
         findings.append(Finding("warning", f"{check}: short", message, advice, examples))
     return findings
@@ -196,8 +197,8 @@ def file_findings(
 def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:
     """Find speakers and files that are in both the training and the trial list.
 
-    A trial list does not name speakers; they are taken from the folder that has the speaker's name in the training
-    paths, counted from the start or the end of the path.
+    A trial list does not name speakers; they are taken from the folder level that holds the speaker's name in the
+    training paths, counted from the start or the end of the path.
     """
     places = []
     for row in np.unique(np.linspace(0, len(training) - 1, min(LOOKED_AT, len(training))).astype(np.int64)).tolist():
@@ -213,7 +214,7 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         rows, noun = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0), "file"
         shared = [trials.names[int(row)] for row in rows]
     if shared:
-        advice = "the error rate does not hold for unseen speakers; make disjoint lists: " + own_command(
+        advice = "the error rate says nothing about unseen speakers; make disjoint lists: " + own_command(
             "prepare folder"
         )
         message = f"{counted(len(shared), noun)} of {trials.source} also in the training list {training.source}"

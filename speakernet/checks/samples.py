@@ -18,7 +18,7 @@ ROWS_PER_TASK = 32
 SAMPLES_AT_ONCE = 1 << 20
 """About a minute; recordings may last hours."""
 SILENT_RMS = 1e-3
-"""Root mean square below which there is only recorder noise (-60 dB of full scale)."""
+"""Root mean square below which there is only recorder noise (-60 dB relative to full scale)."""
 FULL_SCALE = 0.999
 CLIPPED_SHARE = 0.001
 """Share of samples at full scale above which clipping is audible."""
@@ -41,7 +41,7 @@ class SampleFacts:
 
 
 def read_facts(source: AudioSource, names: StringTable, num_jobs: int, description: str = "") -> SampleFacts:
-    """Read every file, several at once, with a progress bar; memory holds 16 bytes per row and the files in flight."""
+    """Read every file, several at once, with a progress bar; memory holds 17 bytes per row and the current blocks."""
     rows = len(names)
     columns = {"rms": np.float32, "clipped": np.float32, "hashes": np.uint64, "cut_off": np.bool_}
     facts = SampleFacts(names, **{name: np.zeros(rows, kind) for name, kind in columns.items()}, problems={})
@@ -54,7 +54,7 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
                     power += float(np.square(block, dtype=np.float64).sum())
                     clipped += int((np.abs(block) >= FULL_SCALE).sum())
                     total += len(block)
-                    # The hash covers the samples only: another header does not make another recording.
+                    # The hash covers the samples only: a different header does not make a different recording.
                     digest.update(to_int16(block).tobytes())
                 path = source.path_of(names[row])
                 facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
@@ -71,9 +71,9 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
 
 
 def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = None) -> list[Finding]:
-    """Findings about the samples; given the speaker of each row, the same audio under two speakers is an error."""
+    """Findings about the samples; if each row's speaker is given, the same audio under two speakers is an error."""
     names = facts.names.__getitem__
-    advice = "make them again from their source or remove them from the list"
+    advice = "recreate them from their source or remove them from the list"
     damaged = sorted(facts.problems)
     findings = some("error", f"{check}: damaged", damaged, facts.problems.__getitem__, "undecodable file", advice)
     is_read = ~np.isin(np.arange(len(facts.names)), damaged)
@@ -83,25 +83,25 @@ def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = 
         ("truncated", facts.cut_off, "copy or convert them again; their end is missing"),
     ):
         findings += some("warning", f"{check}: {kind}", np.flatnonzero(is_read & is_bad), names, f"{kind} file", advice)
-    # Silent files all have equal samples.
+    # Silent files are left out: equal silence does not mean the same recording.
     rows = np.flatnonzero(facts.rms >= SILENT_RMS)
     rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
     same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
     pairs = zip(rows[:-1][same].tolist(), rows[1:][same].tolist(), strict=True)
-    # A person in two folders makes one line, not one per recording.
+    # A person in two folders gets one line, not one per recording.
     groups: dict[tuple[int, ...], list[str]] = {}
     for pair in pairs:
         speakers = tuple(sorted({int(labels[row]) for row in pair})) if labels is not None else ()
         groups.setdefault(speakers, []).append(" = ".join(map(names, pair)))
     crossed = [one for speakers, one in groups.items() if len(speakers) > 1]
     if crossed:
-        shown = (f"{one[0]}{f', and {len(one) - 1} more of these two' if one[1:] else ''}" for one in crossed)
+        shown = (f"{one[0]}{f', and {len(one) - 1} more under these two' if one[1:] else ''}" for one in crossed)
         message = f"{counted(sum(map(len, crossed)), 'recording')} under two speakers"
         advice = "one person in two folders, or a wrong label: merge the speakers or remove the rows"
         examples = tuple(itertools.islice(shown, MAX_NAMED))
         findings.append(Finding("error", f"{check}: two speakers", message, advice, examples))
     twice = [pair for speakers, one in groups.items() if len(speakers) < 2 for pair in one]
-    advice = "they count twice, and target trials of such a pair are trivial"
+    advice = "they count twice, and a target trial between them is trivial"
     findings += some("warning", f"{check}: duplicates", range(len(twice)), twice.__getitem__, "duplicate file", advice)
     whole = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
     return findings or [Finding("ok", f"{check}: samples", whole)]
@@ -134,6 +134,6 @@ def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, s
     ]
     if not shared:
         return []
-    message = f"{counted(len(shared), 'recording')} also in {checks[0]}" + " under another name" * renamed
-    advice = "the error rate does not hold for unseen speakers; perhaps one person is in two folders"
+    message = f"{counted(len(shared), 'recording')} also in {checks[0]}" + " under a different name" * renamed
+    advice = "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
     return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

@@ -36,7 +36,7 @@ STORE_KEY_VARIABLE = "SPEAKERNET_STORE_KEY"
 
 COMMANDS = {
     "train": "train a model or, with --eval, score a trial list with one",
-    "evaluate": "compute error rates from score files, or of a model like train --eval",
+    "evaluate": "compute error rates from score files, or from a model as train --eval does",
     "compare": "compare systems that scored the same trials, with intervals for the differences",
     "report": "rebuild the report of a run folder from the results in it",
     "prepare": "prepare a corpus: download, verify, unpack, write lists",
@@ -81,7 +81,7 @@ EXIT_STATUSES = {
     0: "done",
     1: "failed; the message says what to do",
     2: "wrong usage",
-    75: "a loader worker or another rank was lost; last.pt was written, and the same command resumes the run",
+    75: "a loader worker or another rank died or hung; the same command resumes the run from last.pt",
     129: "ended by SIGHUP (the terminal was closed); training wrote last.pt, and the same command resumes the run",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training wrote last.pt, and the same command resumes the run",
     BROKEN_PIPE: "the reader closed the output (`speakernet list | head`)",
@@ -133,7 +133,7 @@ def module_of(command: str) -> str:
 
 
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
-    """Run a command module as `main` does; scripts of the checkout that are not in the package use it too.
+    """Run a command module as `main` does; scripts of the checkout outside the package use it too.
 
     Returns:
         The exit status: one of `EXIT_STATUSES`.
@@ -257,7 +257,7 @@ def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]
     known = parser._option_string_actions
     given = itertools.takewhile(lambda one: one != "--", (one.partition("=")[0] for one in rest))
     if unknown := next((one for one in given if one.startswith("--") and one not in known), None):
-        # Late: only a mistake needs it.
+        # Late: only a mistyped option needs it.
         from speakernet.options import nearest
 
         meant = "".join(f"did you mean {one}? " for one in nearest(unknown, known, 1))
@@ -290,7 +290,7 @@ def wrong_usage() -> Iterator[None]:
 
 
 def _message(error: Exception) -> str | None:
-    """What to tell the user (for a system error with file and advice), or None if the error is a bug."""
+    """The message for the user (for a system error, with file and advice), or None if the error is a bug."""
     if is_out_of_memory(error):
         # torch adds lines of statistics.
         found = str(error).partition("\n")[0]
@@ -390,7 +390,7 @@ DECISION = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "false-accept rate to set the threshold for (default 0.01, otherwise the EER threshold)",
+        "help": "false-accept rate of the threshold to use (default 0.01, or the EER threshold if there is none)",
     },
     "--threshold": {
         "type": _threshold,
@@ -408,7 +408,7 @@ def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) -> "SpeakerVerifier":
-    """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with its local number."""
+    """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with its local rank."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.verifier import load
 
@@ -422,7 +422,7 @@ def store_key(arguments: argparse.Namespace) -> bytes | None:
 
 @contextlib.contextmanager
 def answer_first(*, is_verbose: bool) -> Iterator[None]:
-    """Log nothing in the block unless verbose, so that the answer is the first line on the screen."""
+    """Log only errors in the block unless verbose, so that the answer is the first line on the screen."""
     before = logging.root.manager.disable
     logging.disable(before if is_verbose else logging.WARNING)
     try:

@@ -28,18 +28,22 @@ ARGUMENTS = {
         "help": "`folders` (one per speaker), a list with `speaker path` on each line, or a CSV with path and speaker"
     },
     "--out": {"type": Path, "help": "output file (default: MODEL.adapted.pt)"},
-    "--method": {"choices": ADAPTATIONS, "default": "auto", "help": "what to fit (default: the best, or whitening)"},
+    "--method": {
+        "choices": ADAPTATIONS,
+        "default": "auto",
+        "help": "what to fit (default: with labels the best, otherwise whitening, or mean if recordings are few)",
+    },
     "--out-of-domain": {"metavar": "FOLDER", "help": "other recordings, one folder per speaker, for coral and plda"},
     "--plda": {"metavar": "FILE", "help": "import the PLDA of Kaldi (binary or text) or wespeaker (HDF5)"},
     "--mean": {"metavar": "FILE", "help": "with --plda: Kaldi's mean vector (default: the recordings' own mean)"},
     "--transform": {"metavar": "FILE", "help": "with --plda: Kaldi's matrix to apply first, such as an LDA"},
     "--trials": {"type": Path, "help": "labelled trial list of other people, on which both models are compared"},
-    "--audio": {"type": Path, "help": "folder or packed corpus with its audio (default: beside the list)"},
+    "--audio": {"type": Path, "help": "folder or packed corpus with the list's audio (default: beside the list)"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Fit, choose and write; return what was tried and chosen."""
+    """Fit, choose and write; return lines on what was tried and chosen."""
     if arguments.plda is None and (arguments.mean or arguments.transform):
         raise ValueError("--mean and --transform need --plda FILE")
     if arguments.plda is not None and (arguments.labels or arguments.method != "auto"):

@@ -1,4 +1,4 @@
-"""Measure the loader and the training step of a configuration: batch rate, step time, and what waits for what.
+"""Measure the loader and the training step of a configuration: batch rate, step time, and time spent waiting for data.
 
     speakernet benchmark --config exp01.yaml --num_batches 100 [--json figures.json]
 

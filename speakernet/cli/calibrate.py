@@ -25,7 +25,7 @@ ARGUMENTS = {
     **MODEL,
     "--model": FILE_TO_CHANGE,
     "--trials": {"type": Path, "help": "labelled trial list with `1 enrol test` or `0 enrol test` on each line"},
-    "--audio": {"type": Path, "help": "folder or packed corpus with its audio (default: beside the list)"},
+    "--audio": {"type": Path, "help": "folder or packed corpus with the list's audio (default: beside the list)"},
     **STORE,
     "--store": {"type": Path, "help": "the store of people, such as people.db"},
     "--cohort": {"nargs": "+", "help": "with --store: recordings of strangers (files, folders, lists)"},
@@ -39,7 +39,7 @@ ARGUMENTS = {
     "--prior": {
         "type": float,
         "default": default_of(EvaluationOptions, "calibration_prior"),
-        "help": "target prior to calibrate for (%(default)s)",
+        "help": "target prior to calibrate for (default %(default)s)",
     },
 }
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     num_targets = results.num_targets or 0
     if num_targets < FEW_TARGETS:
         notes.append(
-            f"{num_targets} same-speaker pairs are too few to rely on; expected {FEW_TARGETS} or more, from more people"
+            f"{num_targets} same-speaker pairs are too few to rely on; use {FEW_TARGETS} or more, from more people"
         )
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in fit.thresholds]
     written = f"now has a calibration and {counted(len(thresholds), 'threshold')}"

@@ -24,7 +24,7 @@ DIGITS = 3
 
 ARGUMENTS = {
     "scores": {"type": Path, "nargs": "+", "help": "score files, or folders of runs or evaluations"},
-    "--trials": {"type": Path, "help": "labelled trial list of all systems (default: from their folders)"},
+    "--trials": {"type": Path, "help": "labelled trial list that all systems scored (default: from their folders)"},
     "--speaker_table": {"type": Path, "help": "CSV with path and speaker, if file names do not show the speaker"},
     "--priors": {
         "type": float,

@@ -15,17 +15,17 @@ from speakernet.terminal import MAX_NAMED, counted
 
 ARGUMENTS = {
     "reference": {"type": Path, "help": "an RTTM file or a folder of them"},
-    "hypothesis": {"type": Path, "nargs": "+", "help": "the same, for one or more systems"},
+    "hypothesis": {"type": Path, "nargs": "+", "help": "the same, from each system to score"},
     "--uem": {"type": Path, "help": "regions to score, with `file channel begin end` on each line"},
     "--collar": {
         "type": float,
         "default": 0.0,
         "metavar": "SECONDS",
-        "help": "unscored seconds before and after each boundary of the reference (%(default)s)",
+        "help": "seconds before and after each boundary of the reference that are not scored (default %(default)s)",
     },
     "--skip-overlap": {"action": "store_true", "help": "do not score regions in which two people speak"},
     "--each": {"action": "store_true", "help": "also print a line for each recording"},
-    "--draws": {"type": int, "default": 1000, "help": "bootstrap draws of recordings (%(default)s)"},
+    "--draws": {"type": int, "default": 1000, "help": "bootstrap draws of recordings (default %(default)s)"},
     "--seed": {"type": int, "default": 0, "help": "seed of the draws"},
 }
 HEAD = f"{'':<24}{'DER %':>8}{'missed':>9}{'false':>8}{'confused':>10}{'JER %':>8}"

@@ -3,7 +3,7 @@
     speakernet doctor --config my.yaml
     speakernet doctor --list train.txt --root wav --trials trials.txt
     speakernet doctor                                                   the machine only
-    speakernet doctor --json                                            the same as JSON, for an issue or a program
+    speakernet doctor --json                                            as JSON, for a bug report or a program
 
 Every file is read once; with --fast, only its header.
 """
@@ -36,7 +36,7 @@ ARGUMENTS = {
         "default": CheckRequest.min_seconds,
         "help": "report files shorter than this many seconds",
     },
-    "--png": {"type": Path, "help": "also draw the duration histograms into this file"},
+    "--png": {"type": Path, "help": "also draw the duration histograms to this file"},
     "--json": {"action": "store_true", "help": "print a JSON object with versions, machine and all findings"},
     "--jobs": {"type": int, "default": usable_cores(), "help": "number of files to read at once"},
 }

@@ -1,4 +1,4 @@
-"""Enroll one or more people: add recordings to a store of people, which is created if it does not exist.
+"""Enrol one or more people: add recordings to a store of people, which is created if it does not exist.
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
     speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder per person
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
-    # Saying "new" exposes a mistyped path, which would create a second store.
+    # The word "new" reveals a mistyped path, which creates a second store.
     new, left_out = "" if store.exists() else "the new store ", 0
     opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
     # All names and paths are checked before anybody is enrolled.

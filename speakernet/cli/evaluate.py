@@ -23,7 +23,7 @@ from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import cautions, figures
 from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import Results
+from speakernet.evaluation.results import Results, further_figures, headline
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
@@ -165,16 +165,11 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
 
 
 def _details(results: Results) -> list[str]:
-    """The figures that the headline leaves out, one sentence per line."""
+    """The figures that the first line leaves out, one per line."""
     if results.eer_percent is None:
         return []
-    lines = [
-        f"EER on the convex hull {results.eer_convex_hull_percent:.3f} %, "
-        f"voxceleb_trainer's {results.eer_voxceleb_trainer_percent:.3f} %",
-        f"min Cllr {results.min_cllr:.4f} bits, area under the ROC {results.area_under_roc:.5f}",
-    ]
-    if results.cllr is not None and results.act_dcf is not None:
-        costs = ", ".join(f"actual DCF({prior}) {cost:.4f}" for prior, cost in results.act_dcf.items())
-        lines.append(f"Cllr {results.cllr:.4f} bits (loss {results.calibration_loss:.4f}), {costs}")
+    # The first line names the EER and the minDCFs.
+    others = headline(results, DIGITS)[1 + len(results.min_dcf) :]
+    lines = [f"{one.name}: {one.text}" for one in (*others, *further_figures(results, DIGITS))]
     lines.append(f"{counted(results.num_speakers or 0, 'speaker')} by {results.speaker_rule}")
-    return [*lines, *([results.interval_note] if results.interval_note else [])]
+    return [*lines, *filter(None, [results.interval_note])]

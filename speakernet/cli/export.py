@@ -25,9 +25,9 @@ ARGUMENTS = {
         "dest": "runtime",
         "default": "",
         "metavar": "PROGRAM",
-        "help": ".onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web",
+        "help": "for .onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web",
     },
-    "--int8": {"action": "store_true", "help": ".onnx: 8-bit weights and activations"},
+    "--int8": {"action": "store_true", "help": "for .onnx: 8-bit weights and activations"},
     "--trials": {"type": Path, "metavar": "LIST", "help": "labelled trial list to measure the EER of int8 on"},
     "--audio": {"type": Path, "metavar": "FOLDER", "help": "the folder that the paths of --trials are relative to"},
 }

@@ -13,7 +13,7 @@ TAKES_CONFIG = True
 
 
 ARGUMENTS = {
-    "--min_batch_size": {"type": int, "default": 8, "help": "smallest size to accept (default 8)"},
+    "--min_batch_size": {"type": int, "default": 8, "help": "smallest size to try (default 8)"},
     "--max_batch_size": {"type": int, "default": 512, "help": "largest size to try (default 512)"},
     "--memory_limit_gib": {
         "type": float,

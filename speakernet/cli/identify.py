@@ -25,7 +25,7 @@ ARGUMENTS = {
     "audio": {"help": "a recording: any format, rate and number of channels"},
     **MODEL,
     **STORE,
-    "--top": {"type": int, "default": DEFAULT_TOP, "help": "number of nearest people to show (%(default)s)"},
+    "--top": {"type": int, "default": DEFAULT_TOP, "help": "number of nearest people to show (default %(default)s)"},
     **DECISION,
     "--far": {
         "type": float,
@@ -33,7 +33,7 @@ ARGUMENTS = {
         "help": "share of strangers that may be taken for anybody in the store (default 0.01)",
     },
     "--json": {"action": "store_true", "help": "print a JSON object instead of text"},
-    "--verbose": {"action": "store_true", "help": "also log before the answer"},
+    "--verbose": {"action": "store_true", "help": "also show log messages before the answer"},
 }
 
 logger = logging.getLogger(__name__)

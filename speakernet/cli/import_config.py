@@ -2,9 +2,9 @@
 
     speakernet import-config conf/resnet.yaml --large-margin conf/resnet_lm.yaml --out my_resnet.yaml
 
-Network, features, augmentation, loss, schedules, batch and epochs are converted; learning rates are those of all its
-GPUs together. Settings without a counterpart are printed; an unsupported network or front end is an error. Add the
-lists yourself with --train_list, --test_list, --noise_path and --rir_path, or a second --config.
+Network, features, augmentation, loss, schedules, batch and epochs are converted; learning rates are for all its
+GPUs together. Options without a counterpart are printed; an unsupported network or front end is an error. Add the
+lists yourself with --train_list, --test_list, --musan_path and --rir_path, or a second --config.
 """
 
 import argparse

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
-        ("licence", str(summary.get("licence") or "not stated; ask whoever trained it")),
+        ("licence", str(summary.get("licence") or "not stated; ask the people who trained it")),
         (
             "calibrated",
             f"yes; {model.rule.caution}".removesuffix("; ") if model.is_calibrated else f"no: {model.rule.advice}",

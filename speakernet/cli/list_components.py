@@ -1,6 +1,6 @@
 """List the available models, poolings, features, losses, optimizers, schedules and recipes.
 
-With a kind, also lists the options of its components, which all sizes of a model family share, and what models cost.
+With a kind, also lists the options of its components (all sizes of a model family share theirs) and the cost of models.
 Nothing is built, so this takes less than a second.
 """
 

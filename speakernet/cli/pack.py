@@ -8,8 +8,8 @@
     speakernet pack s3://bucket/CORPUS --source …                 in shards to object storage (also gs://, file:// …)
     speakernet pack CORPUS --verify                               read everything and compare every checksum
 
-Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command again resumes. At an
-address, `--part 2/4` is one of four writers, each writing a quarter of the shards.
+Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command resumes after a kill.
+At an address, `--part 2/4` is one of four writers, each of which writes a quarter of the shards.
 """
 
 import argparse
@@ -63,7 +63,7 @@ ARGUMENTS = {
         "metavar": "I/N",
         "help": f"{PART_HELP}; give every process the same sources and lists; the last to finish joins the parts",
     },
-    "--shards": {"type": int, "default": 0, "help": "shards at an address (default: one per 4,096 utterances)"},
+    "--shards": {"type": int, "default": 0, "help": "number of shards at an address (default: 1 per 4,096 utterances)"},
     "--merge": {"action": "store_true", "help": "join parts in CORPUS that other machines made"},
     "--verify": {"action": "store_true", "help": "compare every utterance with its checksum"},
 }

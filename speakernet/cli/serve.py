@@ -1,7 +1,7 @@
-"""Serve a JSON API and a web page to record, compare, enrol and recognise voices over HTTP.
+"""Serve a JSON API and a web page over HTTP to record, compare, enrol and recognise voices.
 
-Listens on this machine only, unless --host is another address. Requests then need a token, from --token-file or the
-variable SPEAKERNET_TOKEN, otherwise one is generated and printed. Audio is never kept; the store holds embeddings.
+Listens on this machine only, unless --host is a different address; then requests need a token, which is generated and
+printed unless --token-file or the variable SPEAKERNET_TOKEN gives one. Audio is never kept; the store holds embeddings.
 """
 
 import argparse

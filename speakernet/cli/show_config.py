@@ -22,10 +22,10 @@ ARGUMENTS = {
     "--given": {"action": "store_true", "help": "show only the options set in files or on the command line"},
     "--schedule": {
         "action": "store_true",
-        "help": "show learning rate and margin of the first, ramp and last epochs",
+        "help": "show learning rate and margin in the first and last epochs, after warm-up and in the margin ramp",
     },
     "--diff": {"nargs": 2, "metavar": "FILE", "help": "show the options that differ between two configurations"},
-    "--schema": {"action": "store_true", "help": "show the JSON schema with which editors check and complete"},
+    "--schema": {"action": "store_true", "help": "show the JSON schema for checking and completion in editors"},
     "--reference": {"action": "store_true", "help": "show all options as Markdown"},
 }
 

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
         from speakernet.assembly.runs import score_experiment, train_experiment
 
         with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
-            # A file in sections gets speakernet's own, as everybody expects.
+            # A file in sections gets speakernet's defaults, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
             logger.log(level, "defaults: %s", loaded.defaults)
             if loaded.evaluate_only:
@@ -101,12 +101,12 @@ def _training_lines(
         return [
             f"this run is finished: {counted(epochs, 'epoch')}, best held-out EER {summary['best_eer_percent']:.2f} %",
             best,
-            "to start another run, give another folder with --save_path",
+            "to start another run, give a different folder with --save_path",
         ]
     with open_text(folder / LOG) as log:
         warnings = sum(" WARNING " in line for line in log)
     return [
-        # Unlike the figures logged during training, which are of the validation list.
+        # Marked "test", because the figures logged during training are of the validation list.
         *(f"test {line}" if line.startswith("EER") else line for line in outcome.evaluation.lines()),
         *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
         *filter(None, [summary["performance_sentence"]]),

@@ -25,7 +25,7 @@ ARGUMENTS = {
     **MODEL,
     **DECISION,
     "--json": {"action": "store_true", "help": "print a JSON object instead of a sentence"},
-    "--verbose": {"action": "store_true", "help": "also log before the answer"},
+    "--verbose": {"action": "store_true", "help": "also show log messages before the answer"},
 }
 
 logger = logging.getLogger(__name__)

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Find the turns, write or print them, and enrol the speakers given names."""
+    """Find the turns, write or print them, and enrol the speakers that were given names."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.who import files
     from speakernet.inference.who.conversation import enroll_speaker
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     given = {"num_speakers": arguments.speakers, "max_speakers": arguments.max_speakers, **limits_of(arguments)}
     how = {name: value for name, value in given.items() if value is not None}
     store = None
-    # With --enroll, a missing store is made once there is somebody to add.
+    # With --enroll, a missing store is created once there is somebody to add.
     if arguments.store is not None and (arguments.store.exists() or not wanted):
         store = verifier.people(arguments.store, store_key(arguments), must_exist=True)
     if arguments.audio == STANDARD_INPUT:
@@ -105,7 +105,7 @@ def _log(found: "Conversation", seconds: float) -> None:
     logger.info("%s of audio in %s (%s)", duration(found.seconds), duration(seconds), factor)
     if found.detector == "energy":
         logger.warning(
-            "speech is detected by energy alone, which mistakes music and doors for it; pip install 'speakernet[who]'"
+            "speech is detected by energy alone, which takes music and doors for speech; pip install 'speakernet[who]'"
         )
     if not found.turns:
         logger.warning("%s: no speech found", found.recording)

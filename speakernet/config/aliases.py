@@ -104,12 +104,12 @@ VALUES: dict[str, Values] = {
     "use_compile": ON_OFF,
     "fp16": {"true": "fp16", "false": None},
     "bf16": {"true": "bf16", "false": None},
-    # voxceleb_trainer's default; any free port does as well.
+    # voxceleb_trainer's default; any free port works.
     "port": {"8888": None},
 }
-"""Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in both."""
+"""Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in both programs."""
 TYPOS = {"nLcasses": "nClasses"}
-"""Misspelt names in voxceleb_trainer's published recipes, which its own parser rejects."""
+"""Misspelt names in voxceleb_trainer's published recipes; its own parser rejects them."""
 REMOVED: dict[str, str] = {
     "runtime.cuda_graphs": "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)",
 }

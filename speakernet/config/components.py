@@ -48,7 +48,7 @@ def add_file(path: str | Path) -> None:
     file = Path(path).absolute()
     if not file.is_file() or file.suffix != ".py" or not file.stem.isidentifier():
         raise ValueError(f"--plugin {path}: expected a Python file whose name is an identifier, such as my_parts.py")
-    # At the end of sys.path, so that it shadows nothing; loader workers inherit the path and find the file too.
+    # At the end of sys.path, so that the folder shadows nothing; loader workers inherit the path and find the file too.
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     importlib.invalidate_caches()
@@ -83,7 +83,8 @@ def _rows(module: ModuleType) -> Iterator[tuple[dict[str, Component], str, Compo
     given = getattr(module, "COMPONENTS", None)
     if not isinstance(given, dict):
         raise ValueError(
-            "no COMPONENTS; expected e.g. COMPONENTS = {'pooling': {'Max': Component(MaxOptions, 'my_parts:Max')}}"
+            "found no dictionary COMPONENTS; expected one such as "
+            "COMPONENTS = {'pooling': {'Max': Component(MaxOptions, 'my_parts:Max')}}"
         )
     for kind, rows in given.items():
         table = lookup(TABLES, kind, "kind of component")

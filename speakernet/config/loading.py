@@ -1,9 +1,9 @@
-"""Load a checked `Config` from configuration files and command line, and save a copy.
+"""Load a checked `Config` from configuration files and the command line, and save a copy.
 
 Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that knows its file and
 line. Defaults are voxceleb_trainer's for a flat YAML, for `--defaults voxceleb_trainer` and for scoring its checkpoint
-without a configuration, otherwise ours; an initial model sets the network. No option is silently ignored: one that the
-chosen component does not take is refused, unless a later layer replaced the component it was meant for, or the file
+without a configuration, otherwise ours; an initial model defines the network. No option is silently ignored: one that
+the chosen component does not take is refused, unless a later layer replaced the component it was meant for, or the file
 was written for another program.
 """
 
@@ -42,7 +42,7 @@ from speakernet.config.schema import (
     problems,
     split_key,
 )
-from speakernet.files import MOST_YAML, FileError, atomic_write, is_address, open_text, reading, yaml_nodes, yaml_value
+from speakernet.files import MAX_YAML, FileError, atomic_write, is_address, open_text, reading, yaml_nodes, yaml_value
 from speakernet.options import OUTSIDE, OptionError, Options, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
@@ -75,7 +75,7 @@ class Setting(NamedTuple):
 
     @property
     def is_sectioned(self) -> bool:
-        """Whether the key is in our sections; `model: ResNetSE34L` is an old flat name, unlike `model:` and a block."""
+        """Whether the key is in our sections: `model:` with a block is, `model: ResNetSE34L` is an old flat name."""
         section, dot, _ = self.key.partition(".")
         return section in SECTIONS and (bool(dot) or self.value in (None, {}))
 
@@ -115,13 +115,13 @@ def load_config(
     }
     flat = {number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)}
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic, why = False, "no file or option selects others"
+    is_classic, why = False, "the default"
     if asked:
         is_classic, why = asked == CLASSIC, "--defaults"
     elif first is not None:
         is_classic, why = first in flat, f"{files[first]} is {'flat' if first in flat else 'in sections'}"
     elif any(one.key in CLASSIC_NAMES for one in options):
-        why = f"--defaults {CLASSIC} selects that program's"
+        why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
         kept = (one._replace(layer=number) for one in layer if number not in copies or one.key not in REMOVED)
@@ -158,7 +158,7 @@ def load_config(
     given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
     if is_classic and (differing := _differences(config, given)):
-        described += f"; options not given that differ from {OURS}'s: {differing}; --defaults {OURS} uses the latter"
+        described += f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} selects those"
     return LoadedConfig(config, files, is_classic, scores == "true", given, described)
 
 
@@ -276,7 +276,7 @@ def _no_effect_message(key: str, names: Names) -> str:
         lacks = f"no option {option!r}; {suggestion(option, own)}" if own else "no options"
         return f"{key} has no effect: the {kind} {chosen(holder, names)} has {lacks}"
     if section not in CHOICES:
-        return f"{key} does not exist; an option in this section has no dot"
+        return f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
     wanted = key.split(".")[1]
     takers = [name for name, one in CHOICES[section].table.items() if wanted in one.options.model_fields]
     return (
@@ -292,7 +292,7 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
     while remaining:
         option = remaining.pop(0)
         if not option.startswith("--") or option == "--":
-            raise ConfigError(f"{COMMAND_LINE}: found {option!r}, expected an option such as --config")
+            raise ConfigError(f"{COMMAND_LINE}: found {option!r}; expected an option such as --config")
         name, equals, value = option[2:].partition("=")
         is_flag = not equals and (not remaining or remaining[0].startswith("--"))
         pairs.append((name, True if is_flag else value if equals else remaining.pop(0)))
@@ -313,7 +313,7 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
 def _read_file(path: Path) -> list[Setting]:
     """The settings of a YAML or JSON file: top-level keys with values, and the keys one level below a mapping."""
     with reading(path, "a configuration in YAML or JSON", ConfigError), open_text(path) as file:
-        text = file.read(MOST_YAML + 1)
+        text = file.read(MAX_YAML + 1)
         if path.suffix == ".json":
             # JSON may be indented with tabs, which YAML does not allow, and have comments; a string may contain //.
             text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
@@ -352,9 +352,9 @@ def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.
 
 
 def _differences(config: Config, given: frozenset[str]) -> str:
-    """The values that come from voxceleb_trainer's defaults, each with ours."""
+    """The defaults taken from voxceleb_trainer that differ from ours, each with ours in brackets."""
     values, ours = config.model_dump(), Config().model_dump()
-    # The most costly to overlook come first.
+    # Those that are most costly to overlook come first.
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []
     for section, field in (key.split(".") for key in keys if key not in given):
@@ -365,7 +365,7 @@ def _differences(config: Config, given: frozenset[str]) -> str:
 
 
 def _resolve_input(setting: Setting, file: Path) -> Setting:
-    """Resolve an input that does not exist in the working directory but does next to the file that names it."""
+    """Resolve an input path relative to the file that names it, if it exists there but not in the working directory."""
     section, option = split_key(setting.key)
     owner = SECTIONS.get(section, Options)
     same_as = {"data.test_lists": "data.test_", "data.corpora": "data."}.get(setting.key)

@@ -1,4 +1,4 @@
-"""The options described: the text of `--help`, the reference in Markdown, and the JSON schema."""
+"""Descriptions of all options: the text of `--help`, the reference in Markdown, and the JSON schema."""
 
 import itertools
 import json
@@ -78,17 +78,17 @@ class Row(NamedTuple):
 
     key: str
     words: tuple[str, ...]
-    """The words that it accepts besides numbers and other values, such as `auto`."""
+    """The words that the option accepts, such as `auto`."""
     takes: str
     text: str
     default: str
     """The default, or each default with its components."""
     components: str
-    """The components that take it; empty if all do."""
+    """The components that take the option; empty if all do."""
 
 
 def help_text(topic: str = "") -> str:
-    """The options as text: of one section, of all, or without a topic the everyday ones."""
+    """The options as text: those of one section, all of them, or, without a topic, the everyday ones."""
     if not topic:
         lines = ["Common options (YAML: section, then key; command line: --section.key VALUE):"]
         known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
@@ -132,7 +132,7 @@ def rows(holder: str) -> list[Row]:
         owners = [(name, component.options) for name, component in CHOICES[holder].table.items()]
     every = list(dict.fromkeys(name for name, _ in owners))
     names = {choice.key: choice.default for choice in CHOICES.values()}
-    # Row (options with the same name, values and description) -> its defaults -> the components with that default.
+    # Row (options with the same name, values and description) -> default -> the components with that default.
     found: dict[tuple[str, str, tuple[str, ...], str], dict[str, dict[str, None]]] = {}
     for component, owner in owners:
         for field, info in owner.model_fields.items():
@@ -185,7 +185,7 @@ def reference() -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a configuration, with which editors complete and check it."""
+    """The JSON schema of a configuration, which lets editors complete and check it."""
     definitions: dict[str, Any] = {}
     properties = {"$schema": {"type": "string"}, **{one: _object(one, definitions) for one in SECTIONS}}
     # Stages may also be written at the top level, where they are easier to read.

@@ -81,7 +81,7 @@ OF_A_STAGE: dict[str, Collection[str]] = {
     ),
 }
 OF_A_STAGE["loss.classification"] = OF_A_STAGE["loss"]
-"""Holder -> the options that a stage can change; every option of holders not listed."""
+"""Holder -> the options that a stage can change; of a holder that is not listed, it can change all."""
 ONCE: dict[str, dict[str, Any]] = {
     "augment": {"real_epochs": 0},
     "model.options": {"unfreeze_epochs": 0},
@@ -206,8 +206,8 @@ def stages_of(config: Config) -> dict[str, Config]:
             # Recorded voices keep their labels, whichever other voices the head has.
             if voices != first and (voices != RECORDED or RECORDED[0] not in first):
                 raise ValueError(
-                    "augment.speed_factors and warp_factors need classes that the head does not have; expected those "
-                    "of the first stage, or [1.0] if the first stage has it"
+                    "augment.speed_factors and warp_factors need classes that the head does not have; expected the "
+                    "factors of the first stage, or [1.0] if they include it"
                 )
         except OptionError as error:
             raise ValueError(f"{name}: {error.field} {error.found}") from error
@@ -224,7 +224,7 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
     """
     training, loss = config.training, getattr(config.loss, "classification", config.loss)
     if not hasattr(loss, "margin"):
-        raise ValueError(f"the loss {config.loss.name} has no margin; use another, or set large_margin_epochs: 0")
+        raise ValueError(f"the loss {config.loss.name} has no margin; use one that has, or set large_margin_epochs: 0")
     # As in wespeaker, the larger margin replaces the penalty on the nearest other speakers.
     margin = {"margin": training.large_margin} | ({"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {})
     rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
@@ -252,7 +252,7 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
 def _changed(
     before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], once: Mapping[str, Mapping[str, Any]]
 ) -> Config:
-    """The configuration of a stage, given that of the previous one."""
+    """The configuration of a stage, given that of the previous stage."""
     values, given = before.model_dump(), {section: dict(fields) for section, fields in changes.items()}
     for holder in [*changes, *(one for one in CHOICES if "." in one)]:
         section, _, field = holder.partition(".")

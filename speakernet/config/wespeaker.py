@@ -67,7 +67,7 @@ FRONT_ENDS = {
 }
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 BATCH = 64
-"""Utterances per step that wespeaker's learning rates are given for; it scales them with the batch."""
+"""Utterances per step for which wespeaker states its learning rates; it scales them with the batch."""
 FRAMES_PER_SECOND = 100
 LONGEST = "dataset_args.filter_args.max_num_frames"
 ALWAYS: dict[str, Any] = {
@@ -86,7 +86,7 @@ ALWAYS: dict[str, Any] = {
         **{"score_norm": "as", "cohort_size": 300, "cohort_utterances": 0},
     },
 }
-"""What wespeaker's code and run.sh do without an option."""
+"""What wespeaker's code and run.sh always do, without an option for it."""
 READ = (
     *("model", "optimizer", "scheduler", "gpus", "enable_amp", "dataset_args.frontend", "dataset_args.speed_perturb"),
     *("dataset_args.filter_args.min_num_frames", "dataset_args.tfmel_args.do_preemph", "dataloader_args.batch_size"),
@@ -154,7 +154,7 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
     _adapt_network(given, sections)
     if stage is not None:
         sections["training"] |= _second_stage(converted(stage)[0])
-    # Longer utterances are kept, so that limit is reported as not converted.
+    # Long utterances are kept, so their limit is reported as not converted.
     unknown = (one for one in given if one not in SAME and not one.startswith((*READ, *NOT_NEEDED)))
     return sections, [f"{one}: {given[one]}" for one in (*unknown, *(LONGEST,) * (LONGEST in given))]
 

@@ -112,7 +112,7 @@ def join_pieces(
             summary.add_broken(whole.name, f"pieces are missing: {', '.join(missing)}; run --download first")
             return
         num_bytes = sum(piece.stat().st_size for piece in pieces)
-        # The pieces are kept until the checksum is verified, so for a moment both are on the disk.
+        # The pieces are kept until the checksum is verified, so both are on the disk for a while.
         check_space(whole.parent, num_bytes)
         half = temporary_beside(whole)
         bar = Bar(f"join {whole.name}", num_bytes, "B")

@@ -1,11 +1,11 @@
-"""CN-Celeb 1 and 2: download, unpack, join short utterances by session, lists, and the published trials.
+"""CN-Celeb 1 and 2: download, unpack, join short utterances by session, write lists and the published trials.
 
     speakernet prepare cnceleb --save_path data --download --join
     speakernet prepare cnceleb --save_path data         lists only
 
 Lists go to data/cnceleb_lists, with paths relative to data; cnceleb_trials.txt has the published trials (CNC-Eval). A
-third of the utterances are shorter than two seconds; as in wespeaker, those of one speaker, genre and session can be
-joined, in order, until they last five seconds.
+third of the utterances are shorter than two seconds; as in wespeaker, utterances of one speaker, genre and session that
+are shorter than five seconds can be joined, in order, until they last that long.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
             members = [short[one] for one in group]
             path = target.path(f"{members[0].speaker}/{members[0].session}-joined{number:03d}.flac")
             # A second run only compares lengths. A difference of a millisecond per file is rounding in resampling; a
-            # larger one means a file from another tool.
+            # larger one means that a different tool made the file.
             found = audio_seconds(path, SAMPLE_RATE)
             is_there = found is not None and abs(found - sum(seconds[row] for row in members)) <= 1e-3 * len(group)
             if not is_there:
@@ -131,7 +131,7 @@ def write_published_trials(root: Path, path: Path) -> None:
     """Write the published trials with file names on both sides, relative to `root`, if the evaluation set exists."""
     found = [root / name for name in CORPORA if (root / name / "eval" / "lists" / "trials.lst").is_file()]
     if not found:
-        logger.warning("%s has no eval/lists/trials.lst: no published trials are written", root)
+        logger.warning("no CN-Celeb folder in %s has eval/lists/trials.lst: the published trials are not written", root)
         return
     lists = found[0] / "eval" / "lists"
 

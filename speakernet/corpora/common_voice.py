@@ -1,10 +1,10 @@
-"""Common Voice, one language: a speaker-disjoint split and balanced trials from its validated clips.
+"""Common Voice, one language: make a speaker-disjoint split and balanced trials from its validated clips.
 
     speakernet prepare common_voice --save_path cv-corpus-21.0/de --min_utterances 5
 
 --save_path is the folder of one language (with clips/ and validated.tsv), which you download from
 https://commonvoice.mozilla.org/datasets and unpack. Lists go to common_voice_lists in it, with paths relative to it.
-Clips are MP3: pack them (speakernet pack) to train fast. The corpus identifies a speaker by browser, so some speakers
+Clips are MP3: pack them (speakernet pack) to train faster. The corpus identifies a speaker by browser, so some speakers
 are several people.
 """
 
@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
-    """clips/*.mp3 of one language, speakers by client_id from `validated.tsv` (or another table)."""
+    """clips/*.mp3 of one language, speakers by client_id from `validated.tsv` (or a different table)."""
     path = root / table
     if not path.is_file() or not (root / "clips").is_dir():
         raise ValueError(
-            f"{root} has no {table} beside a folder clips; give the folder of one language, such as cv-corpus-21.0/en "
+            f"{root} lacks {table} or a folder clips; give the folder of one language, such as cv-corpus-21.0/en "
             "(Common Voice is available on request at https://commonvoice.mozilla.org/datasets)"
         )
     identities: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """Fetch public corpora over HTTP: files and addresses from catalogue.yaml, resumed, retried, verified by MD5.
 
 A file is fetched to `NAME.part`, verified and only then renamed to `NAME`; the next run resumes after a kill.
-Credentials are never sent to another host: requests drops them on a redirect. Addresses are never logged in full, since
-a query may contain an access key.
+Credentials are never sent to another host: requests drops them on a redirect. Addresses are never logged in full,
+because a query may contain an access key.
 """
 
 import contextlib
@@ -173,7 +173,7 @@ def download_all(
     missing = [file for file, there in zip(listed, is_there, strict=True) if not there]
     summary.add(skipped=len(listed) - len(missing))
     sizes = [file.num_bytes for file in missing]
-    # Checked first: that 115 GB do not fit should not be noticed only after a night.
+    # Checked first, so that a lack of space for 115 GB does not show only after a night of downloading.
     check_space(root.root, sum(sizes) - sum(_num_bytes(_part_of(root, file.name)) for file in missing))
     lock = threading.Lock()
     with Bar("download", sum(sizes) if all(sizes) else None, "B", is_shown=bool(missing)) as bar:
@@ -217,9 +217,9 @@ def download_file(
                 return target
             # Inspected before it is removed: the usual reason is a login page in place of the archive.
             with part.open("rb") as content:
-                instead = in_place_of_a_file(content) or "another file"
+                instead = in_place_of_a_file(content) or "a different file"
             part.unlink()
-            reasons.append(f"{shown_url(url)}: MD5 is {found}, expected {file.md5}; it is {instead}")
+            reasons.append(f"{shown_url(url)}: MD5 sum {found} instead of {file.md5}; the server sent {instead}")
     raise DownloadError(f"{file.name}: " + "; ".join(dict.fromkeys(reasons)) + f". {file.access}")
 
 
@@ -316,7 +316,7 @@ def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callab
             output.seek(start)
             output.truncate()
             note.write_text(f"{shown_url(url)}\n{version}", "utf-8")
-            # The raw body: requests would unpack a reply labelled gzip, which some servers call every .tar.gz.
+            # The raw body: requests would unpack a reply labelled gzip, as which some servers send every .tar.gz.
             while block := reply.raw.read(BLOCK_BYTES):
                 output.write(block)
                 on_bytes(len(block))

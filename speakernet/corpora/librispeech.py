@@ -1,7 +1,7 @@
-"""LibriSpeech: download, unpack, lists by its own parts (train-*, dev-*, test-*), balanced trials.
+"""LibriSpeech: download, unpack, write lists for its own splits (train-*, dev-*, test-*) and balanced trials.
 
     speakernet prepare librispeech --save_path data --download --parts train-clean-100 dev-clean test-clean
-    speakernet prepare librispeech --save_path data            lists only, of the parts on disk
+    speakernet prepare librispeech --save_path data            lists only, of the archives on disk
 
 Lists go to data/librispeech_lists, with paths relative to data. A chapter counts as a session.
 """
@@ -26,7 +26,7 @@ ARGUMENTS = {
         "nargs": "+",
         "choices": PARTS,
         "default": ["train-clean-100", "dev-clean", "test-clean"],
-        "help": "parts to download",
+        "help": "archives to download",
     },
     **DOWNLOAD_ARGUMENTS,
 }

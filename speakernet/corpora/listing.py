@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 SEED = 10
 #: Steps for the augmentation sets; all of them if none is given.
 STEPS = ("download", "extract", "prepare")
-FEWEST_FOR_AN_INTERVAL = 5
-"""Fewest speakers for which an evaluation gives an interval; a test compares it with `evaluation/figures.py`."""
+MIN_FOR_AN_INTERVAL = 5
+"""Minimum number of speakers for an evaluation to give an interval; a test compares it with `evaluation/figures.py`."""
 
 #: Utterances seen in a whole run on a small corpus: a few minutes on a GPU, a quarter of an hour on two CPU cores.
 WANTED_UTTERANCES = 50_000
-LEAST_EPOCHS, MOST_EPOCHS = 20, 60
+MIN_EPOCHS, MAX_EPOCHS = 20, 60
 LARGEST_BATCH, LARGEST_SMALL_BATCH = 64, 32
 #: Up to this many utterances, the compact network below is large enough and can be trained on a CPU.
 SMALL_CORPUS_UTTERANCES = 20_000
@@ -68,13 +68,13 @@ SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
 #: Up to this many training utterances, a folder's lists are for the small-data recipe.
 LITTLE_DATA_UTTERANCES = 5_000
 LITTLE_DATA, FINE_TUNING = "small_data.yaml", "finetune.yaml"
-LEAST_STEPS = 8  # per epoch
+MIN_STEPS = 8  # per epoch
 FRAMES_PER_SECOND = 100
 SHORTEST_CROP, LONGEST_CROP = 50, 200
 LITTLE_DATA_CROP, LITTLE_DATA_EPOCHS, LITTLE_DATA_RAMP = 150, 200, (12, 58)
 """From configs/small_data.yaml: frames per crop, epochs of the run, first and last epoch of the margin's ramp."""
 LITTLE_DATA_TUNED_UTTERANCES = 1_200
-"""For which those epochs were tuned: with more utterances there are fewer epochs, so that a run takes no longer."""
+"""Utterances for which these epochs were tuned; with more there are fewer epochs, so that a run takes no longer."""
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,20 @@ COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
         "type": positive_int,
         "default": usable_cores(),
         "dest": "num_jobs",
-        "help": "files processed at once",
+        "help": "number of files to process at once",
     },
 }
 LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--validation_share": {
         "type": float,
         "default": DEFAULT_SHARE,
-        "help": "share of the speakers, if a split is drawn",
+        "help": "share of speakers for validation if a split is drawn",
     },
-    "--test_share": {"type": float, "default": DEFAULT_SHARE, "help": "share of the speakers, if a split is drawn"},
+    "--test_share": {"type": float, "default": DEFAULT_SHARE, "help": "share of speakers for test if a split is drawn"},
     "--targets_per_speaker": {
         "type": positive_int,
         "default": DEFAULT_TARGETS_PER_SPEAKER,
-        "help": "most target trials per speaker",
+        "help": "maximum number of target trials per speaker",
     },
     "--min_seconds": {"type": float, "default": 0.5, "help": "leave out shorter utterances"},
     "--seed": {"type": int, "default": SEED, "help": "seed of the split and the trials"},
@@ -136,14 +136,14 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
 CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
     **COMMON_ARGUMENTS,
     **LIST_ARGUMENTS,
-    "--min_utterances": {"type": positive_int, "default": 1, "help": "do not train on speakers with fewer"},
+    "--min_utterances": {"type": positive_int, "default": 1, "help": "do not train on speakers with fewer utterances"},
 }
 DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
     **{
         f"--{name}": {
             "default": "",
-            "help": f"{what}; better in the environment as SPEAKERNET_{name.upper()} (other users can see command "
-            "lines); never logged",
+            "help": f"{what}, never logged; better set SPEAKERNET_{name.upper()} in the environment, because other "
+            "users can see command lines",
         }
         for name, what in {"key": "access key", "user": "user name", "password": "password"}.items()
     },
@@ -163,7 +163,7 @@ DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
 STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--download": {
         "action": "store_true",
-        "help": "fetch the archive unless it is there (default: all steps)",
+        "help": "fetch the archive unless it exists (default: all steps)",
     },
     "--extract": {"action": "store_true", "help": "unpack it"},
 }
@@ -283,7 +283,7 @@ def prepare_lists(
     fewest = vars(options).get("min_utterances", 1)
     is_enough = utterances.counts()[utterances.labels[split.train]] >= fewest
     if not is_enough.all():
-        message = "%d training utterances of speakers with fewer than %d are left out"
+        message = "left out %d training utterances of speakers with fewer than %d utterances"
         logger.info(message, (~is_enough).sum(), fewest)
     may_join = vars(options).get("same_session") or not can_tell_sessions(utterances, split)
     rules = PairRules(not may_join, options.same_gender)
@@ -306,7 +306,7 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
-            "no sessions are known (folders below the speakers' folders would give them): target trials may pair "
+            "no sessions are known (they are taken from folders below the speakers' folders): target trials may pair "
             "recordings of one session, whose common room and microphone make the error rate optimistic"
         )
         return True
@@ -316,7 +316,7 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
         alone = speakers[(counts == 1) & (pairs[1][first] != UNKNOWN)]
         if len(alone):
             logger.warning(
-                "%d of %d held-out speakers have only one session (first: %s) and give no target trials between "
+                "%d of %d held-out speakers have only one session (first: %s) and so no target trials between "
                 "sessions; trials within a session (--same_session) make the error rate optimistic",
                 *(len(alone), len(speakers), utterances.speakers[int(alone[0])]),
             )
@@ -383,11 +383,11 @@ def _write_trials(
     write_trials(path, pairs.rows(utterances))
     num_speakers = len(np.unique(utterances.labels[rows]))
     logger.info("%s: %d trials over %d speakers, %d of them targets", path, len(pairs), num_speakers, num_targets)
-    if num_speakers < FEWEST_FOR_AN_INTERVAL:
+    if num_speakers < MIN_FOR_AN_INTERVAL:
         logger.warning(
             "too few speakers (%d) for a reliable error rate (an interval needs at least %d, a narrow one 20 or more): "
             "record more speakers, or hold out more of them with --%s_share",
-            *(num_speakers, FEWEST_FOR_AN_INTERVAL, name),
+            *(num_speakers, MIN_FOR_AN_INTERVAL, name),
         )
     return path
 
@@ -397,10 +397,10 @@ def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) 
 
     `sets` may give `noise_path` and `rir_path`. All paths are absolute, so it works from any folder.
     """
-    epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
+    epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
     sections = _inputs(root, lists, sets) | {"training": {"max_epochs": epochs}}
     if lists.num_train <= SMALL_CORPUS_UTTERANCES:
-        # As in that recipe, the margin grows once the speakers are roughly separated.
+        # As in speechocean_fast.yaml, the margin grows once the speakers are roughly separated.
         ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
         schedule = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
         sections |= SMALL_CORPUS_SECTIONS | {"schedule": schedule}
@@ -410,8 +410,8 @@ def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) 
 def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
     """Write a configuration with only the lists and the run folder, for use with the small-data recipe.
 
-    It overrides the batch or the crop if there are too few or too short utterances for the recipe's, and the epochs if
-    there are more utterances than those were tuned for.
+    It overrides the batch or the crop if the utterances are too few or too short for the recipe's, and the epochs if
+    there are more utterances than they were tuned for.
     """
     sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
     for name, usual in (("batch_size", LARGEST_SMALL_BATCH), ("crop_frames", LITTLE_DATA_CROP)):
@@ -441,7 +441,7 @@ def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[
         "train_list": str(lists.train.resolve()),
         "train_path": str(root.resolve()),
         # With batches of 64, 8 epochs of 1,440 utterances taught next to nothing; 32 and a ramped margin worked.
-        "batch_size": max(2, min(largest, lists.num_train // LEAST_STEPS)),
+        "batch_size": max(2, min(largest, lists.num_train // MIN_STEPS)),
         # Most utterances are at least this long; shorter ones are repeated.
         "crop_frames": int(min(LONGEST_CROP, max(SHORTEST_CROP, lists.median_seconds * FRAMES_PER_SECOND * 0.8))),
     }

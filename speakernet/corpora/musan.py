@@ -3,7 +3,7 @@
     speakernet prepare musan --save_path data             everything
     speakernet prepare musan --save_path data --split     only cut what is unpacked
 
-Train with --noise_path data/musan_split (pieces, the fastest) or data/musan (whole files). A folder musan_split made by
+Train with --musan_path data/musan_split (pieces, the fastest) or data/musan (whole files). A folder musan_split made by
 voxceleb_trainer is completed, not made again: pieces have the same names as in the classic tools.
 """
 
@@ -85,7 +85,7 @@ def _cut_file(path: Path, target: Folder, name: str, piece_seconds: float, hop_s
     wanted = []
     for start in starts:
         piece_path = target.path(f"{name.rsplit('.', 1)[0]}/{start // SAMPLE_RATE:05d}.wav")
-        # An exact comparison, since WAV headers count samples: a truncated piece is made again.
+        # An exact comparison, because WAV headers count samples: a truncated piece is made again.
         if audio_seconds(piece_path, SAMPLE_RATE) != min(piece, num_samples - start) / SAMPLE_RATE:
             wanted.append((start, piece_path))
     if wanted:

@@ -1,4 +1,4 @@
-"""Your own voices, ready to train: lists, a speaker-disjoint split, trials, a configuration, and the next command.
+"""Your own recordings, ready for training: lists, a speaker-disjoint split, trials, configurations, the next command.
 
 One folder per speaker, with sessions in folders below it if you have them:
 
@@ -7,7 +7,7 @@ One folder per speaker, with sessions in folders below it if you have them:
 or the same below folders named train, dev or test, whose speakers then stay in these splits (--layout pooled splits
 them again), or a table with the headings path,speaker[,session,gender] (--csv), or a regular expression over the
 paths with the groups speaker and, optionally, session and gender (--pattern '(?P<speaker>[^_]+)_(?P<session>[^_]+)_').
-WAV, FLAC, OGG and MP3 are used in place; m4a, aac, webm and the like are converted first (needs ffmpeg).
+WAV, FLAC, OGG and MP3 are used in place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
 
     speakernet prepare folder my_voices
 """
@@ -63,7 +63,7 @@ ARGUMENTS = {
     "root": {
         "metavar": "folder",
         "type": Path,
-        "help": "the folder with the voices; paths in lists are relative to it",
+        "help": "the folder with the recordings; paths in lists are relative to it",
     },
     "--save_path": {"type": Path, "help": "where lists and configuration go (default: data/NAME OF THE FOLDER)"},
     "--csv": {"type": Path, "dest": "table", "help": "table with the headings path,speaker[,session,gender]"},
@@ -85,7 +85,7 @@ ARGUMENTS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the folder and print what to do next: train from scratch, or from a model."""
+    """Prepare the folder and print what to do next: train from scratch, or fine-tune a model."""
     # Checked first, so that nothing is made for a mistyped folder.
     if arguments.table is None and not arguments.root.is_dir():
         raise ValueError(f"there is no folder {arguments.root}; give the folder that contains the speakers' folders")
@@ -96,14 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
     with exclusive(save_path):
         configs, fine_tuning, summaries = prepare_folder(options)
         code = finish(summaries, save_path / "summary.txt")
-    # Not fetched automatically: 12 GB.
+    # Not fetched automatically, because they take 12 GB.
     if options.noise_path is None or options.rir_path is None:
         logger.info(
-            "augmentation helps most with few recordings: fetch noise and room responses with %s and %s, then give "
+            "augmentation helps most with few recordings: fetch noise and RIRs with %s and %s, then give "
             "--noise_path data/musan_split and --rir_path data/RIRS_NOISES/simulated_rirs here",
             own_command("prepare musan"), own_command("prepare rirs"),
         )  # fmt: skip
-    logger.info("the first command trains from scratch, the second starts from a model (docs/published.md: MODEL.pt)")
+    logger.info("the first command trains from scratch, the second fine-tunes MODEL.pt (models: docs/published.md)")
     print_next_command(*configs)
     print_next_command(Path(FINE_TUNING), fine_tuning, options="--initial_model MODEL.pt")
     return code
@@ -154,9 +154,9 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
         return Layout(depth)
     if not splits or len(splits) < len(names):
         raise ValueError(
-            f"{folder} contains {', '.join(names[:NUM_EXAMPLES])}; expected folders named train, dev, test or the "
-            "like, and no others beside them. If each is a speaker, give --layout speakers; otherwise give the folder "
-            "that contains either parts or speakers"
+            f"{folder} contains {', '.join(names[:NUM_EXAMPLES])}; expected only folders with names such as "
+            "train, dev and test. If each is a speaker, give --layout speakers; otherwise give the folder that "
+            "contains either parts or speakers"
         )
     # With train/wav/anna beside dev/bert, a common depth would take `wav` for a speaker.
     depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
@@ -185,7 +185,7 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
     }
     if sum(chosen.values()) > 1:
         named = " and ".join(f"--{name}" for name, is_given in chosen.items() if is_given)
-        raise ValueError(f"{named} say in different ways who the speakers are; give only one of them")
+        raise ValueError(f"{named} are different ways to name the speakers; give only one of them")
     if options.table is not None:
         table = list(read_table(options.table))
         return listable_rows(table, (row.name for row in table), scan), None
@@ -217,7 +217,7 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
 
 
 def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
-    """Warn about speakers' folders without recordings, since a speaker is missing."""
+    """Warn about speakers' folders without recordings, because these speakers are missing from the lists."""
     filled = {"/".join(name.split("/")[: depth + 1]) for name in names}
     folders = (path.relative_to(root).as_posix() for path in root.glob("/".join("*" * (depth + 1))) if path.is_dir())
     empty = sorted(name for name in folders if name not in filled and not name.startswith("."))

@@ -45,7 +45,7 @@ SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
 SPEAKER_SUFFIXES = (".spk", ".cls", ".json")
 SPEAKER_FIELDS = ("speaker", "spk", "speaker_id", "spk_id")
 """Fields of the JSON object beside an utterance in a WebDataset; the first one present counts."""
-MOST_JSON_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20
 HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
 ABSENT = "{name}: it is in the list but not in {source}"
@@ -171,7 +171,7 @@ def match_members(archive: "Archive", wanted: StringTable | None, strip: int | N
     """Members to take, ascending, and their names in the corpus.
 
     With a list, members are matched to its names: leading folders that are not in the list are dropped, and a different
-    suffix counts as another format of the same recording (`.m4a` in the archive, `.wav` in the list).
+    suffix counts as a different format of the same recording (`.m4a` in the archive, `.wav` in the list).
     """
     if wanted is None:
         kept = [(row, "/".join(name.split("/")[strip or 0 :])) for row, name in enumerate(archive.names)]
@@ -324,7 +324,7 @@ class TarAudio(Archive):
             for archive, member in self._walk(file):
                 name = str(checked_relative(member.name))
                 if name.endswith(SPEAKER_SUFFIXES):
-                    content = archive.extractfile(member).read(MOST_JSON_BYTES + 1)  # type: ignore[union-attr]
+                    content = archive.extractfile(member).read(MAX_JSON_BYTES + 1)  # type: ignore[union-attr]
                     if name.endswith(".json"):
                         content = _speaker_in_json(content, paths[0], name)
                     if content:
@@ -366,7 +366,7 @@ class TarAudio(Archive):
 
 def _speaker_in_json(content: bytes, path: Path, name: str) -> bytes:
     """The speaker in a JSON member of a WebDataset; empty if there is none."""
-    with reading(f"{path}: {name}", f"a JSON object of at most {MOST_JSON_BYTES:,} bytes", ArchiveError):
+    with reading(f"{path}: {name}", f"a JSON object of at most {MAX_JSON_BYTES:,} bytes", ArchiveError):
         fields = json.loads(content)
     fields = fields if isinstance(fields, dict) else {}
     return next((str(fields[field]).encode() for field in SPEAKER_FIELDS if field in fields), b"")

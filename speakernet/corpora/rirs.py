@@ -1,10 +1,10 @@
-"""RIRS_NOISES (simulated and measured room responses): download, verify, unpack, check, make mono and trim.
+"""RIRS_NOISES (simulated and measured room impulse responses): download, verify, unpack, check, make mono and trim.
 
     speakernet prepare rirs --save_path data              everything
     speakernet prepare rirs --save_path data --prepare    only check and trim what is unpacked
 
 Train with --rir_path data/RIRS_NOISES/simulated_rirs (as in the classic tools) or data/RIRS_NOISES/real_rirs_mono
-(measured, one file per microphone, cut where the response has decayed by 60 dB).
+(measured, one file per microphone, cut where the RIR has decayed by 60 dB).
 """
 
 import argparse
@@ -30,7 +30,7 @@ from speakernet.data.audio import (
 from speakernet.files import exclusive
 
 DECAY_DB = 60.0
-# 10 ms at 16 kHz; no response is cut shorter than this.
+# 10 ms at 16 kHz; no RIR is cut shorter than this.
 SHORTEST_RESPONSE_SAMPLES = 160
 SIMULATED_FOLDER = "RIRS_NOISES/simulated_rirs"
 MEASURED_FOLDER = "RIRS_NOISES/real_rirs_isotropic_noises"
@@ -42,7 +42,7 @@ ARGUMENTS = {
     **STEP_ARGUMENTS,
     "--prepare": {
         "action": "store_true",
-        "help": "check the simulated responses, make mono copies of the measured ones",
+        "help": "check the simulated RIRs, make mono copies of the measured RIRs",
     },
     **DOWNLOAD_ARGUMENTS,
 }
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list[StepSummary]:
-    """Make and check `RIRS_NOISES/` below the target folder, with mono files of its measured responses."""
+    """Make and check `RIRS_NOISES/` below the target folder, with mono files of its measured RIRs."""
     summaries = fetch("rirs", arguments, steps)
     if "prepare" not in steps:
         return summaries
@@ -73,7 +73,7 @@ def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list
         summary.count_each(check, walk_files(simulated, READABLE_SUFFIXES), num_jobs, "check simulated")
     if measured.is_dir():
         target = Folder(root / PREPARED_FOLDER)
-        # Names in this folder: RVB2014_type1_noise_… are recordings of noise, …_rir_… are responses.
+        # Names in this folder: RVB2014_type1_noise_… are recordings of noise, …_rir_… are RIRs.
         names = walk_files(measured, READABLE_SUFFIXES)
         responses = (name for name in names if "noise" not in name.rsplit("/", 1)[-1].lower())
         summary.count_each(partial(_prepare_response, measured, target), responses, num_jobs, "measured responses")
@@ -81,20 +81,20 @@ def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list
 
 
 def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.ndarray:
-    """The response up to where the remaining energy is `decay_db` below the total; shape (samples,).
+    """The RIR up to where the remaining energy is `decay_db` below the total; shape (samples,).
 
     Source: Schroeder, "New method of measuring reverberation time", JASA 1965, eq. 2 (backward integration).
     """
     energy = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     if not len(energy) or energy[0] <= 0:
-        raise AudioError("the response is silent")
+        raise AudioError("the RIR is silent")
     # Integrated backwards, the energy only falls, so counting finds the crossing.
     num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-decay_db / 10)))
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
 
 
 def _prepare_response(root: Path, target: Folder, name: str) -> tuple[int, int]:
-    """Write one mono file per channel of a response; returns (made, skipped)."""
+    """Write one mono file per channel of an RIR; returns (made, skipped)."""
     path, stem = root / name, name.rsplit(".", 1)[0]
     num_channels = audio_info(path).num_channels
     paths = [target.path(f"{stem}_ch{channel + 1}.wav") for channel in range(num_channels)]
@@ -102,13 +102,13 @@ def _prepare_response(root: Path, target: Folder, name: str) -> tuple[int, int]:
         return 0, num_channels
     for channel, one in zip(_channels(path), paths, strict=True):
         response = trimmed_response(channel)
-        # Scaled up, since the file has 16 bits: a quiet recording would lose its tail to rounding.
+        # Scaled up, because the file has 16 bits: a quiet recording would lose its tail to rounding.
         write_audio(one, response * (0.9 / max(float(np.abs(response).max()), 1e-9)), SAMPLE_RATE)
     return num_channels, 0
 
 
 def _channels(path: Path) -> list[np.ndarray]:
-    """Each channel separately at 16 kHz: mixing the microphones of an array would comb-filter the response."""
+    """Each channel separately at 16 kHz: mixing the microphones of an array would comb-filter the RIR."""
     info = audio_info(path)
     if info.num_channels == 1:
         return [read_audio(path)]

@@ -26,7 +26,7 @@ TOLERANCE_SECONDS = 0.15
 TOLERANCE_SHARE = 0.01
 #: For containers without a duration, ffmpeg estimates it from the bit rate, which may be far off.
 ESTIMATE_SHARE = 0.5
-LEAST_FREE_BYTES = 64 << 20
+MIN_FREE_BYTES = 64 << 20
 
 
 class UnsafeNameError(ValueError):
@@ -104,7 +104,7 @@ def name_problem(name: str) -> str | None:
     is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
     if is_one_line and not any("\ud800" <= letter <= "\udfff" for letter in name):
         return None
-    return "a list cannot have this name (line break, tab, leading or trailing space, or not UTF-8); rename the file"
+    return "a list cannot contain this name (line break, tab, leading or trailing space, or not UTF-8); rename the file"
 
 
 def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = None) -> int:
@@ -121,11 +121,11 @@ def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = No
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
-    """Raise DiskFullError if the disk has less free space."""
+    """Raise DiskFullError if the disk has less free space than `num_bytes`."""
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise DiskFullError(
-            f"{folder}: {human_bytes(num_bytes)} are needed, but {human_bytes(free)} are free; "
+            f"{folder}: {human_bytes(num_bytes)} needed, but only {human_bytes(free)} free; "
             "free some space or choose another --save_path"
         )
 
@@ -249,7 +249,7 @@ def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sampl
                 half.replace(target)
     except FfmpegError as error:
         # With a full disk every further file would fail: stop, rather than list a million as broken.
-        check_space(batch[0][1].parent, LEAST_FREE_BYTES)
+        check_space(batch[0][1].parent, MIN_FREE_BYTES)
         if len(batch) == 1:
             return {batch[0][0]: str(error)}
         # One bad file fails the whole call, so decode the files one by one.

@@ -1,4 +1,4 @@
-"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for another layout.
+"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for a different layout.
 
     speakernet prepare trials make test_list.txt trials.txt --kind balanced --training train_list.txt
     speakernet prepare trials make calls.csv trials.txt --across call --same_gender
@@ -86,16 +86,16 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "--targets_per_speaker": {
                 "type": positive_int,
                 "default": DEFAULT_TARGETS_PER_SPEAKER,
-                "help": "balanced: most target trials per speaker",
+                "help": "balanced: maximum number of target trials per speaker",
             },
             "--embeddings": {"type": Path, "help": "hard: .npz with names and embeddings of the utterances"},
-            "--nearest": {"type": positive_int, "default": 5, "help": "hard: negatives per utterance"},
+            "--nearest": {"type": positive_int, "default": 5, "help": "hard: non-targets per utterance"},
             "--same_gender": {"action": "store_true", "help": "leave out non-targets across genders (needs a table)"},
             "--same_session": {"action": "store_true", "help": "also pair utterances of one session"},
             "--across": {
                 "metavar": "COLUMN",
                 "help": "targets pair utterances that differ in this column of the table (call, day, phone); for a "
-                "training list: folder, meaning the folders between the speaker's folder and the file",
+                "training list only `folder`: the folders between the speaker's folder and the file",
             },
             "--calibration": {
                 "type": Path,
@@ -126,7 +126,7 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         },
     ),
     "rewrite": (
-        "write a list in another layout or form",
+        "write a list in a different layout or form",
         {
             **_LIST,
             "output": {"type": Path, "help": "list to write"},
@@ -170,7 +170,7 @@ def _make(arguments: argparse.Namespace) -> int:
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
-        raise ValueError(f"{arguments.list} lacks the gender of some speakers; give a table with a column gender")
+        raise ValueError(f"{arguments.list} lacks the gender of some speakers; give a table with a gender column")
     utterances, pairs = _pairs(arguments, utterances)
     if not len(pairs):
         raise ValueError(f"{arguments.list} gives no pairs under these rules; relax them")
@@ -225,7 +225,7 @@ def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utter
         numbers = (arguments.targets_per_speaker, arguments.nontargets_per_target)
         return utterances, balanced_pairs(utterances, rows, rules, seed, *numbers)
     if arguments.embeddings is None:
-        raise ValueError("hard negatives are found from embeddings; give --embeddings FILE.npz")
+        raise ValueError("hard non-targets are found from embeddings; give --embeddings FILE.npz")
     embeddings = load_embeddings(arguments.embeddings, utterances.names)
     return utterances, hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
 
@@ -305,7 +305,7 @@ def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
         kind, shared = ("speakers", speakers) if speakers else ("files", files)
         raise ListError(
             f"{len(shared)} {kind} are also in {training.source} (first: {', '.join(shared[:NUM_EXAMPLES])}): trials "
-            "over them do not measure new speakers; use others, or give --allow_overlap"
+            "with them say nothing about new speakers; use other speakers, or give --allow_overlap"
         )
 
 

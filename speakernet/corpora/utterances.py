@@ -38,7 +38,7 @@ EXPECTED_HEADINGS = "the headings path,speaker[,session,gender]"
 SPLITS = ("train", "validation", "test")
 DEFAULT_SHARE = 0.1
 MIN_HELD_OUT_SPEAKERS = 2
-#: Fewest held-out speakers for trials within a gender: two of each.
+#: Minimum number of held-out speakers for trials within a gender: two of each.
 MIN_FOR_SAME_GENDER = 4
 #: With fewer speakers, a separate test set would leave too few to train on.
 MIN_SPEAKERS_FOR_TEST = 8
@@ -50,10 +50,10 @@ MAX_ROUNDS = 50
 DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
 #: A speaker with thousands of utterances has millions of pairs; a sample is just as good.
-MOST_PAIRED = 200
+MAX_PAIRED = 200
 HELD_OUT_STREAM, CALIBRATION_STREAM = 7301, 7302
 CALIBRATION_UTTERANCES = 6
-"""Per speaker, for calibration trials: more of one speaker add little to those of others."""
+"""Per speaker, for calibration trials: further utterances of one speaker add little."""
 
 
 class Row(NamedTuple):
@@ -131,9 +131,9 @@ class Utterances:
 
 
 def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
-    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine).
+    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order; others are ignored).
 
-    `session` names another column to use as the session; it must not be empty in any row.
+    `session` names a different column to use as the session; no row may leave it empty.
     """
     path = Path(path)
     with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
@@ -275,8 +275,8 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
     if len(shared):
         names = ", ".join(utterances.speakers[label] for label in shared[:NUM_EXAMPLES].tolist())
         raise ValueError(
-            f"{len(shared)} speakers are in the training split and in another one (first: {names}), so error rates say "
-            "nothing about new speakers. Check that the corpus is complete; for your own folders, --layout pooled "
+            f"{len(shared)} speakers are in both the training and a held-out split (first: {names}), so error rates "
+            "say nothing about new speakers. Check that the corpus is complete; for your own folders, --layout pooled "
             "splits the speakers again"
         )
     return Split(*rows)
@@ -382,7 +382,7 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
 def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int) -> Pairs:
     """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not that many."""
     random = numpy_generator(seed)
-    # If most pairs are wanted, repeated draws would find little that is new.
+    # If a large share of all pairs is wanted, repeated draws would find little that is new.
     if num_trials * 4 >= len(rows) * (len(rows) - 1) // 2:
         every = all_pairs(utterances, rows, rules)
         chosen = np.sort(random.permutation(len(every))[:num_trials])
@@ -422,7 +422,7 @@ def balanced_pairs(
         own = members[speaker]
         # One generator per speaker, so that another speaker does not change these draws.
         random = numpy_generator(seed, speaker)
-        paired = np.sort(random.permutation(own)[:MOST_PAIRED]) if len(own) > MOST_PAIRED else own
+        paired = np.sort(random.permutation(own)[:MAX_PAIRED]) if len(own) > MAX_PAIRED else own
         low, high = np.triu_indices(len(paired), k=1)
         keep = np.flatnonzero(allowed(utterances, paired[low], paired[high], rules))
         keep = keep[np.sort(random.permutation(len(keep))[:targets_per_speaker])]
@@ -535,7 +535,7 @@ def _nontarget_pairs(
 
 
 class HeldOut(NamedTuple):
-    """A training list without the held-out speakers, and trials among those."""
+    """A training list without the held-out speakers, and trials among the held-out speakers."""
 
     training: TrainingList
     trials: TrialList
@@ -546,7 +546,7 @@ def hold_out(
 ) -> HeldOut:
     """Hold out `num_speakers` speakers, drawn from those with at least two utterances, and pair their utterances.
 
-    Every held-out speaker gives up to 50 target trials and, for each, some with utterances of other speakers. The same
+    Every held-out speaker gives up to 50 target trials and several non-target trials for each of these. The same
     list, number and seed give the same speakers and trials. Sessions are unknown here: if speakers have several, use
     `prepare folder` for a better split.
     """

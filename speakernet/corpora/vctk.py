@@ -1,9 +1,9 @@
-"""VCTK 0.92: download, unpack, a speaker-disjoint split, balanced trials.
+"""VCTK 0.92: download, unpack, make a speaker-disjoint split and balanced trials.
 
     speakernet prepare vctk --save_path data --download
     speakernet prepare vctk --save_path data            lists only
 
-Lists go to data/vctk_lists, with paths relative to data. Files are 48 kHz: pack them (speakernet pack) to train fast.
+Lists go to data/vctk_lists, with paths relative to data. Files are 48 kHz: pack them (speakernet pack) to train faster.
 Every speaker was recorded in one session, so error rates are optimistic.
 """
 

@@ -1,4 +1,4 @@
-"""VoxCeleb1 and VoxCeleb2, from scratch or from archives already on disk, to lists ready for training.
+"""VoxCeleb1 and VoxCeleb2, downloaded or from archives on disk: unpack, and write lists ready for training.
 
     speakernet prepare voxceleb --save_path data --all --key KEY      all steps in order, except --pack and --augment
     speakernet prepare voxceleb --save_path data --download --key KEY fetch what is missing (resumes, verifies)
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     if steps & {"convert", "pack"}:
-        # Looked for before hours of download, not after them.
+        # Searched for before hours of downloading, not after them.
         find_ffmpeg()
     job = VoxCelebJob(arguments)
     if arguments.part:
@@ -220,7 +220,7 @@ class VoxCelebJob:
             source_root = self.audio_root(name, "aac")
             if subset.is_aac and source_root.is_dir():
                 target_root = Folder(self.audio_root(name))
-                # Parts are assigned by name, because with --remove_originals other parts remove files meanwhile.
+                # Parts are assigned by name, because with --remove_originals other parts remove files concurrently.
                 pairs = (
                     (source_root / one, target_root.path(Path(one).with_suffix(f".{file_format}").as_posix()))
                     for one in walk_files(source_root, {".m4a", ".aac", ".mp4"})
@@ -374,7 +374,7 @@ class VoxCelebJob:
         subset = max(listed, key=lambda name: SUBSETS[name].num_speakers)
         lists, noise, rooms = self.root / "lists", self.root / "musan", self.root / rirs.SIMULATED_FOLDER
         if not noise.is_dir() or not rooms.is_dir():
-            logger.info("noise and room responses are missing; --augment fetches them")
+            logger.info("noise or RIRs are missing; --augment fetches them")
         paths = (
             lists / f"{subset}_list.txt", self.audio_root(subset), lists / "veri_test2.txt",
             self.root / MERGED_FOLDER, noise, rooms,
@@ -389,7 +389,7 @@ def _copy_lists(source: Path, folder: Folder, lists: Mapping[str, RemoteFile], s
     for found in filter(Path.is_file, (source / name for name in lists)):
         md5 = digest_of(found, "md5")
         if md5 != lists[found.name].md5:
-            summary.add_broken(str(found), f"MD5 is {md5}; expected {lists[found.name].md5} as published")
+            summary.add_broken(str(found), f"MD5 sum {md5} instead of the published {lists[found.name].md5}")
             continue
         # A copy, not a link: later changes to the user's file must not affect the verified one.
         with atomic_write(folder.path(found.name), "wb") as file:

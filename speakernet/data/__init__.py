@@ -1,1 +1,1 @@
-"""From list files to batches: lists, audio, packed corpora, augmentation, samplers, loaders, preparation."""
+"""From list files to batches: lists, audio, packed corpora, augmentation, samplers, loaders."""

@@ -1,9 +1,9 @@
-"""The only access to audio files: read a header, read a crop as float32, write a file.
+"""Audio files: read a header, read a crop as float32, write a file.
 
 PCM and float WAV files are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek. Only
 the crop is read. Formats that soundfile cannot read (m4a, aac, webm …) are decoded whole by ffmpeg to 16 kHz, as in
 `prepare folder`. Other rates are resampled, several channels mixed down. Positions and lengths passed in are in samples
-at the requested rate.
+at the requested rate. `sources.FolderRows` has its own faster path for plain 16-bit WAV files.
 """
 
 import base64
@@ -60,7 +60,7 @@ CUT_SHORT_SECONDS, CUT_SHORT_SHARE = 0.15, 0.01  # by which a file may decode to
 KEPT_DECODED = 8  # files decoded by ffmpeg: a long recording is read window by window
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
-MOST_SAMPLES_PER_BYTE = 8192
+MAX_SAMPLES_PER_BYTE = 8192
 """For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is broken."""
 DECODED_AT_ONCE = 1 << 22  # samples allocated at once, since a header may claim any number
 EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or leave it out"
@@ -76,8 +76,8 @@ WAV_CODINGS = {
 EXTENSIBLE = 0xFFFE  # the code is in a GUID, which ends in these 14 bytes for plain codings
 GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
 RIFF_HEADER_BYTES = 4096  # Read at once; nearly every header fits, so that a file costs one read.
-MOST_CHUNKS = 1024
-MOST_CHANNELS = 1024  # soundfile's limit
+MAX_CHUNKS = 1024
+MAX_CHANNELS = 1024  # soundfile's limit
 
 
 class AudioError(FileError):
@@ -118,7 +118,7 @@ def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
 
 
 def audio_info(path: str | Path) -> AudioInfo:
-    """Read a file's header; a file that only ffmpeg can read is decoded for it."""
+    """Read a file's header; a file that only ffmpeg can read is decoded for this."""
     with open_audio(path) as (_, info):
         return info
 
@@ -197,7 +197,7 @@ def crop_of_file(
     if total == 0:
         raise AudioError(f"{name}: the file holds no samples (header only); convert it again from its source")
     if start < 0 or stop <= start:
-        raise AudioError(f"{name}: samples {start} to {stop} requested, but it has {total} at {sample_rate} Hz")
+        raise AudioError(f"{name}: samples {start} to {stop} requested, but the file has {total} at {sample_rate} Hz")
     # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting the source at a
     # multiple of `down`, far enough before the crop, gives the same samples as resampling the whole file.
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
@@ -241,7 +241,7 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
     if samples.dtype != np.int16 and not np.issubdtype(samples.dtype, np.floating):
         raise AudioError(f"samples of type {samples.dtype}; expected floating point in -1..1 or int16")
     if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE or sample_rate != int(sample_rate):
-        raise AudioError(f"sample_rate {sample_rate}; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz, a whole number")
+        raise AudioError(f"sample_rate {sample_rate}; expected a whole number from {LOWEST_RATE} to {HIGHEST_RATE} Hz")
     scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1.0)
     mono = finish_frames(samples.astype(np.float32) * scale, "the array")
     up, down = Fraction(wanted_rate, int(sample_rate)).as_integer_ratio()
@@ -336,7 +336,7 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
             file.seek(0)
             reason = in_place_of_a_file(file) or _reason(error)
             raise AudioError(f"{name}: not a readable audio file ({reason})") from error
-        if total > size * MOST_SAMPLES_PER_BYTE:
+        if total > size * MAX_SAMPLES_PER_BYTE:
             raise AudioError(
                 f"{name}: broken {format_name.upper()} file: claims {total:,} samples in {size:,} bytes; "
                 "convert it again from its source"
@@ -359,7 +359,7 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
         return None
     long_size: int | None = None
     position, coding, channels, rate = 12, "", 0, 0
-    for _ in range(MOST_CHUNKS):
+    for _ in range(MAX_CHUNKS):
         chunk = head[position : position + 48]
         if len(chunk) < 48 and len(head) == RIFF_HEADER_BYTES:
             file.seek(position)
@@ -379,7 +379,7 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
             coding = WAV_CODINGS.get((code, bits), "")
             if not coding:
                 return None
-            if not 0 < channels <= MOST_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
+            if not 0 < channels <= MAX_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
                 raise _broken(name, f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes")
         elif kind == b"data":
             if not coding:
@@ -443,7 +443,7 @@ def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> byte
     except FfmpegError as error:
         advice = ""
         if isinstance(source, bytes) and container == "mov":
-            advice = "; m4a and mp4 may need a file that can be seeked: pass a file, or convert it to WAV or FLAC"
+            advice = "; decoding m4a and mp4 may need a seekable file: pass a file, or convert it to WAV or FLAC"
         raise AudioError(f"{name}: {error}{advice}") from error
     seconds = len(raw) / 2 / SAMPLE_RATE
     promised_seconds = None if is_guess else promised_seconds

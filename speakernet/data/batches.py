@@ -102,11 +102,11 @@ class CropMaker(ABC):
     augmenter: Augmenter | None = None
     """Augments the crops right away; None: they are augmented later or not at all."""
     changes_speed: bool = True
-    """Whether the crops already have their speeds; else each row has the samples that its speed needs."""
+    """Whether the crops already have their speeds; if not, each row has the samples that its speed needs."""
 
     @abstractmethod
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Each request with its crops (batch, samples), which are valid until the next one, and report, in order."""
+        """Yield each request, in order, with its crops (batch, samples; valid until the next request) and report."""
 
     def close(self) -> None:
         """Release the resources held between epochs."""
@@ -154,7 +154,7 @@ class BatchMaker(Shareable, CropMaker):
 
     shared_arrays = ("lengths",)
     dtype: type = np.float32
-    """Of the samples returned; int16 is possible only without augmentation."""
+    """Type of the returned samples; int16 is possible only without augmentation."""
 
     def width(self, num_samples: int) -> int:
         """Samples per returned row for crops of `num_samples`."""
@@ -168,7 +168,7 @@ class BatchMaker(Shareable, CropMaker):
             self.speakers.share()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Make the batches here, one after the other; see `CropMaker.run`."""
+        """Make the batches in this process, one after the other; see `CropMaker.run`."""
         for request in requests:
             # New memory for each batch, because float32 crops are passed on without a copy.
             out: np.ndarray = np.empty((len(request.rows), self.width(request.num_samples)), dtype=self.dtype)
@@ -214,8 +214,8 @@ class BatchMaker(Shareable, CropMaker):
 class ResidentMaker(CropMaker):
     """Cuts the crops on a device, from a packed or in-memory corpus stored there as one int16 tensor.
 
-    The CPU only draws where crops begin: where `BatchMaker` would begin them, based on the lengths in the headers. The
-    same code runs on a CPU device, for tests.
+    The CPU only draws where crops begin, from the lengths in the headers and thus at the same places as `BatchMaker`.
+    The same code runs on a CPU device, for tests.
     """
 
     reader: PackedRows
@@ -258,7 +258,7 @@ class ResidentMaker(CropMaker):
 
 
 def speed_fractions(factors: list[float]) -> list[Fraction]:
-    """The speed factors as fractions, 1 first if included, so that its speakers keep their labels.
+    """The speed factors as fractions, with 1 first if included, so that speakers at speed 1 keep their labels.
 
     >>> speed_fractions([0.9, 1.0, 1.1])
     [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]
@@ -293,8 +293,8 @@ def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
     needed = (num_windows - 1) * down + len(bank)
     padded = functional.pad(crops, (before, max(0, needed - before - crops.shape[1])))
     windows = padded[:, :needed].unfold(1, len(bank), down)
-    # As a matrix product, which keeps all bits of float32 (`machine.settings`): TF32 would leave the stop band ten. And
-    # without autocast, since a caller within it, such as the measuring of statistics, does not want bfloat16 audio.
+    # A matrix product keeps all bits of float32 (`machine.settings`); TF32 would keep only ten, too few for the stop
+    # band. Autocast is off because a caller may have it on (when measuring statistics), and audio must stay float32.
     with torch.autocast(crops.device.type, enabled=False):
         filtered = windows @ bank
     return filtered.reshape(len(crops), num_windows * up)[:, :num_samples]

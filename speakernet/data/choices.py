@@ -8,14 +8,14 @@ import math
 from speakernet.files import human_bytes
 from speakernet.options import Choice
 
-MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before a worker is warm
-MAX_WORKERS = 12  # beyond it the training process itself is the limit
+MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
+MAX_WORKERS = 12  # with more, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 # For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass it to a process.
 SPEED_MILLISECONDS = 0.25
 HANDOVER_MILLISECONDS = 0.05
-MOST_CROPS_A_SECOND = 10_000  # more than one GPU trains on, so further workers would wait
+MAX_CROPS_PER_SECOND = 10_000  # more than one GPU trains on, so further workers would wait
 
 
 def choose_num_workers(
@@ -34,13 +34,13 @@ def choose_num_workers(
     """How many loader processes to start."""
     share = max(1, cores // max(1, processes_on_machine))
     if share == 1:
-        return Choice(0, "one core for this process: a worker would only compete with training")
+        return Choice(0, "this process has only one core, for which a worker would compete with training")
     if num_batches < MIN_BATCHES_FOR_WORKERS:
-        return Choice(0, f"an epoch of {num_batches} batches is over before a worker is warm")
+        return Choice(0, f"an epoch of {num_batches} batches is over before workers have started up")
     speed_milliseconds, is_copy = changed_share * SPEED_MILLISECONDS, is_reading_free and not augments_in_workers
     if is_copy and speed_milliseconds <= HANDOVER_MILLISECONDS:
-        return Choice(0, "a crop is one copy from memory: passing it between processes would cost more")
-    useful = math.ceil(speed_milliseconds * MOST_CROPS_A_SECOND / 1000)
+        return Choice(0, "reading a crop is one copy in memory: passing it between processes would cost more")
+    useful = math.ceil(speed_milliseconds * MAX_CROPS_PER_SECOND / 1000)
     # Half of the free memory, at two batches per worker, so that `choose_prefetch` finds memory for two each.
     fitting = int(free_shared_bytes // 2 // max(1, 2 * batch_bytes))
     memory = f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)}"
@@ -76,14 +76,12 @@ def choose_ram_corpus(
         return Choice(False, "a packed corpus is already mapped into memory")
     if corpus_bytes > budget_bytes:
         if switch == "on":
-            raise ValueError(
-                f"data.ram_corpus: on, but {sizes}; raise data.ram_corpus_gigabytes or pack it (speakernet pack)"
-            )
+            raise ValueError(f"data.ram_corpus: on, but {sizes}; raise data.ram_corpus_gigabytes or pack the corpus")
         return Choice(False, sizes)
     if switch == "on":
         return Choice(True, f"switched on; {sizes}")
     if not is_compressed:
-        return Choice(False, "the files are plain PCM: reading a crop costs no decoding")
+        return Choice(False, "the files are plain PCM: reading a crop needs no decoding")
     return Choice(True, f"compressed files; {sizes}")
 
 
@@ -98,14 +96,14 @@ def choose_device_resident(
 ) -> Choice[bool]:
     """Whether to keep the corpus on the training device; ValueError if it is requested but impossible.
 
-    `augments_elsewhere`: augmentation is configured to run on another device.
+    `augments_elsewhere`: noise and RIRs will not be on the device, because of `augment.device` or their size.
     """
     sizes = f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
     obstacle = ""
     if not is_flat:
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
-        obstacle = "its crops would be augmented there without noise and RIRs (augment.device, data.device_gigabytes)"
+        obstacle = "noise and RIRs for its crops are not on the device (augment.device, data.device_gigabytes)"
     elif corpus_bytes > budget_bytes:
         obstacle = sizes
     if switch == "on" and obstacle:
@@ -120,9 +118,9 @@ def choose_device_banks(
 ) -> Choice[bool]:
     """Whether to keep noise and RIRs on the training device.
 
-    `needs_corpus`: babble is mixed from training utterances, so the corpus must be there too.
+    `needs_corpus`: babble is mixed from training utterances, so the corpus must be on the device too.
     """
     sizes = f"they take {human_bytes(bank_bytes)}, the limit is {human_bytes(budget_bytes)}"
     if bank_bytes <= budget_bytes and needs_corpus and not is_corpus_there:
-        return Choice(False, "babble is mixed from training utterances, which are not there (add a folder 'speech')")
+        return Choice(False, "babble needs training utterances, which are not on the device (add a folder 'speech')")
     return Choice(bank_bytes <= budget_bytes, sizes)

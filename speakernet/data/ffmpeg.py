@@ -39,7 +39,7 @@ Decoded: TypeAlias = tuple[float | None, bool]
 
 
 def find_ffmpeg(given: str | None = None) -> str:
-    """Path of ffmpeg: the given one, else that of the environment variable, the PATH or `imageio-ffmpeg`."""
+    """Path of ffmpeg: the given one, or from the environment variable, the PATH or `imageio-ffmpeg`, in that order."""
     named = given or os.environ.get(FFMPEG_VARIABLE)
     found = shutil.which(named or "ffmpeg")
     if found is not None:

@@ -1,7 +1,7 @@
 """Several training corpora as one list and one source; each corpus is a folder, packed or at an address.
 
 Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker is in two corpora.
-This file decides which share of a batch each corpus has; the order is that of `mixing.mixed`.
+This file decides each corpus's share of a batch; `mixing.mixed` decides the order.
 """
 
 import functools
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def join(
     corpora: Mapping[str, tuple[TrainingList, AudioSource]], options: DataOptions
 ) -> tuple[TrainingList, "JoinedSource"]:
-    """The lists of several corpora one after the other, and the source that reads them."""
+    """The lists of several corpora joined one after the other, and the source that reads them."""
     lists, what = {name: listed for name, (listed, _) in corpora.items()}, " + ".join(corpora)
     digest = hashlib.sha256(json.dumps([(name, one.sha256) for name, one in lists.items()]).encode()).hexdigest()
 
@@ -44,7 +44,7 @@ def join(
     joined = mapped_list(f"joined {digest}", make) if sum(sizes) >= LONG_ROWS else make()
     source = JoinedSource({name: source for name, (_, source) in corpora.items()}, lists, options)
     owners = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
-    # With the corpora's own tables, so that a million names need not be split again.
+    # The corpora's own tables are kept, so that a million names need not be split again.
     source.keep(joined.paths, Split(owners, [one.paths for one in lists.values()]))
     return joined, source
 
@@ -54,7 +54,7 @@ def _prefixed(tables: Mapping[str, StringTable]) -> StringTable:
 
 
 class Split:
-    """The corpus of each name, int16 (names,), its place among that corpus's own names, int32 (names,), and those."""
+    """Each name's corpus, int16 (names,), its place among the corpus's own names, int32 (names,), and those names."""
 
     def __init__(self, owners: np.ndarray, own: list[StringTable]) -> None:
         self.owners, self.own, self.places = owners, own, np.empty(len(owners), np.int32)
@@ -63,7 +63,7 @@ class Split:
 
 
 class JoinedSource(AudioSource):
-    """The audio of several corpora, by names prefixed with the corpus's."""
+    """The audio of several corpora, by utterance names prefixed with the corpus's name."""
 
     def __init__(
         self, sources: Mapping[str, AudioSource], lists: Mapping[str, TrainingList], options: DataOptions
@@ -146,7 +146,9 @@ class JoinedSource(AudioSource):
             try:
                 own = type(sampler)(sampler.labels, options, seed=sampler.seed, **more)
             except ValueError as error:
-                raise ValueError(f"data.corpora: {name} has {part} of a batch of {size}, but {error}") from error
+                raise ValueError(
+                    f"data.corpora: {name} gets {part} of the {size} items in a batch, but {error}"
+                ) from error
             if source.is_remote:
                 # One stream: each process has its share of every batch.
                 source.order(own, training, table, 1)  # type: ignore[attr-defined]
@@ -154,7 +156,7 @@ class JoinedSource(AudioSource):
         sampler.in_parts = functools.partial(mixed, self._samplers)
 
     def _parts(self, utterances: np.ndarray, batch_size: int) -> list[int]:
-        """How many items of a batch each corpus has, given its number of usable utterances."""
+        """How many items of a batch each corpus gets, given its number of usable utterances."""
         given = [one.weight for one in self._options.corpora.values()]
         weights = utterances ** (1 / self._options.corpora_temperature) if "auto" in given else np.array(given)
         exact = weights / weights.sum() * batch_size
@@ -163,8 +165,8 @@ class JoinedSource(AudioSource):
         for name, part, count in zip(self.sources, parts, utterances, strict=True):
             if not part or not count:
                 raise ValueError(
-                    f"data.corpora: {name} has {part} of a batch of {batch_size} and {count} usable utterances; raise "
-                    "its weight, corpora_temperature or batch_size, or leave it out"
+                    f"data.corpora: {name} gets {part} of the {batch_size} items in a batch (it has {count} usable "
+                    "utterances); raise its weight, corpora_temperature or batch_size, or leave it out"
                 )
         return parts.tolist()
 

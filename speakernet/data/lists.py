@@ -2,7 +2,7 @@
 
 A Kaldi folder (`utt2spk` and `wav.scp`) is also a training list, with utterances named by id. A million rows are two
 byte buffers and two integer arrays, never one Python object per row, so that worker processes share them at no cost.
-Nothing here opens audio. The end of the file recognises published trial lists.
+Nothing here opens audio. The functions at the end recognise published trial lists.
 """
 
 import functools
@@ -142,7 +142,7 @@ class StringTable(Shareable, Sequence[str]):
         return zlib.crc32(self.offsets.tobytes(), zlib.crc32(self.content.tobytes()))
 
     def take(self, rows: np.ndarray) -> "StringTable":
-        """The table of the strings at `rows` (an empty one for row -1)."""
+        """The table of the strings at `rows` (an empty string for row -1)."""
         # Row -1 ends before it begins, which gives an empty string.
         return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
@@ -194,7 +194,7 @@ class NameIndex:
             return np.full(len(names), -1, dtype=np.int64)
         hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
         rows = self._order[np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)]
-        # Should two names ever have the same hash, the second is not found rather than taken for the first.
+        # If two names ever have the same hash, the second is not found rather than mistaken for the first.
         pairs = zip(names.raws(), self._names.raws(rows), strict=True)
         return np.where(np.fromiter((one == other for one, other in pairs), bool, len(names)), rows, -1)
 
@@ -414,7 +414,7 @@ VOXCELEB_NAME = re.compile(r"(?:.*/)?(id1\d{4}/[\w-]{11}/\d{5})(?:\.\w+)?")
 
 
 def identify_trials(trials: TrialList) -> str:
-    """A sentence that says which published list this is and which one it is confused with; empty if it is none.
+    """A sentence that says which published list this is and which one it is confused with; empty if it matches none.
 
     Error rates on the original and the cleaned VoxCeleb1 lists differ by a sixth, and the file name does not show which
     one it is. A list is identified by the MD5 of the published file, or as a likely match by its counts and names.
@@ -430,5 +430,5 @@ def identify_trials(trials: TrialList) -> str:
     if trials.labels is not None and np.count_nonzero(trials.labels) != num_targets:
         return f"as many trials as {name} ({size}), but a different number of targets: not the published list"
     if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
-        return f"as many trials as {name} ({size}), but other names than VoxCeleb1's: not the published list"
+        return f"as many trials as {name} ({size}), but without VoxCeleb1's names: not the published list"
     return f"most likely {name}: {size} and VoxCeleb1's names, but not the published file; {confused}"

@@ -62,7 +62,7 @@ class TrainingLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
         if epoch != self.epoch:
-            # Otherwise it is kept: the trainer asks for the length of the epoch first, then for its batches.
+            # The same epoch keeps its plan: the trainer asks for the length of the epoch first, then for its batches.
             self._plan = None
         self.epoch, self.batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
         self._counts.clear()
@@ -87,7 +87,7 @@ class TrainingLoader:
         made = self._batches(requests)
         for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
             bad, problems = self._counts["bad_utterances"] + len(report.problems), [*self._problems, *report.problems]
-            # Early, before hours are lost, but not because of one file in the first batch.
+            # Stop early, before hours are lost, but not because of one file in the first batch.
             if bad > allowed and (self.batch + 1 == len(plan) or bad > max(10, allowed)):
                 raise AudioError(
                     f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
@@ -125,14 +125,16 @@ class TrainingLoader:
         if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
             processes, reason = state.get("processes", self.world_size), "the batch size, the sampler, the seed"
             if processes != self.world_size:
-                reason = f"the number of processes ({processes}, now {self.world_size}; corpora at addresses use it)"
+                reason = (
+                    f"the number of processes (from {processes} to {self.world_size}; streamed corpora depend on it)"
+                )
             raise ValueError(
-                f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} other "
-                f"ones; {reason} or the training list has changed"
+                f"{state['batch']} of {state['batches']} batches were done, but the epoch now consists of {len(self)} "
+                f"different batches: {reason} or the training list has changed"
             )
         self.batch = int(state["batch"])
         if self.rank == 0:
-            # Only on rank 0, or every rank would count them.
+            # Only on rank 0; otherwise every rank would count them.
             self._counts.update(state["counts"])
             self._problems += state["problems"]
 
@@ -178,7 +180,7 @@ class TrainingLoader:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             shares = [rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)]
             voices = plan.voices[shares[self.rank]]
-            # Of the rows that were actually read. In another voice, a speaker is another class.
+            # Labels of the rows that were actually read; a speaker in a different voice is a different class.
             labels = torch.from_numpy(sampler.voices.classes_of(self._labels[report.rows], voices, self.num_speakers))
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
@@ -192,10 +194,10 @@ class TrainingLoader:
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
         """Crops on the training device, float32, in memory that nothing else writes to."""
         if crops.device.type != "cpu":
-            # Cut there, from a resident corpus.
+            # Cut on the device, from a resident corpus.
             return crops
         if self.device.type == "cpu":
-            # Crops of workers are in their ring, which they keep writing to.
+            # Crops of workers are in the ring, which the workers keep writing to.
             return crops if crops.dtype == torch.float32 and self.options.num_workers == 0 else to_float(crops)
         # Only page-locked memory can be copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops

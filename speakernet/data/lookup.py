@@ -1,6 +1,6 @@
 """Lookup tables: the header facts of a list's files, read by threads and cached on disk.
 
-A table is a handful of arrays with one entry per row of the list (35 bytes a row), so a million rows cost little to
+A table is a handful of arrays with one entry per row of the list (39 bytes a row), so a million rows cost little to
 hold and to share. Only headers are read. The cached copy is keyed by the content of the list, the folder and the rate;
 every start checks sizes and times of the files and reads the headers of changed files again.
 """
@@ -28,9 +28,9 @@ PCM_S16 = FORMATS.index("pcm_s16")
 CACHE_VERSION, LIST_VERSION = 1, 2
 COMPLETE = "complete"
 LONG_ROWS, LONG_LIST_BYTES = 1_000_000, 32 << 20
-"""From this size on, a table is cached and memory-mapped; shorter ones load in a second and take a few megabytes."""
+"""From these sizes on, tables and lists are memory-mapped; smaller ones load in a second and take little memory."""
 ROWS_PER_TASK = 256
-FEWEST_FOR_A_BAR = 5000  # fewer headers are read before anyone could look at a progress bar
+MIN_FOR_A_BAR = 5000  # fewer headers are read before anyone could look at a progress bar
 COLUMNS = {
     "native_samples": np.int64,
     "sample_rates": np.int32,
@@ -124,7 +124,7 @@ def build_lookup_table(
 ) -> LookupTable:
     """Read the header of every `root`/name with `num_threads` threads, or load the cached table.
 
-    Rows that were unreadable before, or whose file has changed in size or time, are read again.
+    Rows that were unreadable before, or whose file has a different size or modification time, are read again.
     """
     # A hash of everything that the table depends on.
     key = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
@@ -141,7 +141,7 @@ def build_lookup_table(
         for row, known in enumerate(facts, first):
             file = os.path.join(root, names[row])  # noqa: PTH118  a million times
             with contextlib.suppress(OSError, ValueError):
-                # Reading a million headers takes minutes; a million sizes and times, seconds.
+                # Reading a million headers takes minutes; comparing a million sizes and times takes seconds.
                 if kept and row not in table.problems:
                     status = os.stat(file)  # noqa: PTH116
                     if (status.st_size, status.st_mtime_ns) == known:
@@ -161,7 +161,7 @@ def build_lookup_table(
 
     # Several files per task: handing a task to a thread costs as much as reading a header.
     tasks = range(0, len(names), ROWS_PER_TASK)
-    description = "reading headers" if show_progress and len(names) >= FEWEST_FOR_A_BAR and not kept else ""
+    description = "reading headers" if show_progress and len(names) >= MIN_FOR_A_BAR and not kept else ""
     results = parallel_map(read_rows, tasks, num_threads, description, total=len(names), units_of=int)
     if sum(results) and cache_folder:
         try:
@@ -182,7 +182,7 @@ def build_lookup_table(
 def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine share one copy.
 
-    The first process makes them while the others wait. The key has everything they depend on.
+    The first process makes them while the others wait. The key must contain everything they depend on.
     """
     folder = default_cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
     with exclusive(folder, waits=True):
@@ -199,18 +199,18 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
 
 
 def mapped_training_list(path: str | Path) -> TrainingList:
-    """`read_training_list` for a long list, with memory-mapped columns; it is read only when new or changed."""
+    """`read_training_list` for a long list, with memory-mapped columns; it is parsed only if new or changed."""
     status = Path(path).stat()
     key = f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
     return dataclasses.replace(mapped_list(key, lambda: read_training_list(path)), source=str(path))
 
 
 def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
-    """A training list with memory-mapped columns; the key has everything it depends on."""
+    """A training list with memory-mapped columns; the key must contain everything it depends on."""
 
     def make() -> dict[str, np.ndarray]:
         found = read()
-        logger.info("%s: a long list, cached as a table in %s", found.source, default_cache_folder())
+        logger.info("%s is long, so it is cached as a table in %s", found.source, default_cache_folder())
         texts = {"paths": found.paths, "speakers": found.speakers}
         texts["facts"] = StringTable.from_strings([found.sha256, found.source])
         columns = {f"{name}_{part}": getattr(text, part) for name, text in texts.items() for part in StringTable.parts}

@@ -105,8 +105,8 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
 def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
     """An epoch of several corpora, each with its own sampler, whose batch size is the corpus's share of every batch.
 
-    It has as many utterances as all corpora together. A corpus that runs out is repeated in another order; the number
-    of rows of the list is then added to its rows, so that they are cropped and augmented differently.
+    The epoch has as many utterances as all corpora together. A corpus that runs out is repeated in a different order,
+    with a multiple of the list's length added to its rows, so that they are cropped and augmented differently.
 
     Args:
         samplers: one per corpus, by name, all over the same list.

@@ -18,7 +18,7 @@ def is_kaldi(folder: str | Path) -> bool:
 
 
 class KaldiSource(FolderSource):
-    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start at the working directory."""
+    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start in the working directory."""
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""

@@ -23,7 +23,7 @@ from speakernet.options import (
 
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 ListName = Annotated[str, StringConstraints(pattern=r"^\w[\w+-]{0,99}$")]
-"""Letters, digits and `_ + -`, since it names a folder and columns."""
+"""Letters, digits and `_ + -`, because it names a folder and columns."""
 
 
 class NamedListOptions(Options):
@@ -34,7 +34,7 @@ class NamedListOptions(Options):
     path: InputPath = ""
     """Like test_path; empty: test_path, else the folder of the list."""
     test_interval: CountOrZero = 0
-    """Epochs between evaluations of this list, at evaluations of the run (training.test_interval); 0: at every one."""
+    """Evaluate this list every N epochs, at the run's next evaluation (training.test_interval); 0: at each of them."""
     optional: bool = False
     """Skip the list, with a warning, while its file or any of its recordings is missing."""
 
@@ -47,7 +47,7 @@ class CorpusOptions(Options):
     train_path: InputPath = ""
     """Like data.train_path."""
     weight: Annotated[float, Gt(0.0), Le(1e9)] | Literal["auto"] = "auto"
-    """Its share of each batch, relative to the other weights; auto: by number of utterances (corpora_temperature)."""
+    """Share of each batch, relative to the other weights; auto: by number of utterances (corpora_temperature)."""
 
 
 def _as_options(value: Any) -> Any:
@@ -78,10 +78,10 @@ class DataOptions(Options):
     test_path: InputPath = ""
     """Like train_path, for test_list."""
     test_lists: dict[ListName, Annotated[NamedListOptions, BeforeValidator(_as_options)]] = Field(default={})
-    """More lists to evaluate during training and report, each in its own column and under eval/<name>. Without
-    test_list, the first one takes its place."""
+    """Additional lists, evaluated during training and included in the report, each in its own column and under
+    eval/<name>. Without test_list, the first one takes its place."""
     synthetic_corpus: InputPath = ""
-    """Folder of the synthetic corpus, which is made on first use."""
+    """Folder of the synthetic corpus, which is generated on first use."""
     sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
     """Samples per second; recordings at other rates are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
@@ -95,7 +95,8 @@ class DataOptions(Options):
     crop_frames: Frames = 200
     """Length of a training crop in frames of 10 ms (200 frames are 2 seconds)."""
     crop_frames_max: FramesOrZero = 0
-    """Longest crop: each batch draws a length from crop_frames to this; longer crops, smaller batches. 0: fixed."""
+    """Longest crop. Each batch draws a length between crop_frames and this, and batches of longer crops are smaller.
+    0: all crops have crop_frames."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Utterances in a batch; with utterances_per_speaker above 1, speakers in a batch."""
     utterances_per_speaker: Annotated[int, Ge(1), Le(100_000)] = 1
@@ -105,7 +106,7 @@ class DataOptions(Options):
     sampler: Literal["auto", "shuffled", "balanced"] = "auto"
     """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: depends on the loss."""
     num_workers: Processes | Literal["auto"] = "auto"
-    """Loader processes; 0: load in the training process; auto: from cores and corpus (the reason is logged)."""
+    """Loader processes; 0: load in the training process; auto: depends on cores and corpus (the reason is logged)."""
     prefetch_factor: Annotated[int, Ge(1), Le(10_000)] | Literal["auto"] = "auto"
     """Batches that each worker prepares ahead."""
     worker_timeout_seconds: Annotated[float, Ge(0.0), Le(1e6)] = 600.0
@@ -113,17 +114,17 @@ class DataOptions(Options):
     persistent_workers: bool = True
     """Keep the workers between epochs."""
     pin_memory: bool | Literal["auto"] = "auto"
-    """Page-locked memory for faster transfer; auto: with a GPU."""
+    """Use page-locked memory for faster transfers; auto: with a GPU."""
     max_bad_share: Share = 0.01
     """With on_bad_audio: skip, the share of unreadable utterances in an epoch above which the run stops."""
     cache_megabytes: Annotated[int, Ge(0), Le(10_000_000)] = 512
     """Memory per process for decoded audio that is read repeatedly (noise, RIRs, short utterances)."""
     ram_corpus: Switch = "auto"
-    """Decode the training corpus once into shared memory as int16; auto: when it is compressed and fits."""
+    """Decode the training corpus once into shared memory as int16; auto: if it is compressed and fits."""
     ram_corpus_gigabytes: Gigabytes = 0.0
     """Memory limit of the RAM corpus; 0: half of the free memory."""
     shard_cache_gigabytes: Annotated[float, Gt(0.0), Le(1e6)] = 50.0
-    """Most disk space per machine for shards of a corpus at an address (below ~/.cache/speakernet)."""
+    """Maximum disk space per machine for shards of a corpus at an address (below ~/.cache/speakernet)."""
     shuffle_buffer: Annotated[int, Ge(1), Le(10**9)] = 65_536
     """Utterances of a corpus at an address that are shuffled together: shards come in random order, and batches are
     drawn from this many utterances at a time."""
@@ -139,7 +140,7 @@ class DataOptions(Options):
             yield "corpora", f"{found}; give only one of them (train_list: '' and train_path: '' unset the other)"
         if len({(one.train_list, one.train_path) for one in self.corpora.values()}) < len(self.corpora):
             found = f"{', '.join(self.corpora)}, two of them with the same train_list and train_path"
-            yield "corpora", f"{found}; expected different ones, or every speaker would be two classes"
+            yield "corpora", f"{found}; expected different corpora, because each speaker would become two classes"
         weighted = [name for name, one in self.corpora.items() if one.weight != "auto"]
         if weighted and (len(weighted) < len(self.corpora) or self.corpora_temperature != 1):
             found = f"a weight for {', '.join(weighted)}"
@@ -153,8 +154,8 @@ class DataOptions(Options):
         own = {name.casefold() for name, one in self.test_lists.items() if one.list != self.test_list}
         if stem in own or len({name.casefold() for name in self.test_lists}) < len(self.test_lists):
             found = f"{', '.join(self.test_lists)} together with test_list: {self.test_list}"
-            yield "test_lists", f"{found}; expected names that differ from each other and the list's, ignoring case"
+            yield "test_lists", f"{found}; expected names that differ from each other and test_list's, ignoring case"
         if self.max_seconds and self.max_seconds < self.min_seconds:
-            yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
+            yield "max_seconds", f"{self.max_seconds}; expected 0 or at least min_seconds ({self.min_seconds})"
         if 0 < self.crop_frames_max < self.crop_frames:
             yield "crop_frames_max", f"{self.crop_frames_max}; expected 0 or at least crop_frames ({self.crop_frames})"

@@ -1,8 +1,8 @@
 """The packed corpus: one memory-mapped int16 array and an index, so that a crop is one copy and opens no file.
 
 A corpus is a folder of three files: `samples.npy` (all utterances end to end) and `index.npz` (names, where each
-starts, checksums) in NumPy's own formats, and `corpus.json` with the version and the checksum of the index. If several
-machines packed it, it is a folder with such a folder per shard and a `corpus.json` that names them, and is read as one.
+starts, checksums) in NumPy's own formats, and `corpus.json` with the version and the checksum of the index. A corpus
+packed by several machines has such a folder per shard and a `corpus.json` that names them; it is read as one.
 This file reads; `packing.py` writes. The RAM corpus, at the end, is read in the same way.
 """
 
@@ -48,7 +48,7 @@ PARTS_VERSION = 2
 """Version of a corpus of several shards, each of which has version 1."""
 SAMPLES, INDEX, DESCRIPTION = "samples.npy", "index.npz", "corpus.json"
 PLAN_OF_PARTS = "parts.json"
-"""File beside the shards that says what they are shards of."""
+"""File next to the shards that describes the corpus they belong to."""
 PARTIAL_SUFFIX = ".partial"  # Added to the corpus's name while it is being written.
 NOT_HERE = -1
 INDEX_COLUMNS = {
@@ -96,7 +96,7 @@ class FileSamples:
         return self._num_samples
 
     def __getitem__(self, some: slice) -> np.ndarray:
-        """Raises AudioError if they cannot be read from disk."""
+        """A copy of the samples; AudioError if they cannot be read from disk."""
         first, stop, _ = some.indices(len(self))
         return read_samples(self._file, self._path, self._begin + 2 * first, stop - first)
 
@@ -111,7 +111,7 @@ def read_samples(file: int, path: Path, begin: int, num_samples: int) -> np.ndar
             raise AudioError(f"{path}: cannot be read ({error.strerror or error})") from error
         if num_bytes < 2:
             raise AudioError(f"{path}: became shorter while it was being read; copy it again")
-        # Half a sample is read again.
+        # If a read ends within a sample, the sample is read again.
         done += num_bytes // 2
     return samples
 
@@ -135,7 +135,7 @@ class JoinedSamples:
         first, stop, _ = some.indices(len(self))
         shard = bisect.bisect_right(self.begins, first) - 1
         if shard < len(self.shards) and stop <= self.begins[shard + 1]:
-            # A slice within one shard, as of every utterance, is a view of it.
+            # A slice within one shard, such as any utterance, is a view of it.
             return self.shards[shard][first - self.begins[shard] : stop - self.begins[shard]]
         pieces = [
             samples[max(first - begin, 0) : max(stop - begin, 0)]
@@ -184,9 +184,7 @@ def read_description(root: Path) -> dict[str, Any]:
         problem = f"not a packed corpus, or an incomplete one (no {DESCRIPTION}); make it with `speakernet pack`"
         if found := parts_in(root):
             missing = list_parts(missing_parts(list(found), root))
-            what = (
-                f"the parts {missing} are missing; run it with --part for those" if missing else "run it with --merge"
-            )
+            what = f"the parts {missing} are missing; run it with --part for each" if missing else "run it with --merge"
             problem = f"packing was not finished (speakernet pack): {what}"
         raise PackedError(f"{root}: {problem}")
     with (
@@ -202,7 +200,7 @@ def read_description(root: Path) -> dict[str, Any]:
         more["part_of"] = str(description.get("part_of", ""))
     newest = PARTS_VERSION if shards else FORMAT_VERSION
     if version > newest:
-        raise PackedError(f"{path}: format version {version}, this speakernet reads {newest}; update speakernet")
+        raise PackedError(f"{path}: format version {version}, but this speakernet reads {newest}; update speakernet")
     # The names are untrusted: none may lead outside the folder.
     if not is_ours or version != newest or not all(map(PART_NAME.fullmatch, shards)):
         raise _damaged(path, f"not the description of a {FORMAT_NAME} of version {newest}")
@@ -225,7 +223,7 @@ def read_index(root: str | Path) -> PackedIndex:
         offsets, checksums = np.concatenate([*parts, begins[-1:]]), np.concatenate([one.checksums for one in shards])
     else:
         with reading(path, "the index of a packed corpus; copy or pack it again", PackedError):
-            # At every start; the checksums of the samples only with `--verify`, since 39 GB would take a minute.
+            # Checked at every start; the samples' checksums only with `--verify`, because 39 GB would take a minute.
             if sha256_of(path) != digest:
                 raise _damaged(path, f"the checksum is not the one in {DESCRIPTION}")
             stored = read_arrays(path, "the index of a packed corpus", PackedError)
@@ -240,7 +238,7 @@ def read_index(root: str | Path) -> PackedIndex:
     index = PackedIndex(rate, names, offsets, checksums, digest)
     counts = {len(offsets) - 1, len(names), len(checksums), description["num_utterances"]}
     if len(counts) > 1 or index.num_samples != description["num_samples"]:
-        raise _damaged(path, f"does not fit {DESCRIPTION}")
+        raise _damaged(path, f"does not match {DESCRIPTION}")
     return index
 
 
@@ -369,7 +367,7 @@ class PackedSource(AudioSource):
         make = functools.partial(self._places, names)
         key = f"places {self.root} {self.index.digest} {len(names)} {names.checksum}" if len(names) >= LONG_ROWS else ""
         found = mapped(key, make) if key else make()
-        # The same for every row, without using memory.
+        # These columns are the same for every row and use no memory.
         table = LookupTable.empty(1, self.sample_rate)
         table.sample_rates[:], table.num_channels[:], table.formats[:] = self.sample_rate, 1, PCM_S16
         same = {name: np.broadcast_to(getattr(table, name), len(names)) for name in COLUMNS}
@@ -384,7 +382,7 @@ class PackedSource(AudioSource):
         return {
             "native_samples": np.where(is_here, self.index.sample_offsets[packed_rows + 1] - starts, 0),
             "data_offsets": np.where(is_here, starts * 2, NOT_HERE),
-            # The checksum shows whether an utterance was packed again with other samples.
+            # The checksum shows whether an utterance was packed again with different samples.
             "modified_ns": np.where(is_here, self.index.checksums[packed_rows], 0).astype(np.int64),
         }
 
@@ -411,7 +409,7 @@ class PackedRows(RowReader):
         return self.offsets[rows] // 2
 
     def span(self, row: int) -> tuple[int, int]:
-        """First sample of a row in `samples`, and how many it has; AudioError if it is not in the corpus."""
+        """First sample of a row in `samples`, and the row's length; AudioError if it is not in the corpus."""
         length = int(self.lengths[row])
         if length <= 0:
             raise AudioError(f"{self.root}: has no utterance for row {row} of the list; pack the list again")
@@ -434,13 +432,13 @@ class PackedRows(RowReader):
         return np.where(is_whole, self.offsets[rows] // 2 + starts, -1)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without further checks."""
+        """See `RowReader.fill`. Rows that hold the whole crop (nearly all) are copied without further checks."""
         if not self.is_mapped:
             # One by one, so that an unreadable crop is one problem and does not end the batch.
             return super().fill(rows, starts, out)
         wanted, samples, is_int16 = out.shape[1], self.samples, out.dtype == np.int16
         problems = {}
-        # From the memory map: if the pages are in memory, this takes 4.1 us, `pread` into the batch 5.5.
+        # From the memory map: with the pages in memory this takes 4.1 us, against 5.5 us for `pread` into the batch.
         for place, first in enumerate(self.whole_crops(rows, starts, wanted).tolist()):
             if first < 0:
                 if problem := self.fill_one(int(rows[place]), int(starts[place]), out[place]):

@@ -3,7 +3,7 @@
 While it is being written, a corpus is called `<name>.partial`. The journal records which utterances are safely in the
 array; after a kill at any moment, the same command finishes the corpus. With several machines, each packs a shard: a
 packed corpus below the corpus's folder. Joining copies nothing; it writes one description that names the shards and
-does not depend on the writer, so it may be done twice or at the same moment.
+does not depend on the writer, so it may be done twice or concurrently.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
 # One record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
 RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
-# The most work that a kill can cost.
+# The maximum amount of work that a kill can cost.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
 COUNTS = ("num_utterances", "num_samples", "num_skipped")
@@ -90,7 +90,7 @@ class PackInput(ABC):
 
 
 class Shard(PackInput):
-    """Some rows of another input."""
+    """Some rows of a whole input."""
 
     def __init__(self, whole: PackInput, rows: range, description: str) -> None:
         super().__init__(whole.names.take(np.asarray(rows)), description)
@@ -148,7 +148,7 @@ def pack(
         with contextlib.closing(_Writer(partial)) as writer:
             num_resumed = writer.num_done
             if num_resumed:
-                logger.info("%s: %d of %d utterances already there", partial, num_resumed, len(source.names))
+                logger.info("%s: %d of %d utterances already packed", partial, num_resumed, len(source.names))
             remaining = range(num_resumed, len(source.names))
             items, description = source.items(remaining), "pack" if show_progress else ""
             results = parallel_map(decode, items, num_threads, description, total=len(remaining))
@@ -164,7 +164,7 @@ def pack(
                             "again, or add --skip-bad to leave such files out"
                         ) from result
             finally:
-                # So that utterances decoded before an error need not be decoded again.
+                # Utterances decoded before an error need not be decoded again.
                 writer.flush()
         summary = _finish(partial, source, sample_rate, num_resumed)
     (partial / LOCK_NAME).unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def pack(
 
 
 def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse to continue a corpus with another plan; the plan of a new one is written."""
+    """Refuse to continue a corpus under a different plan; write the plan of a new corpus."""
     if not path.exists():
         with atomic_write(path) as file:
             json.dump(plan, file)
@@ -182,8 +182,8 @@ def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         begun = json.load(file)
     if begun != plan:
         raise PackedError(
-            f"{path.parent}: started with other utterances, another rate or another number of parts; remove it, or "
-            "give the original sources, lists and options"
+            f"{path.parent}: started with different utterances, a different rate or a different number of parts; "
+            "remove it, or give the original sources, lists and options"
         )
 
 
@@ -260,7 +260,7 @@ def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int
     names, records = source.names, _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
-        raise PackedError(f"{partial}: none of {len(names)} utterances could be read; see {SKIPPED} there")
+        raise PackedError(f"{partial}: none of the {len(names)} utterances could be read; see {SKIPPED} there")
     offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
     summary = PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
     kept_names = names.take(kept)
@@ -295,14 +295,15 @@ def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
 def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
     """The summary of an existing corpus with exactly these names; PackedError if something else is in its place."""
     if not is_packed(corpus):
-        raise PackedError(f"{corpus}: exists and is not a packed corpus; choose another name")
+        raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
     index, num_skipped = read_index(corpus), read_description(corpus)["num_skipped"]
     is_known = (NameIndex(source.names).find(index.names) >= 0).all()
     total = len(index.names) + num_skipped
     if index.sample_rate != sample_rate or not is_known or total != len(source.names):
         raise PackedError(
-            f"{corpus}: exists with other utterances or another rate ({total} utterances at {index.sample_rate} Hz; "
-            f"requested {len(source.names)} at {sample_rate} Hz); remove it or give a different name"
+            f"{corpus}: exists with different utterances or a different rate ({total} utterances at "
+            f"{index.sample_rate} Hz; requested {len(source.names)} at {sample_rate} Hz); remove it or choose a "
+            "different name"
         )
     logger.info("%s: already packed", corpus)
     return PackSummary(len(index.names), index.num_samples, len(index.names), num_skipped)

@@ -1,7 +1,8 @@
 """Which rows make up which batch: plans of whole epochs, from labels alone.
 
-A plan depends only on (labels, seed, epoch); each rank takes its share of every batch, so one process and many see the
-same batches. No audio is read, there is no Python object per row, and utterances that do not fill a batch are counted.
+A plan depends only on (labels, seed, epoch); each rank takes its share of every batch, so the batches are the same for
+any number of processes. No audio is read, there is no Python object per row, and utterances that do not fill a batch
+are counted.
 """
 
 import functools
@@ -30,7 +31,7 @@ MAX_ROUNDS = 30
 
 @dataclass(frozen=True)
 class Voices:
-    """The voices of every speaker: every speed with every vocal-tract length. Each except the recorded one, which is
+    """The voices of every speaker: every speed with every vocal-tract length. Each except the recorded voice, which is
     voice 0 if included, makes new speakers, so the classes of a head are numbered and drawn here. Voice n has the speed
     n % len(speeds) and the warp n // len(speeds).
 
@@ -46,11 +47,6 @@ class Voices:
 
     def __len__(self) -> int:
         return len(self.speeds) * len(self.warps)
-
-    @property
-    def has_real(self) -> bool:
-        """Whether the recorded voice is included."""
-        return self.speeds[0] == 1 and self.warps[0] == 1
 
     @property
     def share_at_other_speeds(self) -> float:
@@ -90,7 +86,7 @@ class EpochPlan:
     """The batches of one epoch."""
 
     rows: np.ndarray
-    """Rows of the list; in the n-th repeat of a corpus (`mixing.mixed`), with n times the number of rows added."""
+    """Rows of the list; the n-th repeat of a corpus (`mixing.mixed`) adds n times the length of the list."""
     bounds: np.ndarray
     crop_frames: np.ndarray
     voices: np.ndarray
@@ -122,7 +118,7 @@ class Sampler(ABC):
         self.labels, self.options, self.seed, self.voices = labels, options, seed, voices or Voices()
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
         if len(labels) <= np.iinfo(np.int32).max:
-            # Half the memory, kept for the whole run, as are the rows of an epoch.
+            # Half the memory, both for this array, which lives as long as the run, and for the rows of an epoch.
             self.eligible = self.eligible.astype(np.int32)
         self.batch_size = options.batch_size
         most = options.max_utterances_per_speaker
@@ -140,10 +136,10 @@ class Sampler(ABC):
     """Utterances of one speaker that stay together."""
 
     needs_many_speakers = False
-    """Whether a batch can only be dealt from many speakers: one stream for all processes, in large blocks."""
+    """Whether a batch needs many speakers to choose from; if so, all processes share one stream with large blocks."""
 
     in_parts: Callable[..., Any] | None = None
-    """Makes the parts of an epoch (`mixing.Parts`) for a streamed corpus or several; None: everything is shuffled."""
+    """Makes the parts of an epoch (`mixing.Parts`) of a streamed or several corpora; None: everything is shuffled."""
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
@@ -168,11 +164,11 @@ class Sampler(ABC):
             used = parts.take(sizes[:count])
         if not count:
             raise ValueError(
-                f"data.batch_size: {self.batch_size}, but epoch {epoch + 1} fills no batch; lower it, or raise "
-                "data.shuffle_buffer if the corpus is streamed"
+                f"data.batch_size is {self.batch_size}, but epoch {epoch + 1} does not have enough utterances to fill "
+                "a single batch; lower it, or raise data.shuffle_buffer if the corpus is streamed"
             )
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
-        # One voice for all utterances of a unit: in another voice they would be another speaker.
+        # One voice for all utterances of a unit: in a different voice they would be a different speaker.
         voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]
         voices = np.broadcast_to(voices, used.shape).reshape(-1)
         rows = used.reshape(-1)
@@ -248,12 +244,12 @@ class BalancedSampler(Sampler):
         shuffled = random.permutation(rows)
         by_speaker, place, counts = by_speaker_of(self.labels[shuffled])
         groups = np.minimum(counts, self.max_utterances) // self.unit
-        # Utterance j of a speaker is used if j < groups * K; those kept come in runs of K of one speaker.
+        # Utterance j of a speaker is used if j < groups * K; the kept rows come in runs of K per speaker.
         kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
         return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
 
     def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """See `Sampler.fitted`: a speaker that a batch already contains waits for the next one."""
+        """See `Sampler.fitted`: a unit waits for the next batch if this one already contains its speaker."""
         speakers = self.labels[units[:, 0] % len(self.labels)].tolist()
         left, order = deque(range(len(units))), list[int]()
         for size in sizes.tolist():
@@ -280,7 +276,7 @@ class BalancedSampler(Sampler):
             by_key = np.argsort(key, kind="stable")
             repeated = by_key[1:][key[by_key[1:]] == key[by_key[:-1]]]
             if not len(repeated):
-                # Only full batches: with what follows (a block, another pass), the rest could repeat a speaker.
+                # Only full batches: together with the next block or pass, the rest could repeat a speaker.
                 return order[: len(order) // size * size]
             # Swap each repeated group with a random one.
             for place, other in zip(repeated, random.integers(0, len(order), len(repeated)), strict=True):
@@ -289,7 +285,7 @@ class BalancedSampler(Sampler):
 
 
 def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows ordered by speaker, (rows,); each one's place among its speaker's rows, (rows,); rows per speaker."""
+    """Rows ordered by speaker, (rows,); each row's place among its speaker's rows, (rows,); rows per speaker."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))

@@ -1,8 +1,8 @@
 """A packed corpus at an address (`s3://…`, `gs://…`, `https://…`, `file://…`), read through a bounded cache of shards.
 
 The description and indices (`corpus.json`, each shard's `index.npz`) are copied once and read as for a corpus on disk.
-Samples are fetched one shard at a time: by whoever reads a row of it, and ahead of that by threads that know the
-epoch's order. When the cache is full, the least recently used shards are removed. All processes of a machine share the
+Samples are fetched one shard at a time: when a row of it is read, and ahead of that by threads that know the epoch's
+order. When the cache is full, the least recently used shards are removed. All processes of a machine share the
 cache; while one of them fetches a shard, the others wait for it. Rows, batches and resuming are as in `packed.py`.
 """
 
@@ -111,7 +111,7 @@ class ShardCache:
             self.path(shard).with_name(f"{shard}.npy{PARTIAL}").touch()
             found = []
             for path in folder.glob("*.npy*"):
-                # Another process may rename or remove a file meanwhile.
+                # Another process may rename or remove a file in the meantime.
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime_ns, path, self.bytes_of(int(path.name.partition(".")[0]))))
             total = sum(size for _, _, size in found)
@@ -144,7 +144,7 @@ class CachedShard:
         return int(self.cache.num_samples[self.shard])
 
     def __getitem__(self, some: slice) -> np.ndarray:
-        """Raises ShardError if the shard cannot be fetched."""
+        """A copy of the samples; ShardError if the shard cannot be fetched."""
         first, stop, _ = some.indices(len(self))
         file = self.cache.open(self.shard)
         try:
@@ -186,7 +186,7 @@ class RemoteSource(PackedSource):
             newest = (folder / "newest").read_bytes()
             if not (folder / DESCRIPTION).is_file() or (folder / DESCRIPTION).read_bytes() != newest:
                 for path in folder.glob("*"):
-                    # Shards of a corpus that was packed there before.
+                    # They belong to a corpus that was packed to this address before.
                     if path.is_dir():
                         shutil.rmtree(path)
                 (folder / INDEX).unlink(missing_ok=True)
@@ -231,7 +231,7 @@ class RemoteSource(PackedSource):
             raise ValueError(
                 f"data.shuffle_buffer: {buffer} utterances of {self.root} need shards of {human_bytes(needed)}, but "
                 f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, so shards would be fetched "
-                "repeatedly; lower the former or raise the latter"
+                "repeatedly; lower the buffer or raise the cache"
             )
         logger.info("%s: %d shards, shuffled in blocks of %d utterances", self.root, len(sizes), buffer)
 
@@ -282,7 +282,7 @@ class RemoteRows(PackedRows):
 
 
 class ShardsAhead(CropMaker):
-    """A `CropMaker` around another: threads fetch the shards of the next batches, as many as fit the cache."""
+    """Wraps a `CropMaker`: threads fetch the shards of the next batches, as many as fit into the cache."""
 
     def __init__(
         self, maker: CropMaker, rows: RemoteRows, num_asked: int, own: Callable[[np.ndarray], np.ndarray]
@@ -308,7 +308,7 @@ class ShardsAhead(CropMaker):
                     shards = self._rows.shards_of(self._own(requests[asked].rows % len(self.lengths)))
                     new = [shard for shard in shards if shard not in last_use]
                     more_bytes = sum(map(cache.bytes_of, new))
-                    # Shards that are being read now are fetched at once, whether they fit or not.
+                    # Shards that are being read now are fetched immediately, whether they fit or not.
                     if used_bytes + more_bytes > budget and asked > number + self._num_asked:
                         break
                     last_use |= dict.fromkeys(shards, asked)

@@ -41,7 +41,7 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
     try:
         return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype).share_memory_()
     except RuntimeError as error:
-        # Another process has taken the memory meanwhile.
+        # Another process has taken the memory in the meantime.
         raise SharedMemoryError(full) from error
 
 

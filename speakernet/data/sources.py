@@ -100,7 +100,7 @@ class AudioSource(ABC):
     def blocks(self, name: str, num_samples: int) -> Iterator[np.ndarray]:
         """A whole utterance, at most `num_samples` at a time, so that memory does not depend on its length."""
         for start in itertools.count(0, num_samples):
-            # One more sample shows whether there is another block: reading from the end on is an error.
+            # One more sample shows whether there is another block: starting a read at the end is an error.
             block = self.read(name, start, num_samples + 1)
             yield block[:num_samples]
             if len(block) <= num_samples:
@@ -111,7 +111,7 @@ class AudioSource(ABC):
         return ""
 
     def missing(self, names: StringTable) -> np.ndarray:
-        """Rows of `names` that are missing here, int64 (rows,)."""
+        """Rows of `names` whose audio is missing, int64 (rows,)."""
         found = [
             row for row in sorted(self.lookup_table(names).problems) if not Path(self.path_of(names[row])).is_file()
         ]
@@ -172,7 +172,7 @@ class RowReader(Shareable, ABC):
             if have < len(target):
                 whole = target[:have].copy()
                 if start:
-                    # From the utterance's start, before the crop; reading it again is fine, since this is rare.
+                    # It wraps around to the utterance's start, before the crop; this is rare, so reading twice is fine.
                     whole = np.empty(start + have, dtype=target.dtype)
                     self.read_row(row, 0, whole)
                 target[have:] = np.resize(whole, len(target) - have)
@@ -236,7 +236,7 @@ class FolderRows(RowReader):
         self.table.share()
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. Whole crops of plain files, nearly all, are read here in one loop."""
+        """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one loop."""
         # Paths stay bytes: joining and decoding a million names would cost more than opening the files.
         table, wanted, prefix = self.table, out.shape[1], os.fsencode(os.path.join(self.root, ""))  # noqa: PTH118
         is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
@@ -256,13 +256,13 @@ class FolderRows(RowReader):
             if is_simple:
                 target = scratch if is_float else crop
                 is_simple = False
-                # A file that cannot be opened is read again below, which gives the error message.
+                # A file that cannot be opened is tried again below, where the error message is made.
                 with contextlib.suppress(OSError):
                     # System calls without a Python file object, since this happens for every crop.
                     file = os.open(name if name[:1] == b"/" else prefix + name, OPEN_FLAGS)
                     try:
                         status = os.fstat(file)
-                        # An offset into another file would read as noise.
+                        # In a file that has changed, the samples at this offset would be noise.
                         is_simple = (
                             status.st_size == size
                             and status.st_mtime_ns == modified_ns

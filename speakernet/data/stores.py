@@ -18,13 +18,13 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
 from speakernet.data.packed import DESCRIPTION, INDEX, SAMPLES, PackedError, read_description
 from speakernet.data.packing import SKIPPED, PackInput, PackSummary, Shard, join_parts, pack, plan_of_parts
-from speakernet.files import MOST_PARTS, WorkPart, error_line, parallel_map, share
+from speakernet.files import MAX_PARTS, WorkPart, error_line, parallel_map, share
 
 logger = logging.getLogger(__name__)
 
 PARTIAL = ".partial"
 ATTEMPTS, FIRST_PAUSE_SECONDS = 6, 0.5
-"""For fetching or writing a file; each pause is twice as long as the one before, 16 s in all."""
+"""For fetching or writing a file; each pause is twice as long as the one before, 15.5 s in all."""
 UTTERANCES_OF_A_SHARD = 4096
 """About a gigabyte: fetched in seconds, and few enough shards for an epoch."""
 NUM_THREADS = 8
@@ -78,10 +78,10 @@ class Store:
         place, pause = f"{self.address}/{name}", FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                # Anew each time: the libraries' connections do not survive a fork, and this opens new ones.
+                # Opened for each attempt: the libraries' connections do not survive a fork.
                 return action(*url_to_fs(self.address))
             except FileNotFoundError as error:
-                advice = "speakernet pack to the address writes the missing files; the same command then resumes"
+                advice = "run speakernet pack to this address again to write the missing files, then resume"
                 raise ShardError(f"{place}: missing; {advice}") from error
             except ImportError as error:
                 raise ShardError(f"{self.address}: {error} (pip install 'speakernet[s3]' for s3://)") from error
@@ -110,7 +110,7 @@ def pack_to_address(
     store, num_rows = Store(address), len(source.names)
     if not num_rows:
         raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
-    count = min(num_shards or -(-num_rows // UTTERANCES_OF_A_SHARD), num_rows, MOST_PARTS)
+    count = min(num_shards or -(-num_rows // UTTERANCES_OF_A_SHARD), num_rows, MAX_PARTS)
     shards = [WorkPart(number, count) for number in range(1, count + 1)]
     plan = plan_of_parts(source, sample_rate, count) | {"order": "every n-th"}
     origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
@@ -119,7 +119,7 @@ def pack_to_address(
         described, num_resumed = Path(scratch, "described"), 0
         missing = _missing(store, shards, described, origin)
         if missing and store.has(DESCRIPTION):
-            raise PackedError(f"{address}: holds another corpus; remove it, or choose another address")
+            raise PackedError(f"{address}: holds a different corpus; remove it, or choose another address")
         for shard in share(shards, writer.number, writer.count):
             if shard not in missing:
                 one = read_description(described / shard.name)
@@ -156,7 +156,8 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
             store.fetch(f"{shard.name}/{DESCRIPTION}", place / DESCRIPTION, lambda partial: "")
         if read_description(place)["part_of"] != origin:
             raise PackedError(
-                f"{store.address}/{shard.name}: this shard is of another list or rate; remove it or change the address"
+                f"{store.address}/{shard.name}: this shard is of a different list or rate; remove it or change the "
+                "address"
             )
         return False
 

@@ -1,8 +1,8 @@
 """The loader's worker processes, with the ring of shared memory they write into, and threads that read ahead.
 
-A stop signal from `scancel`, `timeout` or a container goes to the whole process group. The training process answers it
-with a checkpoint, for which its workers must be alive; so workers ignore stop signals, and end when the training
-process closes them or is gone, however it ended.
+A stop signal from `scancel`, `timeout` or a container goes to the whole process group. The training process then writes
+a checkpoint, for which its workers must be alive; so workers ignore stop signals, and end when the training process
+closes them or is gone, however it ended.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ LIKELY_REASONS = {
 RESUME = "The same command resumes if last.pt was written"
 PAGE_LOCK_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of the process
 BATCHES_AHEAD = 4
-"""That threads read ahead, so that a slow moment of the disk delays nothing; they take some dozen megabytes."""
+"""Batches that threads read ahead, so that a slow moment of the disk delays nothing; they take tens of megabytes."""
 NUM_THREADS = 16
-"""Simultaneous reads, more than cores, since they wait for the disk."""
+"""Simultaneous reads, more than there are cores, because they wait for the disk."""
 CROPS_PER_TASK = 4
 
 
@@ -57,7 +57,7 @@ class WorkerDied(ChildProcessError):
     """A worker process no longer delivers batches: it was killed from outside, crashed or hangs."""
 
     exit_status = 75
-    """Of the command (EX_TEMPFAIL in sysexits.h): nothing is wrong with the input, so the same command may succeed."""
+    """The command's status (EX_TEMPFAIL in sysexits.h): the input is fine, so the same command may succeed later."""
 
 
 class Workers(CropMaker):
@@ -83,14 +83,14 @@ class Workers(CropMaker):
             maker.share()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Each request with its crops (memory that is valid until the next one) and report, in order."""
+        """Yield each request, in order, with its crops (valid until the next request) and report."""
         if not requests:
             return
         size = max(len(request.rows) * self.maker.width(request.num_samples) for request in requests)
         if not self._processes or not self._options.persistent_workers or self._ring.shape[1] < size:
             self._start(size)
         mine = self._processes
-        # Answers left over from an iteration that stopped early.
+        # Discard answers left over from an iteration that stopped early.
         while self._owing:
             self._answer("the beginning of an epoch")
         turns, coming = itertools.cycle(range(len(mine))), enumerate(requests)
@@ -102,12 +102,12 @@ class Workers(CropMaker):
                 self._send(coming, turns, 1)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
-            # Also if the reader stops early, but not the workers of the next epoch if that has started.
+            # Also if the consumer stops early, but not the workers of the next epoch if that has started.
             if not self._options.persistent_workers and self._processes is mine:
                 self.close()
 
     def close(self) -> None:
-        """End the processes at once; everything they have made is in the ring."""
+        """End the processes immediately; everything they have made is in the ring."""
         kill(self._processes)
         for connection in (*self._requests, *self._reports):
             connection.close()
@@ -129,7 +129,7 @@ class Workers(CropMaker):
         except SharedMemoryError as error:
             raise SharedMemoryError(
                 f"{self._options.num_workers} loader workers with {self._options.prefetch_factor} batches ahead: "
-                f"{error}; or use --data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size"
+                f"{error}; otherwise use --data.num_workers 0, or a lower --data.prefetch_factor or --data.batch_size"
             ) from error
         if self._pins:
             num_bytes = self._ring.numel() * self._ring.element_size()
@@ -151,12 +151,12 @@ class Workers(CropMaker):
                 arguments = (self.maker, self._ring, requests, answers)
                 process = self._context.Process(target=_work, args=arguments, name=f"loader {number}", daemon=True)
                 process.start()
-                # Otherwise it would stay open here after the worker is gone.
+                # Otherwise this end would stay open here after the worker is gone.
                 answers.close()
                 self._processes.append(process)
                 self._requests.append(requests)
                 self._reports.append(reports)
-        # Before multiprocessing's own clean-up, which sends a signal that workers ignore and then waits for ever.
+        # Runs before multiprocessing's own clean-up, which sends a signal that workers ignore and then waits forever.
         multiprocessing.util.Finalize(self, kill, args=(self._processes,), exitpriority=100)
 
     def _send(self, coming: Iterator[tuple[int, BatchRequest]], turns: Iterator[int], count: int) -> None:
@@ -172,7 +172,7 @@ class Workers(CropMaker):
         process, reports = self._processes[worker], self._reports[worker]
         who = f"loader worker {worker} of {len(self._processes)} (process {process.pid})"
         wait_seconds = min(WAIT_SECONDS, self._options.worker_timeout_seconds or WAIT_SECONDS)
-        # Counts waits instead of using a clock, which would include the night of a suspended run.
+        # Counts waits instead of using a clock, which would include the time for which a run is suspended.
         for waited in itertools.count(1):
             ready = wait_for([reports, process.sentinel], wait_seconds)
             if reports in ready:
@@ -192,7 +192,7 @@ class Workers(CropMaker):
                 raise WorkerDied(f"{who} {how}; noticed at {where}. {RESUME}")
             if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
                 raise WorkerDied(
-                    f"{who} hangs: {where} took over {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
+                    f"{who} hangs: {where} took more than {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
                     "most likely the disk or network with the audio does not respond, or the process was suspended. "
                     f"{RESUME}"
                 )
@@ -242,7 +242,7 @@ def _end_with_parent(starter: int) -> None:
     """Wait until the training process, or the fork server `starter`, ends, then end this process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # The pipe to the parent shows this at once, unless a younger worker, which inherited its other end, is alive.
+    # The pipe to the parent shows this immediately, unless a younger worker, which inherited its other end, is alive.
     while parent.is_alive() and os.getppid() == starter:
         parent.join(PARENT_CHECK_SECONDS)
     os._exit(0)
@@ -255,7 +255,7 @@ def _slot_of(maker: BatchMaker, ring: torch.Tensor, request: BatchRequest) -> np
 
 
 class ReadAhead(CropMaker):
-    """A `CropMaker` around another, for a packed corpus larger than memory.
+    """Wraps a `CropMaker` for a packed corpus larger than memory.
 
     Crops that are not in memory would be read one after another while the network waits. Threads read the crops of the
     next batches, several at once, and discard them, so that they are in the system's page cache when their batch is
@@ -272,7 +272,7 @@ class ReadAhead(CropMaker):
         """See `CropMaker.run`."""
         reads: deque[list[Future]] = deque()
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-ahead")
-        # By then the maker has the first requests and reads them itself.
+        # When reading ahead begins, the maker already has the first requests and reads them itself.
         begun = 1 + self._num_asked
         try:
             # The pool starts its threads on first use, after the worker processes were forked from this one.
@@ -285,7 +285,7 @@ class ReadAhead(CropMaker):
                 begun = max(begun, wanted)
                 yield made
                 if reads:
-                    # Otherwise the maker would read it crop by crop.
+                    # Otherwise the maker would read the next batch crop by crop.
                     wait(reads.popleft())
         finally:
             pool.shutdown(cancel_futures=True)

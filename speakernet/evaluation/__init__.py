@@ -1,1 +1,1 @@
-"""Embeddings, scores, figures with intervals and a report for a network and a trial list."""
+"""Evaluate a network on a trial list: embeddings, scores, figures with intervals, and a report."""

@@ -1,8 +1,8 @@
 """Back ends fitted on recordings of the target domain: mean, whitening, CORAL, LDA, WCCN and two-covariance PLDA.
 
-Functions of arrays: embeddings and labels in, affine maps (with unit length between them) and PLDA variances out. All
-accept labels, even those that ignore them, so that they can be called alike. `speakernet.inference.adapt` chooses among
-them and writes the choice into a model file.
+These functions turn arrays of embeddings and labels into affine maps (with scaling to unit length between them) and
+PLDA variances. All accept labels, even if they ignore them, so that callers can treat them alike.
+`speakernet.inference.adapt` chooses among them and writes the choice into a model file.
 
 Source: Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, 2016 (CORAL); Hatch, Kajarekar and
 Stolcke, Within-class covariance normalization, 2006; Ioffe, Probabilistic linear discriminant analysis, 2006; Prince
@@ -17,13 +17,13 @@ from scipy.linalg import eigh
 
 from speakernet.evaluation.scoring import Plda, mean_embeddings
 
-LEAST_VARIANCE = 1e-9
-"""Share of the mean variance below which a direction counts as having none."""
+MIN_VARIANCE = 1e-9
+"""A direction with a smaller share of the mean variance than this counts as having no variance."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Affine maps of embeddings, with unit length between them, and PLDA if it scores the results.
+    """Affine maps of embeddings, with scaling to unit length between them, and a PLDA if it scores the results.
 
     >>> centred = Transform(((np.eye(2), np.array([-1.0, 0.0])),))
     >>> centred.apply(np.array([[1.0, 2.0]])).tolist()
@@ -33,7 +33,7 @@ class Transform:
     maps: tuple[tuple[np.ndarray, np.ndarray], ...]
     """Matrices (outputs, inputs) and offsets (outputs,)."""
     plda: Plda | None = None
-    """None scores by the cosine."""
+    """None: results are scored by cosine."""
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
         """Map the network's embeddings (utterances, dim) to adapted ones of unit length, float32."""
@@ -55,14 +55,14 @@ class Covariances:
     """(dim, dim), of one speaker's embeddings."""
 
     def shrunk(self, shrinkage: float) -> "Covariances":
-        """Both covariances shrunk towards the identity times their mean variance.
+        """Both covariances, each shrunk towards the identity times its mean variance.
 
-        The one between speakers rests on less data, and keeps only half the weight that the other keeps.
+        The one between speakers is estimated from less data, so it keeps only half the weight that the other keeps.
         """
         return Covariances(self.mean, shrunk(self.between, (1 + shrinkage) / 2), shrunk(self.within, shrinkage))
 
     def interpolated(self, other: "Covariances", share: float) -> "Covariances":
-        """`share` of the other's covariances plus the rest of its own, around its own mean.
+        """A mixture of `share` of the other model's covariances and the rest of this model's, around this model's mean.
 
         Source: Garcia-Romero and McCree 2014, equations 6 and 7.
         """
@@ -70,7 +70,7 @@ class Covariances:
         return Covariances(self.mean, *((1 - share) * own + share * theirs for own, theirs in pairs))
 
     def adapted(self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5) -> "Covariances":
-        """Adapted to unlabelled embeddings, whose excess variance is shared between both covariances.
+        """Adapted to unlabelled embeddings, whose excess variance is divided between the two covariances.
 
         Source: Kaldi's PldaUnsupervisedAdaptor (shares 0.7 and 0.3), wespeaker's `adapt_plda` (0.5 and 0.5).
         """
@@ -129,7 +129,7 @@ def whitening(rows: np.ndarray, labels: np.ndarray | None = None, *, shrinkage: 
 
 
 def coral(rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float) -> Transform:
-    """Give the domain's embeddings the covariance of the others, which the network was trained on.
+    """Give the domain's embeddings the covariance of `others`, embeddings like those that the network was trained on.
 
     Source: Sun et al. 2016, algorithm 1, with the domains exchanged, since target-domain embeddings are mapped here.
     """
@@ -172,7 +172,7 @@ def adapted_plda(
     shrinkage: float,
     share: float = 0.5,
 ) -> Transform:
-    """PLDA of other labelled embeddings adapted to the domain: interpolated if labelled, else by excess variance."""
+    """PLDA of other labelled embeddings, adapted to the domain: by interpolation with labels, or by excess variance."""
     first, lengths = _centred_units(rows)
     theirs = two_covariances(_centred_units(others)[1], other_labels).shrunk(shrinkage)
     if labels is None:
@@ -203,5 +203,5 @@ def _mapped(rows: np.ndarray, matrix: np.ndarray) -> Transform:
 def _power(covariance: np.ndarray, exponent: float) -> np.ndarray:
     """A symmetric matrix to a power; variances near zero count as a tiny positive one."""
     variances, directions = np.linalg.eigh(covariance)
-    least = max(LEAST_VARIANCE * variances.mean(), np.finfo(float).tiny)
+    least = max(MIN_VARIANCE * variances.mean(), np.finfo(float).tiny)
     return (directions * np.maximum(variances, least) ** exponent) @ directions.T

@@ -1,10 +1,10 @@
-"""Calibration and fusion of scores into log-likelihood ratios, named thresholds, and how a model file keeps both.
+"""Calibration and fusion of scores into log-likelihood ratios, named thresholds, and how a model file stores them.
 
-All use one affine function, `offset + weights . inputs`: with one score it is calibration, with several it is fusion,
-and quality measures are further inputs. It is fitted by prior-weighted logistic regression on one list and applied to
-others. Logarithms are natural throughout.
+Calibration and fusion are one affine function, `offset + weights . inputs`: calibration takes one score, fusion takes
+several, and quality measures are further inputs. It is fitted by prior-weighted logistic regression on one list and
+applied to others. Logarithms are natural throughout.
 
-A quality measure gives four inputs: the smaller and the larger of the two sides, their difference and their ratio.
+A quality measure gives four inputs: the smaller and the larger value of the two sides, their difference and ratio.
 
 Source: Brümmer and van Leeuwen, On calibration of language recognition scores, 2006; Thienpondt et al., The IDLab
 VoxCeleb speaker recognition challenge 2020 system description (quality measures); wespeaker, score_calibration.py (the
@@ -34,21 +34,21 @@ from speakernet.evaluation.results import AffineFit
 logger = logging.getLogger(__name__)
 
 EER_NAME, RATE_PREFIX = "eer", "far_"
-"""Names of thresholds: at the EER, and (as a prefix) at a false-accept rate in percent."""
+"""Name of the threshold at the EER, and the prefix of names such as `far_1%`, with the false-accept rate in percent."""
 FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
 """A false-accept rate gets a threshold only if at least this many false accepts are expected on the list."""
-FEWEST_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
+MIN_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
 """Keeps the weights finite if the scores separate the list perfectly."""
 SCORE_ONLY = ("score",)
 SMALLEST = 1e-9
 FORMS = ("min", "max", "difference", "ratio")
 LOGGED = ("duration", "magnitude")
-"""Measures whose smaller and larger sides enter as logarithms, so that doubling counts the same at any length."""
+"""Measures whose smaller and larger values are used as logarithms, so that doubling always has the same effect."""
 BY_QUALITY = "by log-likelihood ratio, with quality measures"
-"""Begins the note of an evaluation whose calibration reads more than the score."""
-FITTED_ON_REPORTED = "calibration was fitted on the reported list: its actual costs and Cllr are optimistic"
+"""Beginning of the note of an evaluation whose calibration has inputs other than the score."""
+FITTED_ON_REPORTED = "the calibration was fitted on the reported list, so its actual costs and Cllr are optimistic"
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class AffineCalibration:
     inputs: tuple[str, ...]
     """`score` (or several score names), then quality measures."""
     prior: float
-    """Target prior that the fit was weighted for."""
+    """Target prior for which the fit was weighted."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Log-likelihood ratios for scores (trials,) or inputs (trials, inputs)."""
         return _columns(inputs, self.inputs) @ self.weights + self.offset
 
     def to_dict(self) -> AffineFit:
-        """Plain values, as a model file holds them."""
+        """Plain values, as a model file stores them."""
         weights, offset, prior = self.weights.tolist(), float(self.offset), float(self.prior)
         return {"inputs": list(self.inputs), "weights": weights, "offset": offset, "prior": prior}
 
@@ -80,7 +80,7 @@ class AffineCalibration:
 
 
 def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
-    """The inputs of a calibration with quality measures: the score, and four for each measure.
+    """The inputs of a calibration with quality measures: the score, and four inputs for each measure.
 
     >>> quality_inputs(["snr"])
     ('score', 'snr min', 'snr max', 'snr difference', 'snr ratio')
@@ -94,7 +94,7 @@ def quality_columns(
     """The values of a calibration's inputs, (trials, inputs) float64.
 
     Args:
-        inputs: names from `quality_inputs`; a bare measure means its smaller side.
+        inputs: names from `quality_inputs`; a measure without a form means its smaller value.
         scores: (trials,).
         values: measure -> its value for each utterance, (utterances,).
         enrol: (trials,) rows of utterances.
@@ -122,7 +122,7 @@ def quality_columns(
 def fit_calibration(
     inputs: np.ndarray, labels: np.ndarray, prior: float, names: Sequence[str] = ("score",)
 ) -> AffineCalibration:
-    """Fit by logistic regression in which targets weigh `prior` and non-targets `1 - prior`, whatever their numbers.
+    """Fit by logistic regression in which all targets together have the weight `prior`, and non-targets `1 - prior`.
 
     Args:
         inputs: (trials,) scores or (trials, inputs).
@@ -131,7 +131,7 @@ def fit_calibration(
         names: one name per input.
 
     Raises:
-        ValueError: NaN inputs, no targets or no non-targets, or not one name per input.
+        ValueError: NaN inputs, no targets or no non-targets, or more or fewer names than inputs.
     """
     columns = _columns(inputs, names)
     for column in columns.T:
@@ -166,9 +166,9 @@ def fit_calibration(
 
 
 def too_few_nontargets(number: int) -> str:
-    """A warning about a calibration on few pairs; empty if they are enough for the most lenient threshold."""
-    few = f"only {number} different-speaker pairs: a calibration fitted on so few is overconfident"
-    return few if number < FEWEST_NONTARGETS else ""
+    """A warning if there are too few pairs for even the most lenient threshold; otherwise empty."""
+    few = f"only {number} different-speaker pairs, and a calibration fitted on so few is overconfident"
+    return few if number < MIN_NONTARGETS else ""
 
 
 def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -179,18 +179,18 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
     """
     points, refused = [(EER_NAME, equal_error_point(rates))], []
     for rate in FALSE_ACCEPT_RATES:
-        # Even a count of ten has a standard deviation of a third; with fewer a threshold would be a guess.
+        # Even a count of ten has a standard deviation of about a third; from fewer, a threshold would be a guess.
         if rates.num_nontargets * rate >= MIN_EXPECTED_ERRORS:
             points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
         else:
             refused.append(
-                f"no threshold at a false-accept rate of {100 * rate:g} %: the list has {rates.num_nontargets:,} "
-                f"non-targets, at least {round(MIN_EXPECTED_ERRORS / rate):,} are needed"
+                f"no threshold at a false-accept rate of {100 * rate:g} %: the list has only {rates.num_nontargets:,} "
+                f"non-targets, but at least {round(MIN_EXPECTED_ERRORS / rate):,} are needed"
             )
     ascending, thresholds = rates.thresholds, []
     for name, point in points:
-        # Half-way to the next lower score, which decides the list in the same way. The point itself lies on a score; in
-        # a list without errors that is the worst target's, and the next recording only slightly worse would be refused.
+        # Halfway to the next lower score, where all decisions on the list stay the same. The point itself is a score;
+        # on a list without errors it is the lowest target score, so a slightly worse recording would be rejected.
         row = int(np.searchsorted(ascending, point.threshold))
         limit = float((ascending[row - 1] + ascending[row]) / 2 if row else point.threshold)
         thresholds.append(
@@ -242,7 +242,7 @@ def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
     inputs = np.asarray(inputs, dtype=np.float64)
     columns = inputs[:, None] if inputs.ndim == 1 else inputs
     if columns.shape[1] != len(names):
-        raise ValueError(f"{columns.shape[1]} inputs, {len(names)} names ({', '.join(names)}); expected one name each")
+        raise ValueError(f"{columns.shape[1]} inputs have {len(names)} names ({', '.join(names)}); expected one each")
     return columns
 
 
@@ -252,28 +252,28 @@ class Fit:
 
     calibration: AffineCalibration
     thresholds: list[dict[str, Any]]
-    """Named thresholds, as a model file holds them."""
+    """Named thresholds, as a model file stores them."""
     refused: list[str]
     """A sentence for each threshold that the list is too small for."""
     backend: dict[str, Any]
-    """The way of embedding and scoring, as plain values."""
+    """How recordings are embedded and scored, as plain values."""
     origin: dict[str, Any]
     """Name and checksum of the list, and its numbers of targets and non-targets."""
 
     def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The calibration for the same scoring that a model file holds now."""
+        """The calibration in a model file that this one would replace; None if there is none for the same scoring."""
         fits = (contents.get("calibration") or {}).get("fits", [])
         way = self.backend, list(self.calibration.inputs)
         return next((one for one in fits if (one["backend"], list(one["inputs"])) == way), None)
 
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """The new entries of a model file, in which this fit replaces one for the same scoring."""
+        """The new entries of a model file, in which this fit replaces any fit for the same scoring."""
         inputs = list(self.calibration.inputs)
         own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
 
         def stays(one: Mapping[str, Any]) -> bool:
-            # Thresholds of one scoring mean nothing under another, so only a fit for the same scoring is replaced. A
-            # fit of the score alone also replaces those with quality measures, which come from another list.
+            # Each way of scoring has its own thresholds, so only a fit for the same scoring is replaced. A fit of the
+            # score alone also replaces those with quality measures, which were fitted on an earlier list.
             theirs = one.get("inputs", one["backend"].get("inputs", list(SCORE_ONLY)))
             way = {**one["backend"], "inputs": theirs}
             return way != {**self.backend, "inputs": theirs if inputs == list(SCORE_ONLY) else inputs}
@@ -295,7 +295,7 @@ def fit_scores(
 ) -> Fit:
     """Fit calibration and thresholds to the scores of labelled trials.
 
-    With quality measures (`columns`, `names`) the thresholds are log-likelihood ratios and belong to their own scoring.
+    With quality measures (`columns`, `names`), thresholds are log-likelihood ratios and belong to their own scoring.
     """
     reason = why_no_error_rate(trials)
     if reason or trials.labels is None:
@@ -313,7 +313,7 @@ def fit_scores(
         rates, way = error_rates(calibration.apply(columns), trials.labels), threshold_way(backend, names)
     thresholds, refused = named_thresholds(rates, way)
     if few := too_few_nontargets(rates.num_nontargets):
-        logger.warning("%s: %s; %d pairs or more give a threshold", trials.source, few, FEWEST_NONTARGETS)
+        logger.warning("%s: %s; a threshold needs at least %d pairs", trials.source, few, MIN_NONTARGETS)
     origin = {**known_by(trials), "num_targets": rates.num_targets, "num_nontargets": rates.num_nontargets}
     return Fit(calibration, thresholds, refused, dict(backend), origin)
 

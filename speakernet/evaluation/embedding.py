@@ -62,21 +62,21 @@ Unions = dict[tuple[int, ...], tuple[StringTable, dict[int, np.ndarray]]]
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than the network's minimum) are wrapped around, like crops."""
 CPU_BATCH = 16
-"""Largest batch on a CPU: with more, activations no longer fit its caches (with 64 crops of 3 s a small ResNet took
+"""Largest batch on a CPU: activations of a larger one do not fit its caches (with 64 crops of 3 s, a small ResNet took
 1.6 times as long)."""
 MAX_READERS = 8
-"""More threads wait for each other: cutting crops holds the interpreter lock."""
+"""More threads would wait for each other, since cutting crops holds the interpreter lock."""
 READ_AHEAD_UTTERANCES = 64
 READ_AHEAD_SAMPLES = 1 << 25
-"""Limit on audio waiting for the network, 128 MiB, whatever the length of the recordings."""
+"""Limit on the audio that waits for the network, 128 MiB; the last recording read may exceed it."""
 LONG_SECONDS = 180.0
-"""Longer recordings are not read at once; VoxCeleb's longest has 145 s."""
+"""Longer recordings are not read in one piece; VoxCeleb's longest lasts 145 s."""
 WINDOW_SECONDS = 60.0
 """As whole utterances, long recordings are embedded in windows of about this length and averaged."""
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
-WIDTHS_AN_OCTAVE = 8
-"""With few shapes, at most an eighth of a batch is padding added to reach its shape."""
+WIDTHS_PER_OCTAVE = 8
+"""With few shapes, rounding a width up adds at most one eighth as padding."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def batches_of(
         # Memory holds the padded audio, so one long recording can fill a batch.
         most = min(batch_size, max(1, budget // max(longest, width)))
         most = 1 << (most.bit_length() - 1) if has_few_shapes else most
-        # Each one-minute window is a batch by itself: four of them took CAM++ a gigabyte.
+        # Each one-minute window is a batch by itself: four of them needed a gigabyte with CAM++.
         if batch and (is_window or len(batch) >= most):
             yield batch, longest
             batch, longest = [], 0
@@ -157,12 +157,12 @@ def batches_of(
 
 
 def usual_width(samples: int) -> int:
-    """Round up to the next of `WIDTHS_AN_OCTAVE` lengths per octave.
+    """Round up to the next of `WIDTHS_PER_OCTAVE` lengths per octave.
 
     >>> [usual_width(samples) for samples in (7, 16, 17, 1000, 1024, 1025)]
     [7, 16, 18, 1024, 1024, 1152]
     """
-    unit = max(1, (1 << (samples.bit_length() - 1)) // WIDTHS_AN_OCTAVE)
+    unit = max(1, (1 << (samples.bit_length() - 1)) // WIDTHS_PER_OCTAVE)
     return -(-samples // unit) * unit
 
 
@@ -236,7 +236,7 @@ def embed_utterances(
     few = not is_on_cpu if has_few_shapes is None else has_few_shapes
     batch_size = min(options.batch_size, CPU_BATCH) if is_on_cpu else options.batch_size
     plan = plan_of(stretches, length, num_crops, shortest, batch_size, net.sample_rate, has_few_shapes=few)
-    # A one-minute window is enough work at once, and only one should be in memory.
+    # A one-minute window is enough work by itself, and only one should be in memory.
     num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
     # Adjacent batches, with about the same amount of audio on every rank.
     done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
@@ -252,13 +252,13 @@ def embed_utterances(
         batched = batched if is_on_cpu else batched.pin_memory()
         with autocast():
             embedded = net.embed(batched.to(device, non_blocking=True), num_samples, sample_rate=source.sample_rate)
-        # Scores are float32 whatever the precision of the network; copied, since a view would keep the batch alive.
+        # Embeddings are float32 at any precision of the network; copied, since a view would keep the batch alive.
         return embedded[: len(given[0])].float().cpu().numpy().copy()
 
     mine, was_stopped = [], False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, contextlib.ExitStack() as stack:
-        # Set once for all batches: a batch would restore training mode while others still run.
+        # Set once for all batches: otherwise a batch would restore training mode while others are still running.
         if isinstance(net, nn.Module) and net.training:
             net.eval()
             stack.callback(net.train)
@@ -293,7 +293,7 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
     # If all fail, the folder is probably wrong, and one example is enough.
     if len(rows) == len(names):
-        found, rows = f"{found}; give the folder where the list's paths start (--test_path or --audio)", rows[:1]
+        found, rows = f"{found}; give the folder that the list's paths start from (--test_path or --audio)", rows[:1]
     shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])
     raise AudioError(f"{found}: {shown}" + " …" * (len(rows) > MAX_NAMED))
 
@@ -404,7 +404,7 @@ class Embedder:
             settings = {"frames": frames, "crops": options.num_crops if frames else 1, "precision": self.precision}
             key = store_key(self.model_digest, names, source.lookup_table(names, reader_threads(options)), settings)
             found = (load_embeddings(store / path, key) for store in self.stores)
-            # Only rank 0 looks, so that all ranks agree on the collectives that follow.
+            # Only rank 0 searches, so that all ranks agree on the collectives that follow.
             kept = distributed.from_main(lambda: next((one for one in found if one is not None), None))
             if kept is not None:
                 return kept, True
@@ -422,8 +422,8 @@ class Embedder:
 def one_pass(lists: Iterable[tuple[StringTable, AudioSource]], unions: Unions) -> Callable[..., np.ndarray]:
     """A replacement for `embed_utterances` that embeds each utterance of several lists over the same audio once.
 
-    The first list that is embedded includes the utterances of those after it. Names that belong to no list are embedded
-    as usual. Pass the same `unions`, empty at first, to every pass, so that audio headers of a union are read once.
+    Embedding a list also embeds the utterances of the lists after it. Names that belong to no list are embedded as
+    usual. Pass the same `unions`, empty at first, to every pass, so that the audio headers of a union are read once.
     """
     given = list(lists)
     made: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}

@@ -37,14 +37,14 @@ PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 
 
 class Scored(NamedTuple):
-    """Scores of a list and the arrays they came from."""
+    """Scores of a list and the arrays that they were computed from."""
 
     scores: np.ndarray
     """(trials,) float32."""
     embeddings: dict[Mode, np.ndarray]
     """Mode -> (utterances, crops, dim)."""
     units: np.ndarray
-    """(utterances, dim) unit length, of the first mode."""
+    """(utterances, dim), unit length, of the first mode."""
     cohort_mean: np.ndarray | None
     """(utterances,) mean score against the cohort."""
     seconds: dict[str, float]
@@ -129,7 +129,7 @@ def fits_of(
     backend: Mapping[str, Any],
     measures: Sequence[str],
 ) -> list[Fit]:
-    """The fit of the score alone, then one with quality measures if there are any, in the order they are written."""
+    """The fit of the score alone, then one with quality measures if any are given, in the order of writing."""
     fits = [fit_scores(trials, scored.scores, prior, backend)]
     if measures:
         names = quality_inputs(measures)
@@ -158,7 +158,7 @@ def fit_for_verifying(
         precision="no",
     )
     if reason := why_no_error_rate(trials):
-        # Checked before hours of embedding.
+        # Checked before embedding, which may take hours.
         raise ValueError(f"cannot calibrate: {reason}")
     backend = verifying_backend(contents)
     scored = score_trials(whole, backend, trials, source)

@@ -225,7 +225,7 @@ class SpeakerBootstrap:
             if plain[0] == 0 and number < MIN_SPEAKERS:
                 note = f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
             elif plain[0] == 0:
-                others = f"up to 3 in another {number} speakers may still have one"
+                others = f"up to 3 of {number} new speakers could still cause an error"
                 note = f"no draw has an error; by the rule of three, {others}"
             note = f"no interval: {note}"
         if num_draws and len(self._false_accepts):

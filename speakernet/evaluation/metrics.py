@@ -67,7 +67,7 @@ class ErrorRates:
 
 
 def missing_kind(labels: np.ndarray) -> str:
-    """The kind of trial missing from these labels, (trials,), for error rates; empty if both kinds are present."""
+    """The kind of trial that error rates need and these labels, (trials,), lack; empty if both kinds are present."""
     num_targets = int(np.count_nonzero(labels))
     return "target" if num_targets == 0 else "non-target" if num_targets == len(labels) else ""
 
@@ -76,7 +76,7 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     """Scores as float64 and labels as bool, both (trials,); ValueError if they allow no error rate."""
     scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
-        raise ValueError(f"{scores.shape} scores for {labels.shape} labels; expected one label for each score")
+        raise ValueError(f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per score")
     refuse_rows(np.isnan(scores), "NaN")
     if missing := missing_kind(labels):
         raise ValueError(f"none of the {len(labels)} trials is a {missing} trial; error rates need both kinds")
@@ -138,7 +138,7 @@ def eer(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def equal_error_point(rates: ErrorRates) -> OperatingPoint:
-    """The crossing of the two rates, with the nearest threshold above it."""
+    """The crossing of the two rates, with the nearest threshold at or above it."""
     after, rate = crossing(rates.miss_rates, rates.false_accept_rates)
     threshold = rates.thresholds[after]
     # A model file cannot keep the infinite threshold above the highest score.
@@ -192,7 +192,7 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
 def min_dcf_point(
     rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> tuple[float, OperatingPoint]:
-    """Minimum detection cost over all thresholds, divided by that of the better blind decision, and where it is.
+    """Minimum detection cost over all thresholds relative to the better blind decision, and the point that reaches it.
 
     Source: NIST 2016 speaker recognition evaluation plan, equations 2 to 4.
 
@@ -215,7 +215,7 @@ def detection_cost(
 
 
 def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
-    """The error rates of a given threshold on these scores."""
+    """The error rates at a given threshold on these scores."""
     row = min(int(np.searchsorted(rates.thresholds, threshold)), len(rates.thresholds) - 1)
     return OperatingPoint(threshold, float(rates.miss_rates[row]), float(rates.false_accept_rates[row]))
 

@@ -39,13 +39,13 @@ class Report:
         rates, band = error_rates(self.run.scores, self.run.labels), self.results.det_band
         points, bands = {"EER": equal_error_point(rates)}, {self.run.name: band} if band else {}
         figure = plots.det_figure({self.run.name: rates}, points, bands)
-        # Notebooks only display pyplot figures by themselves.
+        # By default, notebooks display only figures made by pyplot.
         figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
         return figure
 
     def frame(self) -> Any:
         """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label` and `llr`."""
-        # Imported late: pandas is only needed here and may not be installed.
+        # Imported late: pandas is needed only here and may not be installed.
         import pandas
 
         if (trials := self.run.trials) is None:

@@ -24,7 +24,7 @@ class EvaluationOptions(Options):
     eval_frames: FramesOrZero = 400
     """Length of an evaluation crop in frames of 10 ms; 0 embeds whole utterances."""
     num_crops: Annotated[int, Ge(1), Le(10_000)] = 10
-    """Evenly spaced crops of each utterance."""
+    """Number of evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
     """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the two scores are averaged."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
@@ -32,7 +32,7 @@ class EvaluationOptions(Options):
     num_workers: Processes | Literal["auto"] = "auto"
     """Threads that read evaluation audio; auto: one per core of this process, at most eight."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
-    """Precision of the network while embedding; auto: that of training (runtime.precision)."""
+    """Precision of the network while embedding; auto: the precision of training (runtime.precision)."""
     score: Literal["cosine", "mean_distance"] = "cosine"
     """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (as in voxceleb_trainer)."""
     score_norm: ScoreNorm = "none"
@@ -46,13 +46,13 @@ class EvaluationOptions(Options):
     c_fa: Positive = UNIT_COST
     """Cost of a false accept."""
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
-    """Draws of speakers for the confidence intervals; 0 gives no intervals."""
+    """Bootstrap draws of speakers for the confidence intervals; 0: no intervals."""
     metadata: InputPath = ""
-    """CSV with a column path and others (gender, age, …) by which results of the (first) test list are sliced."""
+    """CSV with the column path and others (gender, age, …) to slice the results of the (first) test list by."""
     slices: list[str] = Field(default=[])
     """What to slice by: duration, snr or metadata columns; empty: duration and every suitable metadata column."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """Precision of the network during validation; auto: that of training."""
+    """Precision of the network during validation; auto: the precision of training."""
     max_trials: CountOrZero = 0
     """Size of a fixed random subset of the validation trials, for quick validation; 0: all."""
     speaker_table: InputPath = ""
@@ -60,16 +60,16 @@ class EvaluationOptions(Options):
     subtract_mean: bool = False
     """Subtract the mean embedding of the training set before scoring; training saves it in the model file."""
     mean_utterances: Count = 2000
-    """Training utterances that the mean is computed from, drawn with the seed."""
+    """Number of training utterances, drawn with the seed, that the mean is computed from."""
     plda: bool = False
-    """After training, fit PLDA on the training list, each file through another microphone of augment (if it has any),
-    and save it with its own mean in the model file."""
+    """After training, fit PLDA on the training list, with a simulated microphone for each file if augment has any, and
+    save it with its own mean in the model file."""
     cohort_list: InputPath = ""
     """List of the cohort with lines `speaker path`; empty: the training list. A speaker's utterances are averaged."""
     cohort_path: InputPath = ""
     """Audio of the cohort; empty: train_path for the training list, otherwise the folder of cohort_list."""
     cohort_utterances: CountOrZero = 10
-    """Utterances of a speaker averaged into a cohort member; 0: all."""
+    """Maximum number of a speaker's utterances that are averaged into a cohort member; 0: all."""
     calibration_list: InputPath = ""
     """Labelled trials to fit calibration and thresholds on; empty: scores stay uncalibrated."""
     calibration_path: InputPath = ""
@@ -77,19 +77,19 @@ class EvaluationOptions(Options):
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = Field(default=[])
-    """Further calibration inputs, four for each: duration, magnitude, snr, cohort (mean score against the cohort)."""
+    """Quality measures to calibrate with, four inputs each: duration, magnitude, snr, cohort (mean cohort score)."""
     sweep: list[Sweep] = Field(default=[])
     """Degrade the trial audio step by step (noise, reverb, microphone, …) and report the EER at each step."""
     keep_embeddings: bool = True
     """Keep embeddings beside the results and reuse them while model and audio are unchanged."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Crops without a length, and options that need another score."""
+        """Crops without a length, and options that contradict each other."""
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
-            yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
+            yield "eval_frames", f"0, but embedding: {self.embedding} needs the length of a crop in frames of 10 ms"
         if self.score_norm != "none" and self.score != "cosine":
-            yield "score_norm", f"{self.score_norm} with score: {self.score}; normalisation needs score: cosine"
+            yield "score_norm", f"{self.score_norm}, but score is {self.score}; normalisation needs score: cosine"
         if self.plda and (self.score, self.score_norm) != ("cosine", "none"):
-            yield "plda", "true with another score or a score_norm; expected score: cosine and score_norm: none"
+            yield "plda", f"true, but score is {self.score} and score_norm {self.score_norm}; expected cosine and none"
         if self.score_norm == "none" and "cohort" in self.quality_measures:
-            yield "quality_measures", "cohort without score normalisation; set --score_norm and a cohort"
+            yield "quality_measures", "cohort needs score normalisation; set --score_norm and a cohort"

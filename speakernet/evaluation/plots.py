@@ -1,8 +1,8 @@
 """The plots of an evaluation as matplotlib figures, and their export to the page and to PNG.
 
-Arrays in, a figure out: nothing is read or recomputed here. A figure is drawn once, in the light palette, which the PNG
-keeps. In the SVG for the page each colour becomes a CSS variable, so that one drawing follows the reader's light or
-dark setting.
+Functions turn arrays into figures; nothing is read or recomputed here. A figure is drawn once, in the light palette,
+which the PNG keeps. In the SVG for the page, each colour becomes a CSS variable, so that the same drawing follows the
+reader's light or dark setting.
 """
 
 import functools
@@ -70,7 +70,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.prop_cycle": matplotlib.cycler(color=SERIES),  # type: ignore[attr-defined]
     # Keep text as text, in the page's fonts: paths are larger and cannot be selected.
     "svg.fonttype": "none",
-    # Makes the bytes of the same drawing reproducible.
+    # The same drawing always gives the same bytes.
     "svg.hashsalt": "speakernet",
 }
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
@@ -90,7 +90,7 @@ P = ParamSpec("P")
 
 
 def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw with the settings that all plots share, and the legend above the plot, where it covers nothing."""
+    """Draw with the settings that all plots share, and with the legend above the plot, where it covers nothing."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -122,7 +122,7 @@ def det_figure(
 ) -> Figure:
     """Detection error trade-off by system: misses against false accepts, both on normal-deviate axes.
 
-    `points` are operating points of the first system; `bands` are each system's `det_band`, intervals of its misses.
+    `points` are operating points of the first system; `bands` has each system's `det_band`, intervals of its miss rate.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
@@ -140,7 +140,7 @@ def det_figure(
             axes.fill_between(*band, color=f"C{number}", label=None if label else "95 % interval", **BAND)
     for number, (name, point) in enumerate(points.items()):
         rates_there = np.array([[point.false_accept], [point.miss]])
-        # Without misses or false accepts a point is infinitely far away.
+        # Without misses or false accepts, a point is infinitely far away.
         if ((rates_there <= 0) | (rates_there >= 1)).any():
             rates_there, name = np.empty((2, 0)), f"{name}: off the plot"
         marker, colour = MARKERS[number % len(MARKERS)], f"C{number + len(curves)}"
@@ -169,7 +169,7 @@ def det_figure(
 def histogram_figure(
     scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
 ) -> Figure:
-    """Densities of target and non-target scores (or of all scores), with the threshold at the EER (NaN: none)."""
+    """Densities of target and non-target scores (or of all scores); the threshold is marked unless NaN."""
     # Targets are always blue.
     kinds = [("trials", "C0", np.ones(len(scores), dtype=bool))]
     if labels is not None:
@@ -182,7 +182,7 @@ def histogram_figure(
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
     if np.isfinite(threshold):
-        axes.axvline(threshold, label=f"at the EER: {threshold_text(threshold, scores)}", **THRESHOLD)
+        axes.axvline(threshold, label=f"threshold: {threshold_text(threshold, scores)}", **THRESHOLD)
     return figure
 
 
@@ -215,7 +215,7 @@ def curve_figure(
     has_ticks_at_points: bool = False,
     borders: Sequence[float] = (),
 ) -> Figure:
-    """A quantity over the course of training; `borders` mark where a new stage begins."""
+    """Quantities over the course of training; `borders` mark where new stages begin."""
     figure, axes = new_figure(x_name, y_name, 2.5)
     for begin in borders:
         axes.axvline(begin, color=MUTED, linewidth=0.6)
@@ -241,7 +241,7 @@ def curve_figure(
 
 @drawn_in_house_style
 def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
-    """Log-likelihood ratios by the best monotonic mapping of the list, (points,), against scores or calibrated LLRs."""
+    """Log-likelihood ratios from the list's best monotonic mapping, (points,), against scores or calibrated LLRs."""
     figure, axes = new_figure(x_name, "log-likelihood ratio (natural log)")
     axes.plot(x, best_llrs, drawstyle="steps-mid", label="best monotonic mapping on this list")
     axes.axhline(0, color=MUTED, linewidth=0.6)
@@ -314,7 +314,7 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
         (r"<metadata>.*?</metadata>", ""),
         # All drawings share one document, in which ids must be unique.
         (r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-"),
-        # Use the page's fonts, and no fixed size, so that the drawing scales with the page.
+        # Use the page's fonts and no fixed size, so that the drawing scales with the page.
         (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px; font-family: var(--font)"),
         (r'^<svg ([^>]*?)width="[^"]*"', r"<svg \1"),
         (r'^<svg ([^>]*?)height="[^"]*"', r"<svg \1"),

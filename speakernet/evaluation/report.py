@@ -59,7 +59,15 @@ from speakernet.evaluation.metrics import (
     pooled_llrs,
 )
 from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
-from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, SweepResult, headline, threshold_text
+from speakernet.evaluation.results import (
+    FEW_TARGETS,
+    GroupResult,
+    Results,
+    SweepResult,
+    further_figures,
+    headline,
+    threshold_text,
+)
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
 from speakernet.options import default_of
@@ -86,18 +94,12 @@ CURVE_NOTES = {
     "accuracy_percent": "A margin lowers the accuracy by design; judge by the held-out EER.",
     "data_wait_share": "Near 0 % the device is the bottleneck; well above 10 %, reading and augmentation are.",
 }
-MORE_FIGURES = (
-    ("EER on the ROC convex hull", "eer_convex_hull_percent", "{:.2f} %"),
-    ("EER as voxceleb_trainer computes it", "eer_voxceleb_trainer_percent", "{:.2f} %"),
-    ("calibration loss (Cllr − min Cllr)", "calibration_loss", "{:.3f} bits"),
-    ("area under the ROC", "area_under_roc", "{:.4f}"),
-)
 FACTS = (
     *("model", "num_parameters", "front_end", "checkpoint", "precision", "backend", "calibration", "speaker_rule"),
     *("num_draws", "dcf_costs", "num_duplicate_trials", "timings_seconds", "seconds"),
 )
 """Results shown unchanged."""
-HISTOGRAM_NOTE = "Each histogram has an area of 1."
+HISTOGRAM_NOTE = "Each histogram has an area of 1; the line is the threshold at the EER."
 NUM_HARDEST = 12
 MAX_PLAYED_SECONDS = 20
 """Limit per recording: a page with an hour of speech would be too large to send."""
@@ -233,7 +235,7 @@ def write_report(
         elif cost >= 1:
             verdict = (
                 f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and always giving the same "
-                "answer costs 1; calibrate on recordings like these"
+                "answer would cost only 1; calibrate on recordings like these"
             )
         elif 100 * max(rates) > LARGEST_USABLE_PERCENT:
             verdict = f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of pair is decided wrongly"
@@ -345,12 +347,7 @@ def _result(run: RunData) -> Section:
         tiles.append(
             {"name": name.capitalize(), "value": f"{point.threshold:.4f}", "note": f"calibrated for {fitted_for}"}
         )
-    rows = [[one.name, one.text, one.interval_text] for one in figures.values()]
-    rows += [
-        [name, form.format(value), ""]
-        for name, key, form in MORE_FIGURES
-        if (value := getattr(results, key)) is not None
-    ]
+    rows = [[one.name, one.text, one.interval_text] for one in (*figures.values(), *further_figures(results))]
     table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
     cards = [{"heading": "All figures", "table": table}, of_list]
     if results.test_lists:

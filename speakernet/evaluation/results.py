@@ -1,8 +1,8 @@
 """The results of scoring a trial list as one object, from which `results.json`, report and terminal output are made.
 
 `figures` creates it and the evaluation adds its provenance with `dataclasses.replace`. Only `to_dict` and `from_dict`
-write and read `results.json`. Unknown values are None (or empty) and have no key in the file. `headline` alone decides
-how a figure is formatted.
+write and read `results.json`. Unknown values are None (or empty) and have no key in the file. Figures are formatted
+here alone: by `headline` those that summarise a result, by `further_figures` the others.
 """
 
 import dataclasses
@@ -23,6 +23,13 @@ EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 FEW_TARGETS = 30
 """With fewer targets, a single one moves the miss rate by more than three percent."""
 NO_INTERVAL = [None, None]
+FURTHER_FIGURES = {
+    "eer_convex_hull_percent": ("EER on the ROC convex hull", "%", 0),
+    "eer_voxceleb_trainer_percent": ("EER as voxceleb_trainer computes it", "%", 0),
+    "calibration_loss": ("calibration loss (Cllr − min Cllr)", "bits", 1),
+    "area_under_roc": ("area under the ROC", "", 2),
+}
+"""Fields of `Results` that tables show below the headline -> name, unit, decimals beyond those of an EER in percent."""
 
 
 def _interval(values: Any) -> Any:
@@ -207,7 +214,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class HeadlineFigure:
+class ShownFigure:
     """One figure, formatted for display."""
 
     name: str
@@ -226,7 +233,7 @@ class HeadlineFigure:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
-def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
+def headline(results: Results, digits: int = 2) -> list[ShownFigure]:
     """EER, minDCFs and, for calibrated scores, actual costs and Cllr; empty without error rates.
 
     >>> [one.text for one in headline(Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2))]
@@ -246,11 +253,28 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
     figures = []
     for name, unit, value, interval in shown:
         # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two systems.
-        places = digits if name == "EER" else digits + 1
-        number = f"{value:.{places}f}"
-        both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
-        figures.append(HeadlineFigure(name, unit, number, f"{number} {unit}".rstrip(), both))
+        figures.append(_shown(name, unit, value, digits if name == "EER" else digits + 1, interval))
     return figures
+
+
+def further_figures(results: Results, digits: int = 2) -> list[ShownFigure]:
+    """The `FURTHER_FIGURES` that are known.
+
+    >>> [one.text for one in further_figures(Results(eer_convex_hull_percent=5.214, area_under_roc=0.98765))]
+    ['5.21 %', '0.9877']
+    """
+    known = {name: getattr(results, name) for name in FURTHER_FIGURES}
+    return [
+        _shown(name, unit, known[key], digits + more)
+        for key, (name, unit, more) in FURTHER_FIGURES.items()
+        if known[key] is not None
+    ]
+
+
+def _shown(name: str, unit: str, value: float, places: int, interval: Interval = None) -> ShownFigure:
+    number = f"{value:.{places}f}"
+    both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
+    return ShownFigure(name, unit, number, f"{number} {unit}".rstrip(), both)
 
 
 def html_table(rows: Iterable[tuple[str, Any]]) -> str:

@@ -1,7 +1,8 @@
 """From embeddings to scores: cosine, PLDA, mean distance, normalisation by a cohort, and back ends that combine them.
 
-Trials are sorted by enrolment so that matrix products can score them; beyond embeddings and scores, memory holds only a
-few blocks. A back end describes itself in plain values, to which thresholds and calibrations are tied.
+Cosines on a CPU are one sparse matrix product over the distinct trials. Everything else is computed block by block, so
+that memory holds only a few blocks besides embeddings and scores. A back end describes itself in plain values, to which
+thresholds and calibrations are tied.
 
 Source: Matejka et al., Analysis of score normalization in multilingual speaker recognition, 2017 (adaptive s-norm 1);
 Auckenthaler et al., Score normalization for text-independent speaker verification systems, 2000 (z, t).
@@ -26,11 +27,11 @@ from speakernet.terminal import Bar
 
 WHOLE = EvaluationOptions(embedding="whole")
 BLOCK_SCORES = 1 << 22
-"""Scores of a block of utterances against the cohort, 16 MB."""
+"""Number of scores of a block of utterances against the cohort; 16 MiB in float32."""
 MIN_COHORT = 2
 SMALLEST_DEVIATION = 1e-6
 BLOCK_BYTES = 5 << 20
-"""Size of the gathered test-side crops of a block of trials: small enough to stay in the processor's cache."""
+"""Size of the gathered test-side embeddings of a block of trials: small enough to stay in the processor's cache."""
 DEVICE_BLOCK_BYTES = 1 << 28
 """The same on an accelerator, which needs more work at once."""
 GROUP_WIDTHS = (8, 4, 2, 1)
@@ -138,8 +139,8 @@ def blocked_cosine_scores(
 class Plda:
     """Two-covariance PLDA in the space where the within-speaker covariance is the identity and the other is diagonal.
 
-    Embeddings are rescaled before scoring, z = u sqrt(dim / sum(weights u^2)), so unit vectors are enough. Several
-    recordings of a person count as one, their mean.
+    Embeddings are rescaled before scoring, z = u sqrt(dim / sum(weights u^2)), so their length does not matter. Several
+    recordings of a person are averaged and count as one.
 
     Source: Ioffe, Probabilistic linear discriminant analysis, 2006 (the ratio between equations 4 and 5, one recording
     on each side); Garcia-Romero and Espy-Wilson, Analysis of i-vector length normalization, 2011.
@@ -282,7 +283,7 @@ def cohort_statistics(
     """
     if len(cohort) < MIN_COHORT:
         raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
-    # By torch, whose products respect runtime.threads.
+    # Computed by torch, whose matrix products respect runtime.threads.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
     takes = min(top or len(members), len(members))
     mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
@@ -342,14 +343,14 @@ class Backend:
     is_normalised: bool = True
     """mean_distance only: scale each crop's embedding to length 1 (as the loss does)."""
     mean: np.ndarray | None = None
-    """(dim,) subtracted first."""
+    """(dim,) mean embedding, subtracted first."""
     cohort: np.ndarray | None = None
     """(members, dim), unit length: other speakers, against whom scores are normalised."""
     cohort_name: str = ""
-    """Name of its list, with the start of its checksum."""
+    """Name of the cohort's list, with the beginning of its checksum."""
     device: torch.device | str = "cpu"
     plda: Plda | None = None
-    """Scores adapted embeddings instead of the cosine."""
+    """Replaces the cosine for adapted embeddings; None: cosine."""
     adaptation: str = ""
     """Name of the adaptation in the network."""
 
@@ -395,7 +396,7 @@ class Backend:
         if method == "none":
             return scores, units, None
         if self.plda is not None:
-            raise ValueError(f"score_norm {method} with a model adapted by PLDA; normalisation needs the cosine")
+            raise ValueError(f"score_norm is {method}, but PLDA scores cannot be normalised; set score_norm to none")
         assert self.cohort is not None, "normalisation needs a cohort"
         nearest = self.options.cohort_size if method == "as" else None
         statistics = cohort_statistics(units, self.cohort, nearest, self.device)
@@ -405,14 +406,14 @@ class Backend:
 def verifying_backend(contents: Mapping[str, Any]) -> Backend:
     """The back end for verification with a model file: cosine, after subtracting its mean of whole utterances.
 
-    An adapted file has its own mean, and scores by PLDA if PLDA was fitted.
+    In an adapted file, the adaptation subtracts its own mean, and a fitted PLDA replaces the cosine.
     """
     name = (contents.get("adaptation") or {}).get("name", "")
     return Backend(WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name)
 
 
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
-    """A model file's mean embedding, (dim,), or None unless it is of whole utterances; a mean of crops differs."""
+    """A model file's mean embedding of whole utterances, (dim,); None if it has no mean or one of crops."""
     mean = contents.get("embedding_mean")
     is_of_whole = (contents.get("embedding_mean_of") or {}).get("embedding") == "whole"
     return np.asarray(mean, dtype=np.float32) if mean is not None and is_of_whole else None

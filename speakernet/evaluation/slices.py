@@ -32,7 +32,7 @@ MIN_NUMBERS = 6
 NOT_COLUMNS = ("path", "speaker")
 FRAME_SECONDS = 0.025
 FRAMES_AT_ONCE = 2400
-"""A minute; longer recordings are read in blocks, so that only their frame powers stay in memory."""
+"""One minute; longer recordings are read in blocks, so that only their frame powers stay in memory."""
 QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
 SILENCE_POWER = 1e-10
 
@@ -42,7 +42,7 @@ class Slicing:
     """One way of grouping trials."""
 
     by: str
-    """What the groups differ in."""
+    """The property in which the groups differ."""
     labels: list[str]
     groups: np.ndarray
     """The group of each trial, -1 for none, int64 (trials,)."""
@@ -104,8 +104,8 @@ def value_slicing(
 def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> list[Slicing]:
     """Slicings by a column of utterance metadata (empty values are unknown).
 
-    Words are sliced by same or different on the two sides, and by each value that both sides share; numbers with many
-    values into thirds of the smaller side.
+    Words give two slicings: the same or different words on the two sides, and each word that both sides share. At least
+    six distinct numbers give one, by thirds of the smaller side.
     """
     different = sorted(set(values) - {""})
     if len(different) >= MIN_NUMBERS and (numbers := _as_numbers(values)) is not None:
@@ -129,7 +129,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
 
 
 def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
-    """Columns that trials can be sliced by: 2 to 12 distinct words, or numbers."""
+    """Columns that trials can be sliced by: 2 to 12 distinct words, or at least 6 distinct numbers."""
     return [
         column
         for column, values in metadata.items()
@@ -159,7 +159,7 @@ def slice_results(
         # Both sides of a target have the same gender, so "different gender" has no targets and no error rate by itself.
         if slicing.shares_targets and chosen.any() and not (chosen & is_target).any():
             chosen = chosen | is_target
-            notes.append(f"{label}: a target never has this, so all targets of the list are used.")
+            notes.append(f"{label}: no target is in this group, so it uses all targets of the list.")
         labels = is_target[chosen]
         num_trials, num_targets = len(labels), int(np.count_nonzero(labels))
         if missing := missing_kind(labels):
@@ -185,13 +185,13 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
     def ratio(name: str) -> float:
         frame = round(FRAME_SECONDS * source.sample_rate)
         powers: list[np.ndarray] = []
-        # Blocks hold whole frames, so the frames are the same as when the recording is read at once.
+        # Blocks hold whole frames, so the frames are the same as when the recording is read in one piece.
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
         found = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
         if not np.isfinite(found):
-            raise AudioError(f"{name}: no samples, or NaN or infinite ones")
+            raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")
         return found
 
     found = parallel_map(ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance")

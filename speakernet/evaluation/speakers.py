@@ -1,8 +1,8 @@
-"""The speaker of each utterance in a trial list, which intervals over speakers need.
+"""Find the speaker of each utterance in a trial list, as needed for intervals over speakers.
 
 Speakers come from a CSV; otherwise from the first folder level of the names that agrees with every trial (the first of
-VoxCeleb's `id10270/…`, the second of `dev/so0122/…`); otherwise from the groups that target trials connect. The rule
-used is part of the result.
+VoxCeleb's `id10270/…`, the second of `dev/so0122/…`); otherwise from the groups that target trials connect. Without
+labels, the first level is used unchecked. The rule used is part of the result.
 """
 
 import csv
@@ -52,7 +52,7 @@ def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[d
 
 
 def read_rows(path: str | Path, needed: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns of a CSV file with column `path`, and the row of each named utterance; errors if one has none."""
+    """Columns of a CSV file with a column `path`, and the row of each named utterance; ValueError if one is missing."""
     columns, rows = read_csv(path, ("path", *needed))
     by_path = {row["path"]: row for row in rows}
     if unknown := [name for name in names if name not in by_path]:
@@ -73,7 +73,7 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     if trials.labels is None:
         rule = "first part of the name (unchecked: the list has no labels)"
         return _numbered([one[0] for one in folders], rule)
-    # The last part is the file name, which never is the speaker.
+    # The last part is the file name, which is never the speaker.
     for position in range(min(map(len, folders)) - 1):
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
         rule = f"{ordinal} part of the name (equal in all target trials, different in all others)"
@@ -89,7 +89,7 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     graph = coo_matrix((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(len(names), len(names)))
     count, ids = connected_components(graph, directed=False)
     inside = int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target))
-    odd = f" ({inside} non-target trials pair members of one group: the labels are contradictory)" if inside else ""
+    odd = f" ({inside} non-target trials pair members of one group, so labels contradict each other)" if inside else ""
     return Speakers(ids.astype(np.int32), int(count), f"groups that target trials connect{odd}")
 
 

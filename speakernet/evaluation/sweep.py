@@ -1,7 +1,7 @@
 """A robustness sweep: the EER when the trial audio is degraded by fixed amounts with the project's augmentation.
 
 A step transforms the samples of an utterance; a `DegradedSource` applies it to everything that is read. Each utterance
-keeps its clip and its room at every amount, so that only the amount changes.
+keeps its noise clip and its RIR at every amount, so that only the amount changes.
 """
 
 import functools
@@ -40,7 +40,7 @@ MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
 # In critical distances of the room; at one, direct sound and reverberation are equally strong.
 DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
 NARROWED, CODED = "300-3400 Hz", "and mu-law"
-DIRECT_SECONDS = 0.0025  # direct sound after the peak of an RIR; the rest is reflected
+DIRECT_SECONDS = 0.0025  # duration of the direct sound at the start of an RIR; the rest is reflected
 AXES = {
     "noise": "signal-to-noise ratio (dB)",
     "reverb": "share of reverberated sound (%)",
@@ -51,7 +51,7 @@ AXES = {
 }
 
 Transform = Callable[[np.ndarray, int], np.ndarray]
-"""(samples of an utterance or of a window of a long one, its row in the list of names) -> as many degraded samples."""
+"""(samples of an utterance or of a window of a long one, its row in the list of names) -> the degraded samples."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Step:
 
 
 class DegradedSource(AudioSource):
-    """A source whose utterances are degraded when read: transformed whole (long ones by their embedding windows), or
-    cut to the middle, since recordings often begin and end with silence.
+    """A source whose utterances are degraded when read: transformed as a whole (long ones window by window), or cut to
+    the middle, since recordings often begin and end with silence.
     """
 
     def __init__(self, source: AudioSource, names: StringTable, step: Step) -> None:
@@ -111,21 +111,21 @@ class DegradedSource(AudioSource):
         return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
-        """Refused, since crops read from within a file cannot be degraded like the whole."""
-        raise ValueError("a degraded source reads whole utterances only; use `read`")
+        """Raise ValueError, since crops that are read directly from a file cannot be degraded like the whole."""
+        raise ValueError("a degraded source cannot read crops directly from files; use `read`")
 
 
 def sweep_steps(
-    kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RirBank | None, *, sample_rate: int, seed: int = 0
+    kinds: Sequence[str], banks: Mapping[str, ClipBank], rirs: RirBank | None, *, sample_rate: int, seed: int = 0
 ) -> dict[str, list[Step]]:
     """The steps of each kind, from the weakest degradation to the strongest."""
     for kind, is_there, option in (
         ("noise", len(banks.get("noise", ())), "augment.noise_path"),
-        ("reverb", rooms, "augment.rir_path"),
-        ("distance", rooms, "augment.rir_path"),
+        ("reverb", rirs, "augment.rir_path"),
+        ("distance", rirs, "augment.rir_path"),
     ):
         if kind in kinds and not is_there:
-            raise ValueError(f"the {kind} sweep needs recordings: set {option}, or remove {kind} from the sweep")
+            raise ValueError(f"the {kind} sweep needs audio: set {option}, or remove {kind} from evaluation.sweep")
 
     def always(rirs: RirBank | None, **options: object) -> Transform:
         section = AugmentOptions(probability=1.0, **options)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def sweep_steps(
                     for one in NOISE_SNR_DB
                 ]
             case "reverb":
-                mixed = functools.partial(_mixed, always(rooms, categories=["reverb"]))
+                mixed = functools.partial(_mixed, always(rirs, categories=["reverb"]))
                 steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
             case "duration":
                 steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
@@ -150,8 +150,8 @@ def sweep_steps(
                     for one in MICROPHONE_DB
                 ]
             case "distance":
-                assert rooms is not None
-                steps[kind] = [Step(f"{one:g}", functools.partial(_far, rooms, seed, one)) for one in DISTANCES]
+                assert rirs is not None
+                steps[kind] = [Step(f"{one:g}", functools.partial(_far, rirs, seed, one)) for one in DISTANCES]
             case _:
                 steps[kind] = [
                     Step(label, functools.partial(_narrowed, sample_rate, label == CODED))
@@ -195,7 +195,7 @@ def run_sweep(
 
 
 def augmenting(*given: Any, **options: Any) -> Transform:
-    """A transform by an augmenter with these arguments, which makes the same choices for the same row."""
+    """A transform that uses an augmenter with these arguments and makes the same choices for the same row."""
     return functools.partial(_augmented, Augmenter(*given, **options), threading.Lock())
 
 
@@ -214,10 +214,10 @@ def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.n
     return ((1 - share) * waveform + share * _as_loud_as(waveform, wet(waveform, row))).astype(np.float32)
 
 
-def _far(rooms: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
-    """The sound at a distance in the utterance's room, in critical distances: only the direct sound fades."""
-    response = rooms.prepared(int(numpy_generator(seed, row).integers(len(rooms)))).astype(np.float64)
-    direct, late = np.split(response, [round(DIRECT_SECONDS * rooms.source.sample_rate)])
+def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
+    """The sound at a distance, in critical distances of the utterance's room: only the direct sound fades."""
+    response = rirs.prepared(int(numpy_generator(seed, row).integers(len(rirs)))).astype(np.float64)
+    direct, late = np.split(response, [round(DIRECT_SECONDS * rirs.source.sample_rate)])
     # Equal energy at the critical distance; the amplitude of direct sound is inversely proportional to the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
     wet = oaconvolve(waveform, np.concatenate([gain * direct, late]).astype(np.float32))[: len(waveform)]

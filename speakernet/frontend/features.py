@@ -57,8 +57,8 @@ class FrontEnd(nn.Module):
     def warp(self, factors: tuple[float, ...]) -> None:
         """In training, warp the mel bands of each utterance by one of these factors."""
         raise ValueError(
-            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to warp; use one that has "
-            "(log_mel, fbank, mfcc, speechbrain, tf_mel), or augment.speed_factors"
+            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to warp; use one with mel "
+            "bands (log_mel, fbank, mfcc, speechbrain, tf_mel), or augment.speed_factors"
         )
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
@@ -82,7 +82,7 @@ class FrontEnd(nn.Module):
             (batch, mels, frames), zero past an utterance's last frame.
         """
         if waveforms.ndim != 2:
-            raise ValueError(f"waveforms of shape {tuple(waveforms.shape)}; expected (batch, samples)")
+            raise ValueError(f"the waveforms have shape {tuple(waveforms.shape)}; expected (batch, samples)")
         shortest = waveforms.shape[1] if lengths is None else int(lengths.min())
         if shortest < self.min_samples:
             raise ValueError(

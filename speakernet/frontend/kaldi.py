@@ -79,7 +79,7 @@ class KaldiFbank(MelFrontEnd):
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
 
     def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
-        """Each utterance's mean energy, lowered by `energy_floor_db`: (batch, frames, mels) to (batch, 1, 1)."""
+        """Each utterance's mean energy, reduced by `energy_floor_db`: (batch, frames, mels) to (batch, 1, 1)."""
         count: int | Tensor = energies.shape[1]
         if lengths is not None:
             count = frames = self.num_frames(lengths).to(energies.device)

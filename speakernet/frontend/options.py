@@ -63,7 +63,7 @@ class TfMelOptions(MelOptions):
     high_hz: Hertz | Literal["auto"] = "auto"
     """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet and tf_mel, else 0."""
     normalize_waveform: bool | Literal["auto"] = "auto"
-    """First remove the mean of each utterance's samples and divide by their deviation; auto: in ReDimNet and tf_mel."""
+    """First remove the mean of each utterance's samples, divide by their deviation; auto: on in ReDimNet and tf_mel."""
 
     auto_values: ClassVar = {
         "preemphasis": 0.97,
@@ -102,15 +102,17 @@ class KaldiFbankOptions(MelOptions):
     dither: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
     """Standard deviation of the noise added in training, in scaled samples (1.0 in wespeaker)."""
     style: Literal["kaldi", "lhotse"] = "kaldi"
-    """kaldi: whole windows, bands up to half the rate; lhotse: centred frames, bands to 400 Hz less (sherpa-onnx)."""
+    """kaldi: whole windows, bands up to half the sample rate; lhotse (and sherpa-onnx): centred frames, bands up to
+    400 Hz below half the sample rate."""
     energy_floor_db: Annotated[float, Ge(0.0), Le(200.0)] = 0.0
-    """Add an utterance's mean energy, lowered by this many dB, to each energy, which steadies empty bands; 0: none."""
+    """Floor against rounding noise in empty bands: the utterance's mean energy, reduced by this many dB, is added to
+    every energy; 0: none."""
 
     auto_values: ClassVar = {"window": "hamming", "normalize": "mean"}
 
 
 class KaldiMfccOptions(KaldiFbankOptions):
-    """Kaldi's cepstra of these energies (no energy term, lifter 22)."""
+    """Kaldi's cepstra of the energies of fbank (no energy term, lifter 22)."""
 
     num_cepstra: MelCount = 40
     """Cepstral coefficients, including the zeroth; at most num_mels."""

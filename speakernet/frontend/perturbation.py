@@ -1,4 +1,4 @@
-"""Variation of features in training: SpecAugment, dither noise, and vocal tracts of other lengths.
+"""Variation of features in training: SpecAugment, dither noise, and vocal tracts of different lengths.
 
 Draws are keyed by their utterance, so that they depend neither on the batch nor on the process.
 
@@ -61,7 +61,7 @@ class KeyedDraws(nn.Module):
             return KeyedRandom(self.seed, self.count, np.arange(batch))
         (key, rows), self._coming = self._coming, None
         if len(rows) != batch:
-            raise ValueError(f"a pass over {batch} utterances, but draws were keyed for {len(rows)}")
+            raise ValueError(f"the pass has {batch} utterances, but draws were announced for {len(rows)}")
         return KeyedRandom(derive_seed(self.seed, key), 0, rows)
 
     def normal_like(self, tensor: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
 
 
 class VocalTracts(nn.Module):
-    """The mel matrix of each utterance in a batch, with vocal tracts of other lengths.
+    """The mel matrix of each utterance in a batch, for vocal tracts of different lengths.
 
     A shorter vocal tract raises all resonances by about the same factor; pitch and tempo stay. Warping the mel bands
     instead of the audio costs nothing: one matrix per factor, computed once.
@@ -173,7 +173,7 @@ class VocalTracts(nn.Module):
         if warps is None:
             return self.get_buffer("plain")
         if len(warps) != batch:
-            raise ValueError(f"a pass over {batch} utterances, but vocal tracts were given for {len(warps)}")
+            raise ValueError(f"the pass has {batch} utterances, but vocal tracts were announced for {len(warps)}")
         if not warps.any():
             return banks[0]
         return banks[torch.from_numpy(np.asarray(warps, dtype=np.int64)).to(banks.device, non_blocking=True)]

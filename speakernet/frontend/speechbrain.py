@@ -1,4 +1,4 @@
-"""SpeechBrain's filterbank, expected by its published models and models trained with it.
+"""The filterbank that SpeechBrain's published models, and models trained with it, expect.
 
 The transform has as many points as the window (400, not 512), the ends are padded with zeros, filters are triangles
 over hertz, and energies are in decibels with a floor 80 dB below the utterance's largest.
@@ -14,7 +14,7 @@ from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_
 from speakernet.frontend.options import SpeechBrainFbankOptions
 from speakernet.options import SAMPLE_RATE
 
-LEAST_ENERGY = 1e-10
+MIN_ENERGY = 1e-10
 
 
 class SpeechBrainFbank(MelFrontEnd):
@@ -45,11 +45,11 @@ class SpeechBrainFbank(MelFrontEnd):
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))
         energies = torch.matmul(self.bands(power).mT, power)  # (batch, mels, frames)
-        decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
+        decibels = 10.0 * energies.clamp(min=MIN_ENERGY).log10()
         if frame_lengths is not None:
             # A frame past the last one may still overlap the utterance; its energy must not raise the floor.
             inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(1)
-            decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(LEAST_ENERGY).log10().item())
+            decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(MIN_ENERGY).log10().item())
         loudest = decibels.amax(dim=(1, 2), keepdim=True)
         features = torch.maximum(decibels, loudest - self.options.top_db)
         return normalize_features(features, self.options.normalize, frame_lengths)
@@ -74,7 +74,7 @@ def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
             [0.0000, 0.8000],
             [0.0000, 0.0000]])
     """
-    # On the CPU even if a network is built on the meta device: the value is needed at once.
+    # On the CPU even if a network is built on the meta device: the value is needed immediately.
     top = 2595.0 * torch.log10(torch.tensor(1.0 + (sample_rate // 2) / 700.0, device="cpu"))
     hertz = 700.0 * (10.0 ** (torch.linspace(0.0, float(top), num_mels + 2) / 2595.0) - 1.0)
     widths = (hertz[1:] - hertz[:-1])[:-1]

@@ -1,7 +1,7 @@
 """The mel energies of wespeaker's ReDimNet2 (`tfmel`), and of the authors' files with `feat_type: tf`.
 
 Unlike in the other log-mel features, frames have 400 samples and the first starts 80 before the utterance, the window
-is symmetric, the bin at half the sample rate is left out although the bins are spaced evenly from 0 up to it, and
+is symmetric, the bin at half the sample rate is left out although the others are taken to reach that frequency, and
 filters are triangles over mels.
 """
 

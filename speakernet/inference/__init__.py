@@ -1,1 +1,1 @@
-"""Using a trained model file: decisions, people, export and HTTP."""
+"""Use a trained model file: decisions, people, export and HTTP."""

@@ -1,7 +1,7 @@
-"""Adapt a model file to recordings of another domain: choose and fit a back end, and write it into a new model file.
+"""Adapt a model file to recordings of a different domain: choose and fit a back end, and write it to a new model file.
 
-The back end follows the network's embedding layer in the new file, so that every command uses it. With labels it is
-chosen by cross-validation over speakers, whose scores also give the new file its calibration and thresholds. The
+The back end follows the network's embedding layer in the new file, so that every command uses it. With labels, it is
+chosen by cross-validation over speakers; the scores from it also give the new file its calibration and thresholds. The
 mathematics is in `speakernet.evaluation.adaptation`.
 """
 
@@ -42,18 +42,18 @@ from speakernet.terminal import MAX_NAMED, Bar, counted
 
 FOLDERS = "folders"
 """Labels are the names of the folders directly below the given ones."""
-FEWEST_RECORDINGS, FEWEST_SPEAKERS = 20, 10
+MIN_RECORDINGS, MIN_SPEAKERS = 20, 10
 """With fewer, a mean or a choice by held-out speakers is a matter of luck."""
 NUM_FOLDS, NUM_DRAWS = 5, 3
 """Cross-validation: folds over speakers, and random divisions whose error rates are averaged."""
-MOST_EACH = 12
-"""Limit on the recordings of a speaker in cross-validation, so that nobody dominates."""
+MAX_EACH = 12
+"""Limit on a speaker's test recordings in cross-validation, so that nobody dominates."""
 ENERGY_FLOOR_DB = 20.0
 """See `frontend.energy_floor_db`; chosen on telephone calls (docs/experiments.md)."""
 SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
 """Shares to try: of the identity in a covariance, and of the other domain's covariances."""
 TOTAL_SHARE = 0.4
-"""Share of the covariance of all embeddings in one variant of WCCN."""
+"""Share of the covariance of all embeddings in a second variant of WCCN."""
 FOLD_STREAM = 9301
 NARROW = "band-limited"
 AS_IT_IS = "the model as it is"
@@ -76,7 +76,7 @@ class Domain(NamedTuple):
 
 
 class ForeignFiles(NamedTuple):
-    """A PLDA of another toolkit with the steps before it."""
+    """A PLDA from another toolkit and the steps before it."""
 
     plda: str | Path
     """From Kaldi (binary or text) or wespeaker (HDF5)."""
@@ -116,7 +116,7 @@ def adapt(
     audio: str | Path | None = None,
     device: str = "auto",
 ) -> Adapted:
-    """Fit a back end on recordings of the target domain and write it into another model file.
+    """Fit a back end on recordings of the target domain and write it into a new model file.
 
     Args:
         model: the model file, which is never changed. If it is already adapted, its underlying network is adapted.
@@ -127,9 +127,9 @@ def adapt(
         method: one of ADAPTATIONS; auto: with labels the best by cross-validation, otherwise whitening, or the mean
             alone if there are few recordings.
         out_of_domain: a folder of other labelled recordings (one folder per speaker), for coral and an adapted plda.
-        foreign: a PLDA of another toolkit, used instead of a method of our own.
+        foreign: a PLDA from another toolkit, used instead of our own methods.
         trials: a labelled list to compare both models on.
-        audio: the folder of its audio; that of the list by default.
+        audio: the folder of the trials' audio; by default the folder of the list.
         device: where the network runs.
 
     Raises:
@@ -140,7 +140,7 @@ def adapt(
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     target = Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
     if target.resolve() == Path(model).resolve():
-        raise ValueError(f"{target} is the model itself, which is never changed; give another file to write")
+        raise ValueError(f"{target} is the model itself, which is never changed; give a different file to write")
     check_writable(target)
     verifier = load(model, device)
     given = read_trials(trials) if trials else None
@@ -180,7 +180,7 @@ def _chosen(
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
     fitters = _fitters(method, own, who, others)
     if who is None:
-        # PLDA is adapted by the domain's excess variance here, whatever share is in its name.
+        # PLDA is adapted by the domain's excess variance here; the share in its name is not used.
         name = list(fitters)[-1]
         return name, fitters[name](own, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
@@ -190,7 +190,7 @@ def _chosen(
     tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
     name = min(fitters, key=tried.__getitem__)
     if method == "auto" and tried[name] >= as_it_is:
-        raise ValueError(f"no method is better than the model as it is: {in_words(tried)}; nothing was written")
+        raise ValueError(f"no method beats the unchanged model: {in_words(tried)}; nothing was written")
     return name, fitters[name](own, who[0]), tried, found[name][1]
 
 
@@ -200,9 +200,9 @@ def in_words(tried: Mapping[str, float]) -> str:
 
 
 def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
-    """A PLDA of Kaldi or wespeaker, after subtraction of the mean, an optional linear transform, and unit length.
+    """A PLDA from Kaldi or wespeaker, after subtraction of a mean, an optional linear transform, and unit length.
 
-    Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; the last map does the same here.
+    Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map does so.
     """
     foreign, size = read_plda(files.plda), own.shape[1]
     centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
@@ -212,7 +212,7 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
             f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a transform from "
-            f"{first.shape[1]} to {first.shape[0]}; the model's embeddings have {size}: import files that were made "
+            f"{first.shape[1]} to {first.shape[0]}, but the model's embeddings have {size}; give files that were made "
             "from its embeddings"
         )
     weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
@@ -223,8 +223,8 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
 def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, tuple[TrialList, np.ndarray]]:
     """The EER in percent on held-out speakers, averaged over several divisions, with trials and scores of the first.
 
-    Target pairs of one session are left out where sessions are known, since they would compare the channel too. `who`
-    is (2, recordings), as in `Domain`.
+    If sessions are known, target pairs from the same session are left out, since they would compare the channel too.
+    `who` is (2, recordings), as in `Domain`.
     """
     errors, kept, (number, sessions) = [], [], (np.unique(who[0], return_inverse=True)[1], who[1])
     for draw in range(NUM_DRAWS):
@@ -235,7 +235,7 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
             shuffled = random.permutation(np.flatnonzero(fold == part))
             order = number[shuffled]
             rank = np.array([np.count_nonzero(order[:place] == one) for place, one in enumerate(order)])
-            chosen = np.sort(shuffled[rank < MOST_EACH])
+            chosen = np.sort(shuffled[rank < MAX_EACH])
             enrol, test = np.triu_indices(len(chosen), 1)
             pairs = chosen[np.stack([enrol, test])]
             is_target, is_same_session = (one[pairs[0]] == one[pairs[1]] for one in (number, sessions))
@@ -263,10 +263,10 @@ def _fitters(
     dim = 0
     if who is not None:
         _, counts = np.unique(who[0], return_counts=True)
-        if (several := int((counts > 1).sum())) < FEWEST_SPEAKERS:
+        if (several := int((counts > 1).sum())) < MIN_SPEAKERS:
             raise ValueError(
-                f"{several} of {len(counts)} speakers have several recordings; choosing by held-out speakers needs "
-                f"{FEWEST_SPEAKERS} or more: label more, or leave out --labels"
+                f"{several} of {len(counts)} speakers have several recordings, but a choice by held-out speakers needs "
+                f"{MIN_SPEAKERS} or more; label more recordings, or leave out --labels"
             )
         # Each fit leaves out one fold of the speakers.
         shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
@@ -307,7 +307,7 @@ def embedded(
         kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")
         if str(kept.get("fingerprint")) != verifier.fingerprint:
             raise ValueError(
-                f"{recordings[0]}: embeddings of another model; embed the recordings again with {verifier.name}"
+                f"{recordings[0]}: embeddings of a different model; embed the recordings again with {verifier.name}"
             )
         if verifier.net.adaptation_spec:
             raise ValueError(f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves")
@@ -336,7 +336,7 @@ def embedded(
         net = _without_adaptation(net, floor_db)
     rows = _embed(verifier, net, source, table, "recordings")
     # The unchanged model is the baseline in the cross-validation.
-    plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "as it is")
+    plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "unchanged")
     return Domain(net, rows, plain, who, list(table))
 
 
@@ -346,10 +346,10 @@ def _usable(
     """Rows of the usable recordings, and their speakers and sessions, (2, rows); None without labels."""
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
     listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
-    if len(rows) < FEWEST_RECORDINGS:
+    if len(rows) < MIN_RECORDINGS:
         raise ValueError(
             f"{counted(len(rows), 'usable recording')} of {len(names)} in {', '.join(roots)[:200]}; expected at least "
-            f"{FEWEST_RECORDINGS}, of many people{f' ({listed})' if refused else ''}"
+            f"{MIN_RECORDINGS}, from many people{f' ({listed})' if refused else ''}"
         )
     if refused:
         notes.append(f"left out {counted(len(refused), 'recording')}: {listed}")
@@ -405,12 +405,12 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
     sessions = sorted(set(found.values()))
     speakers = sorted({one for one, _ in sessions})
     if len(speakers) < 2:
-        raise ValueError(f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several")
+        raise ValueError(f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers")
     who = np.full((2, len(names)), -1)
     for row, one in found.items():
         who[:, row] = speakers.index(one[0]), sessions.index(one)
     if len(sessions) == len(speakers):
-        notes.append("no speaker is known to have several sessions; pairs of one session make these figures optimistic")
+        notes.append("no speaker is known to have several sessions; pairs within a session make figures optimistic")
         who[1] = -1
     return who
 
@@ -481,5 +481,5 @@ def _compared(
     optimistic = f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
     return [
         f"{trials.source}: EER {before:.2f} % before adaptation, {after:.2f} % after{optimistic}",
-        *result.sentences(["the model as it is", "the adapted one"]),
+        *result.sentences(["the unchanged model", "the adapted model"]),
     ]

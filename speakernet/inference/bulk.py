@@ -1,8 +1,8 @@
-"""Many recordings at once: embedded into one file, or compared to calibrate a model file.
+"""Process many recordings: embed them into one file, or compare them to calibrate a model file.
 
 A killed run of `embed` resumes after its complete blocks. Enrolled people are compared as in `identify`, a recording
-with the mean of a person: of the same person's other recordings for targets, of other people for non-targets. A cohort
-adds strangers.
+with the mean of a person: for targets, the mean of the same person's other recordings; for non-targets, the mean of a
+different person. A cohort adds strangers.
 """
 
 import shutil
@@ -36,7 +36,7 @@ BLOCK_UTTERANCES = 64
 """Utterances written together; a kill loses at most one block."""
 BLOCKS_SUFFIX = ".parts"
 WAY = {"embedding": "whole", "wrapped": False}
-MOST_TRIALS = 20_000_000
+MAX_TRIALS = 20_000_000
 """Limit on comparisons of enrolled people; more take too much memory."""
 SWAPPED_EER_PERCENT = 75.0
 """Above this EER the model separates people, but the labels are swapped."""
@@ -54,8 +54,8 @@ def embed_files(
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 
     Returns:
-        The number of embeddings written, the number kept from an earlier run, a sentence on each recording left out,
-        and the missing parts; nothing is written while parts are missing.
+        The number of embeddings written, the number kept from an earlier run, a sentence for each recording left out,
+        and the missing parts; `out` is not written while parts are missing.
     """
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
@@ -98,7 +98,7 @@ def embed_files(
         there = np.array(list(names.take(rows[is_there])))
         np.savez(file, names=there, embeddings=embeddings[is_there], fingerprint=np.array(verifier.fingerprint))
     if part == WHOLE:
-        # With several parts, another process may be joining the same blocks.
+        # With several parts, another process may be reading the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
     return int(is_there.sum()), num_kept, problems, missing
 
@@ -157,7 +157,7 @@ def calibrate_on_people(
     prior: float,
     out: Path | None = None,
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on the people of a store, against each other and a cohort of strangers; returns as `calibrate_on_trials`."""
+    """Fit on the people in a store and, if given, strangers; returns the same as `calibrate_on_trials`."""
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
@@ -172,16 +172,16 @@ def calibrate_on_people(
 def _own_trials(
     verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
 ) -> tuple[TrialList, np.ndarray, Speakers]:
-    """All recordings and strangers against all people; a recording is left out of its own person's mean."""
+    """Trials of all recordings and strangers against all people; a recording is left out of its own person's mean."""
     kept = store.recordings()
     people, owner = np.unique([one.name for one in kept], return_inverse=True)
     num_people, num_tests = len(people), len(kept) + len(strangers)
     if len(kept) == num_people:
         raise ValueError(f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with --trials")
     if num_people < 2 and not len(strangers):
-        raise ValueError(f"{store.path}: only one person; enrol others, or give recordings of strangers with --cohort")
-    if num_tests * num_people > MOST_TRIALS:
-        raise ValueError(f"{store.path}: more than {MOST_TRIALS:,} comparisons; calibrate on a list with --trials")
+        raise ValueError(f"{store.path}: only one person; enrol more, or give recordings of strangers with --cohort")
+    if num_tests * num_people > MAX_TRIALS:
+        raise ValueError(f"{store.path}: needs over {MAX_TRIALS:,} comparisons; calibrate on a list with --trials")
     units = mean_embeddings(np.stack([one.embedding for one in kept]), verifier.mean)
     weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
     sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
@@ -208,26 +208,26 @@ def _own_trials(
         str(store.path),
         sha256_of(store.path),
     )
-    rule = f"people of {store.path.name}" + (", each recording of the cohort a speaker" if len(strangers) else "")
+    rule = f"people of {store.path.name}" + (", each cohort recording as its own speaker" if len(strangers) else "")
     return trials, scores[is_kept], Speakers(ids, len(np.unique(ids)), rule)
 
 
 def _write(
     verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
 ) -> tuple[Fit, Results, Path | None]:
-    """Write the fits and return the last, unless labels look swapped or a fit on more pairs would be replaced."""
+    """Write the fits and return the last; ValueError if labels look swapped or a fit on more pairs would be lost."""
     fit, changes = fits[-1], dict[str, Any]()
     # Even an untrained model has an EER of only 50 %.
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
-            f"{fit.origin['list']}: EER {results.eer_percent:.2f} %; are its labels swapped? Nothing was written"
+            f"{fit.origin['list']}: the EER is {results.eer_percent:.2f} %; are labels swapped? Nothing was written"
         )
     old = fits[0].replaced(verifier.contents) if out is None else None
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
-            f"{verifier.name} has a calibration on {num_old:,} same-speaker pairs, and this one has {num_pairs}; "
-            "give another file with --out. Nothing was written"
+            f"{verifier.name} was calibrated on {num_old:,} same-speaker pairs, but the new calibration has only "
+            f"{num_pairs}. Nothing was written; to keep both, write to a different file with --out"
         )
     for one in fits:
         changes |= one.changes({**verifier.contents, **changes})

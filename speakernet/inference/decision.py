@@ -15,7 +15,7 @@ import numpy as np
 from speakernet.evaluation.calibration import (
     EER_NAME,
     FALSE_ACCEPT_RATES,
-    FEWEST_NONTARGETS,
+    MIN_NONTARGETS,
     SCORE_ONLY,
     AffineCalibration,
     false_accept_rate_of,
@@ -37,12 +37,12 @@ ADVICE = (
     "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
     "0.5`, in Python `threshold=0.5`{})"
 )
-MOST_RATIO = math.log(1_000_000)
-"""Larger odds are not printed as a figure, since no calibration list supports them."""
+MAX_RATIO = math.log(1_000_000)
+"""Larger odds are not printed as a number, since no calibration list supports them."""
 
 
 class NotCalibratedError(ValueError):
-    """The model file lacks the threshold for a decision; the message says how to fit one."""
+    """The model file lacks the threshold that a decision needs; the message says how to fit one."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Decision:
         log_likelihood_ratio: natural logarithm of how many times as likely the score is from one speaker as from two;
             None without a calibration.
         same_speaker: whether the score reaches the threshold.
-        threshold: the score that is needed.
-        false_accept_rate: share of different-speaker pairs that reach the threshold on the list it was fitted on; None
-            for a threshold given as a number.
+        threshold: the score from which the answer is `same_speaker`.
+        false_accept_rate: the rate in the threshold's name, or the rate measured on its list (`eer`); None for
+            `default` and for a threshold given as a number.
 
     >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence.partition("; ")[2]
     'the score is 24.5 times as likely from one speaker as from two'
@@ -78,11 +78,11 @@ class Decision:
         ratio = self.log_likelihood_ratio
         if ratio is None:
             return words
-        odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}" if abs(ratio) <= MOST_RATIO else "more than a million"
+        odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}" if abs(ratio) <= MAX_RATIO else "more than a million"
         sides = "one speaker as from two" if ratio >= 0 else "two speakers as from one"
         # Odds may favour one speaker below a strict threshold.
-        of = "this threshold" if rate is None else f"at most {100 * rate:.3g} % false accepts"
-        short = f", not enough for {of}" if ratio >= 0 and not self.same_speaker else ""
+        of = "for this threshold" if rate is None else f"to keep false accepts at or below {100 * rate:.3g} %"
+        short = f", which is too weak {of}" if ratio >= 0 and not self.same_speaker else ""
         return f"{words}; the score is {odds} times as likely from {sides}{short}"
 
 
@@ -93,7 +93,7 @@ class DecisionRule:
     Attributes:
         calibration: maps a score to its log-likelihood ratio; None without one.
         thresholds: as the model file holds them.
-        advice: what to do if they are missing.
+        advice: what to do if thresholds are missing.
         caution: a warning if the calibration was fitted on too few pairs.
 
     >>> rule = DecisionRule(None, ({"name": "far_1%", "threshold": 0.3},), "calibrate")
@@ -108,7 +108,7 @@ class DecisionRule:
     quality: tuple[AffineCalibration, Sequence[Mapping[str, Any]]] | None = None
     """A calibration with quality measures, and thresholds on its log-likelihood ratios."""
     scores: str = "cosine"
-    """Kind of the scores: `cosine`, or `PLDA` after such an adaptation."""
+    """Kind of score: `cosine`, or `PLDA` for a file adapted by PLDA."""
 
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
@@ -126,7 +126,7 @@ class DecisionRule:
         if not fitted:
             return cls(None, thresholds, advice, scores=scores)
         # Older files do not record the number of pairs.
-        caution, quality = too_few_nontargets(fitted[-1].get("num_nontargets", FEWEST_NONTARGETS)), None
+        caution, quality = too_few_nontargets(fitted[-1].get("num_nontargets", MIN_NONTARGETS)), None
         for one in fits:
             of_pairs = threshold_way(way, one["inputs"])
             limits = [limit for limit in contents.get("thresholds") or () if limit["backend"] == of_pairs]
@@ -158,15 +158,15 @@ class DecisionRule:
             score: cosine or PLDA score, as the model file scores.
             false_accept_rate: use the threshold for this rate, such as 0.01; if neither this nor `threshold` is given,
                 the one at 0.01, or at the equal error rate if the file has none at 0.01.
-            threshold: use this score instead, or a name: `eer`, `far_1%`, or `default`, a cosine that needs no
-                calibration and has no known error rate.
+            threshold: use this score instead, or a named threshold: `eer`, `far_1%`, or `default`, a cosine that needs
+                no calibration and has no known error rate.
 
         Raises:
-            NotCalibratedError: no such threshold in the file; the message names the command that fits it.
-            ValueError: both were given, a number is out of range, or `default` with PLDA scores.
+            NotCalibratedError: the file has no such threshold; the message names the command that fits it.
+            ValueError: both limits were given, a number is out of range, or `default` was given for PLDA scores.
         """
         if false_accept_rate is not None and threshold is not None:
-            raise ValueError("false_accept_rate and threshold were both given; expected one of them")
+            raise ValueError("false_accept_rate and threshold were both given; expected only one of them")
         known = {str(one["name"]): one for one in self.thresholds}
         if threshold is None:
             usual = threshold_name(_checked_rate(false_accept_rate))
@@ -185,7 +185,7 @@ class DecisionRule:
                 raise NotCalibratedError(
                     f"the model file has no threshold {threshold!r}, only {', '.join(known)}; `speakernet calibrate` "
                     f"fits the rates {rates} %, each if the list has enough non-targets for ten false accepts; for "
-                    "any other, give a score with `--threshold NUMBER`"
+                    "any other rate, give a score with `--threshold NUMBER`"
                     if known
                     else self.advice
                 )
@@ -198,9 +198,9 @@ class DecisionRule:
         return Decision(score, ratio, score >= limit, limit, rate)
 
     def threshold_of_many(self, num_people: int, false_accept_rate: float | None = None) -> str:
-        """The name of the threshold at which at most this share of strangers (default 1 %) is accepted as anybody.
+        """The name of the threshold at which at most this share of strangers (default 1 %) is accepted as any person.
 
-        This is the lowest one whose false-accept rate times N stays within the share; if none does, the strictest one.
+        This is the lowest one whose false-accept rate times `num_people` is within the share, else the strictest one.
         """
         wanted = _checked_rate(false_accept_rate)
         if not self.thresholds:

@@ -1,8 +1,8 @@
 """Export of a model file to ONNX, `torch.export` archives or safetensors, written only if the embeddings agree.
 
-ONNX files and archives hold the network with its front end as one graph over waveforms of equal length, dynamic in
-batch and length. ONNX for sherpa-onnx, which has its own front end, is a graph over features. Safetensors files hold
-the weights, with the description of the network in the header.
+ONNX files and archives hold the network with its front end as one graph over waveforms of equal length; batch size and
+length are dynamic. ONNX for sherpa-onnx, which has its own front end, is a graph over features. Safetensors files hold
+the weights, with a description of the network in the header.
 """
 
 import contextlib
@@ -49,15 +49,15 @@ SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
     "energy_floor_db": (0.0,),
     "plda": (False,),
 }
-"""Our options for what its speaker embedding extractor computes; source: `csrc/features.h`, `-general-impl.h`."""
+"""Our options that match its speaker embedding extractor; source: `csrc/features.h`, `-general-impl.h`."""
 RUNTIMES = (SHERPA, "onnxruntime-web")
-"""Programs that an .onnx can be made for; the second accepts the same graph as any ONNX Runtime."""
+"""Programs that an .onnx file can be made for; the second accepts the same graph as any ONNX Runtime."""
 EXAMPLE_SECONDS = 3.0
 """Length of the waveforms that the graph is traced with; the graph accepts other lengths."""
-LEAST_COSINE = 0.99999
-"""An export is refused if a cosine with the original embeddings is not above this."""
+MIN_COSINE = 0.99999
+"""An export is refused unless every cosine with the original embeddings is above this."""
 EPSILON = 1e-12
-"""Smallest length that an embedding is divided by."""
+"""Lower bound of the length that an embedding is divided by."""
 
 Run = Callable[[np.ndarray], list[np.ndarray]]
 """Waveforms (batch, samples) float32 -> embeddings and, for graphs, directions, (batch, dim) float32 each."""
@@ -73,7 +73,7 @@ class Parity:
 
     def __str__(self) -> str:
         return (
-            f"least cosine {self.cosine:.8f}, largest difference {self.difference:.2g} of numbers up to "
+            f"lowest cosine {self.cosine:.8f}, largest difference {self.difference:.2g} between numbers of up to "
             f"{self.scale:.3g}"
         )
 
@@ -98,8 +98,8 @@ def export_model(
     content = write(model)
     parities = [compare(model, open_export(content), usable)]
     # Not `<=`, since NaN must be refused too.
-    if not parities[0].cosine > LEAST_COSINE:
-        raise ValueError(f"{path} was not written: its embeddings are not those of {model_path} ({parities[0]})")
+    if not parities[0].cosine > MIN_COSINE:
+        raise ValueError(f"{path} was not written: its embeddings differ from those of {model_path} ({parities[0]})")
     if int8:
         content = quantized(content)
         parities.append(compare(model, open_onnx(content), usable))
@@ -144,7 +144,7 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
 
 
 class ExportedNet(nn.Module):
-    """Waveforms of equal length to embeddings, raw and ready for comparison; made of standard operators.
+    """Maps waveforms of equal length to raw embeddings and to directions for comparison, with standard operators.
 
     >>> from speakernet.models.speaker_net import SpeakerNet
     >>> net = SpeakerNet.named("ResNet", embedding_dim=8).eval()
@@ -170,10 +170,10 @@ class ExportedNet(nn.Module):
 
 
 class FeaturesNet(ExportedNet):
-    """Features before normalisation, (batch, frames, mels), to embeddings with the mean subtracted, (batch, dim)."""
+    """Maps features before normalisation, (batch, frames, mels), to embeddings minus the mean, (batch, dim)."""
 
     def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
-        """Normalise and embed; features whose mean is already removed are not changed by removing it again."""
+        """Normalise and embed; removing the mean of features a second time does not change them."""
         normalized = normalize_features(features.transpose(1, 2), self.net.front_end.options.normalize)  # type: ignore[union-attr]
         return self.net.from_features(normalized) - cast(Tensor, self.mean)
 
@@ -197,7 +197,7 @@ def sherpa_bytes(model: ModelFile) -> bytes:
         its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
         raise ValueError(
             f"{SHERPA} does not support the front end or scoring of this model: found {listed}, expected {its_own}; "
-            "train with these `frontend` options, or export without --for, as a graph of waveforms"
+            "train with the expected `frontend` options, or export a graph of waveforms without --for"
         )
     metadata = {
         "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
@@ -269,7 +269,7 @@ def program_bytes(model: ModelFile) -> bytes:
             # torch's exporter fails with errors of any type: 2.11 cannot export CAM++ and RawNet3, 2.14 can.
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(
-                f".pt2: torch {torch.__version__} cannot export this network ({reason}); try a newer one, or .onnx"
+                f".pt2: torch {torch.__version__} cannot export this network ({reason}); use a newer torch, or .onnx"
             ) from error
         torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
         return file.getvalue()
@@ -291,10 +291,10 @@ def facts(model: ModelFile) -> dict[str, Any]:
 
 
 def open_onnx(content: bytes) -> Run:
-    """Run a graph with one input on ONNX Runtime and the CPU."""
+    """Run a graph with one input on the CPU with ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Errors only, since it warns about every constant it folds.
+    # Errors only, since ONNX Runtime warns about every constant that it folds.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
@@ -383,7 +383,7 @@ def _quiet() -> Iterator[None]:
 
 FORMATS: dict[str, tuple[str, Callable[[ModelFile], bytes], Callable[[bytes], Run]]] = {
     ".onnx": ("ONNX", onnx_bytes, open_onnx),
-    ".pt2": ("an archive of torch.export", program_bytes, _open_program),
+    ".pt2": ("a torch.export archive", program_bytes, _open_program),
     ".safetensors": ("safetensors", _tensor_bytes, _open_tensors),
 }
 """File suffix -> title, function that writes the bytes, and function that opens them for running."""

@@ -17,15 +17,16 @@ class Identification:
     candidates: tuple[tuple[str, float], ...]
     num_people: int
     stranger_rate: float | None
+    """Expected share of strangers that get a name; None if unknown."""
 
 
 def open_set_threshold(
     rule: DecisionRule, num_people: int, false_accept_rate: float | None = None, threshold: float | str | None = None
 ) -> float | str:
-    """The threshold that scores are compared with; checks it before anything is embedded.
+    """The threshold that scores are compared with, checked before anything is embedded.
 
     Raises:
-        ValueError: both were given, or a number is out of range; `NotCalibratedError` without a threshold.
+        ValueError: both limits were given, or a number is out of range; `NotCalibratedError` without a threshold.
     """
     if threshold is None:
         return rule.threshold_of_many(num_people, false_accept_rate)
@@ -42,7 +43,7 @@ def identify_embedding(
     false_accept_rate: float | None = None,
     threshold: float | str | None = None,
 ) -> Identification:
-    """Compare with everybody; odds below 1 name nobody, unless `threshold` is given."""
+    """Compare an embedding with everybody in the store; odds below 1 name nobody unless `threshold` is given."""
     num_people, needs_odds = len(store), threshold is None
     limit = open_set_threshold(rule, num_people, false_accept_rate, threshold)
     rate = rule.decide(0.0, threshold=limit).false_accept_rate

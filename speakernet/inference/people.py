@@ -1,7 +1,7 @@
 """People known by their voice: names and embeddings in an SQLite file, and identification among them.
 
-The store holds raw embeddings, never audio; a person is represented by their weighted mean. `identify` keeps everybody
-in one matrix in memory, which is reloaded when another process has changed the file.
+The store holds raw embeddings, never audio; a person is represented by the weighted mean of their embeddings.
+`identify` keeps everybody in one matrix in memory, which is reloaded when another process has changed the file.
 
 Every action opens the file, so that it may be replaced at any time. It uses a rollback journal rather than a
 write-ahead log: there is one extra file during a write and none afterwards, so network disks and read-only folders
@@ -43,14 +43,14 @@ from speakernet.terminal import MAX_NAMED
 TOP = 5
 APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` also shows
 SCHEMA_VERSION = 2
-"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings to a person's number only."""
+"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings only to a person's number."""
 BUSY_SECONDS = 30.0
 """Time that a process waits while another one writes."""
 PRIVATE = 0o600
 """Voices are personal data, so a new store is readable by its owner only."""
 SQLITE_MARK = b"SQLite format 3\0"
 CHANGES = slice(24, 28)
-"""Bytes of an SQLite file that count its changes."""
+"""The change counter in the header of an SQLite file."""
 BACKUP_WORD, HALF_WORD = "backup", "half-backup"
 EXPECTED = "a store of people, created by `speakernet enroll NAME FILES --store FILE`"
 UNKNOWN = "unknown"
@@ -97,7 +97,7 @@ class StoreKeyError(FileError):
 
 @dataclass(frozen=True)
 class Person:
-    """A person in a store; the dates (UTC) are of the first and the last enrolment."""
+    """A person in a store; the dates (UTC) are of the first enrolment and of the last change."""
 
     name: str
     recordings: int
@@ -108,7 +108,7 @@ class Person:
 
 @dataclass(frozen=True)
 class StoredRecording:
-    """What a store keeps of a recording.
+    """What a store keeps about a recording.
 
     Attributes:
         name: the person.
@@ -149,17 +149,17 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     Args:
         path: the file.
-        fingerprint: fingerprint of the model whose embeddings are stored; None opens a store of any model, to list,
+        fingerprint: fingerprint of the model whose embeddings are stored; None opens a store for any model, to list,
             remove, export or reembed, but does not create one.
         embedding_dim: size of an embedding; None without a fingerprint.
         key: encrypts the embeddings; the same key is needed from then on.
         mean: (dim,) subtracted before scoring, from the model file.
-        plda: scores instead of the cosine, from the model file.
+        plda: replaces the cosine as the score; from the model file.
         model: name of the model file, for messages.
         must_exist: refuse a missing or empty file instead of creating a store.
 
     Raises:
-        StoreError: not a store, damaged, newer, of another model, or it cannot be opened.
+        StoreError: the file is not a store, is damaged, newer or for a different model, or cannot be opened.
         StoreKeyError: the key is missing, wrong or superfluous.
     """
 
@@ -234,7 +234,7 @@ class PeopleStore(contextlib.AbstractContextManager):
 
         Args:
             embedding: (dim,) or (1, dim), unnormalised.
-            top: the largest number of people to return.
+            top: the maximum number of people to return.
 
         Raises:
             StoreError: an embedding of the wrong size or with NaN, or the file is damaged.
@@ -279,7 +279,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             return count
 
     def purge(self, name: str) -> list[Path]:
-        """Remove a person from the store and its backups without leaving readable traces; returns the changed files.
+        """Remove a person from the store and its backups, leaving no readable traces; returns the files they were in.
 
         If it is killed, running it again finishes the purge.
 
@@ -295,7 +295,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                 connection.execute("PRAGMA journal_mode = DELETE")
                 if connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
                     found.append(path)
-                # Moved pages leave copies of their rows, maybe from an earlier purge that was killed before this.
+                # Moved pages leave copies of their rows, perhaps since an earlier purge that was killed before this.
                 connection.execute("VACUUM")
         if not found:
             raise self._nobody(name)
@@ -305,7 +305,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of recordings.
 
         Raises:
-            StoreError: nobody has that name, or the suffix is another.
+            StoreError: nobody has that name, or the suffix is neither .json nor .npz.
             StoreKeyError: the store is encrypted and was opened without its key.
         """
         path = Path(path)
@@ -338,19 +338,19 @@ class PeopleStore(contextlib.AbstractContextManager):
         model: str = "",
         drops_missing: bool = False,
     ) -> list[str]:
-        """Switch to another model: back up the store, then embed every recording again from its file.
+        """Switch to a different model: embed every recording again from its file, back up the store, and update it.
 
         Args:
             embed: returns the embedding (dim,) of a recording; raises ValueError if its file cannot be read.
             fingerprint: fingerprint of the new model.
             embedding_dim: embedding size of the new model.
             mean: subtracted before scoring.
-            plda: scores instead of the cosine.
+            plda: replaces the cosine as the score.
             model: name of the new model file.
-            drops_missing: drop recordings that cannot be read; otherwise one of these leaves the store unchanged.
+            drops_missing: drop recordings that cannot be read; otherwise any such recording is an error.
 
         Returns:
-            A sentence for each recording left out.
+            A sentence for each recording that was left out.
 
         Raises:
             StoreError: recordings that cannot be read (the first ten are named), or the file cannot be written.
@@ -371,7 +371,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._back_up()
         with self._session(writes=True) as connection:
             if self._state() != state:
-                raise StoreError(f"{self.path}: changed by another process in the meantime; try again")
+                raise StoreError(f"{self.path}: another process has just changed the store; try again")
             connection.execute("DELETE FROM recordings")
             new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
@@ -385,7 +385,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         """A connection to the store, with `writes` in one transaction."""
         with _connected(self.path) as connection, connection:
             if writes:
-                # Lock now: with a later lock, what was read could be out of date.
+                # Lock now: before a later lock, another process could change what was read.
                 connection.execute("BEGIN IMMEDIATE")
             self._check(_facts(connection))
             yield connection
@@ -415,31 +415,31 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Check that the store matches the expected model and key."""
         if "fingerprint" not in facts:
-            raise StoreError(f"{self.path}: an empty store without a model; remove the file and enrol somebody")
+            raise StoreError(f"{self.path}: the store is empty and names no model; remove the file and enrol again")
         if self._fingerprint is None:
             self._dim = int(facts["embedding_dim"])
         elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
             model = self._model or "MODEL"
             raise StoreError(
-                f"{self.path} is of another model, {facts['model']} with the fingerprint {facts['fingerprint'][:12]}; "
-                f"{model} has {self._fingerprint[:12]}: use that model, or change to this one with "
+                f"{self.path} belongs to a different model, {facts['model']} (fingerprint "
+                f"{facts['fingerprint'][:12]}; {model} has {self._fingerprint[:12]}); use that model, or switch with "
                 f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
             )
         if "salt" not in facts and self._key is not None:
             raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
-        # Without a fingerprint people are only listed or removed, which needs no key.
+        # Without a fingerprint, people are only listed or removed, which needs no key.
         if "salt" in facts and self._key is None and self._fingerprint is not None:
             raise self._without_key()
-        # A single assignment: whatever another thread writes meanwhile must be encrypted.
+        # A single assignment: everything that another thread writes meanwhile must be encrypted.
         self._aead = None if self._key is None else _aead(self._key, facts["salt"])
         if self._aead is not None:
             _unseal(self.path, self._aead, facts["proof"], PROOF)
 
     def _state(self) -> tuple[Any, ...]:
-        """A value that differs whenever the file was changed or replaced."""
+        """A value that changes whenever the file is changed or replaced."""
         with self._session(), open_regular(self.path) as file:
             status = os.fstat(file.fileno())
-            # SQLite's counter of changes, since modification times are coarser.
+            # SQLite's change counter, since modification times are coarser.
             counted = file.read(CHANGES.stop)[CHANGES]
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, counted
 
@@ -548,13 +548,13 @@ def _aead(key: str | bytes, salt: bytes) -> Any:
     if not key:
         raise StoreKeyError("the key is empty; give a passphrase, or no key for an unencrypted store")
     if AESGCM is None:
-        raise StoreKeyError("encryption needs another package: pip install 'speakernet[encryption]'")
+        raise StoreKeyError("encryption needs an additional package: pip install 'speakernet[encryption]'")
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
 
 def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
-    """Encrypt with a new nonce, bound to `place`: moved to another row, the bytes cannot be decrypted."""
+    """Encrypt with a new nonce, bound to `place`: bytes that are moved to a different row cannot be decrypted."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + bytes(aead.encrypt(nonce, content, place))
 
@@ -575,7 +575,8 @@ def checked_name(name: str) -> str:
     r"""A person's name as stored, after checking that it is allowed.
 
     Raises:
-        StoreError: empty, too long, `.` or `..`, with invisible characters, similar to `unknown`, or `speaker N`.
+        StoreError: the name is empty, too long, `.`, `..`, similar to `unknown`, or `speaker N`, or has invisible
+            characters.
 
     Examples:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
@@ -588,8 +589,8 @@ def checked_name(name: str) -> str:
     is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", found.casefold())
     if is_hidden or len(found) > LONGEST_NAME or is_taken:
         raise StoreError(
-            f"the name {found[:20]!a} of {len(found)} characters; expected 1 to {LONGEST_NAME} visible characters in "
-            f"one line, not only dots, and neither {UNKNOWN!r} nor 'speaker N', which denote strangers"
+            f"the name {found[:20]!a} ({len(found)} characters) is not allowed; expected 1 to {LONGEST_NAME} visible "
+            f"characters in one line, but not '.', '..', {UNKNOWN!r} or 'speaker N' (the last two denote strangers)"
         )
     return found
 
@@ -620,7 +621,7 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
             for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 connection.execute(f"PRAGMA {setting}")
             program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
-            # Only this query rolls back what a killed process began.
+            # Only this query rolls back the unfinished transaction of a killed process.
             if not is_empty and not _value(connection, "PRAGMA page_count"):
                 raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
             if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
@@ -652,7 +653,7 @@ def _count(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _place(person: int, one: StoredRecording) -> bytes:
-    """What encryption binds an embedding to: if name, weight or digest are changed, decryption fails."""
+    """What encryption binds an embedding to: if its name, weight or digest is changed, decryption fails."""
     return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
 
 

@@ -1,4 +1,4 @@
-"""Recordings as a network's input: from a file, an array, command-line arguments or a pipe, and their quality.
+"""Recordings as input to a network, from a file, an array, command-line arguments or a pipe, and their quality.
 
 Long recordings are read piece by piece, so that memory does not grow with them. No network is needed here.
 """
@@ -41,24 +41,24 @@ STANDARD_INPUT = "-"
 LIST_FORM = "a list of audio files with lines `path` or `speaker path`"
 
 HEADER_BYTES = 4096
-"""The samples of a piped WAV must begin within these; recorders write a few dozen bytes before them."""
+"""The samples of a piped WAV must begin within this many bytes; recorders write a few dozen before them."""
 UNKNOWN_LENGTH = 1 << 62
 CHUNK_SECONDS = 0.1
 
 MIN_ENROL_SECONDS, MIN_TEST_SECONDS = 2.0, 1.0
-"""Speech needed for enrolment; with less, scores vary so much that the voice is often missed."""
-MOST_SPEECH_SECONDS = 30.0
+"""Speech needed for enrolment and in a test; with less, scores vary so much that the voice is often not recognised."""
+MAX_SPEECH_SECONDS = 30.0
 """More speech adds no weight to a recording: it is still the same session."""
-LEAST_WEIGHT_SECONDS = 0.1
-LEAST_SECONDS = 0.25
-"""Length of a syllable; shorter recordings are refused if a decision depends on them."""
+MIN_WEIGHT_SECONDS = 0.1
+MIN_SECONDS = 0.25
+"""Length of a syllable; shorter recordings are refused for enrolment and decisions."""
 SILENT_DB = -60.0
 """Relative to full scale; even quiet speech with a low microphone gain is louder."""
 SPEECH_RANGE_DB = 30.0
-"""Frames this far below the loudest are pauses, whatever the noise."""
+"""Frames this far below the loudest are pauses, regardless of noise."""
 SPEECH_SHARE_OF_RANGE = 0.25
 """Speech is at least this share of the way from the quiet frames to the loudest."""
-LEAST_RANGE_DB = 3.0
+MIN_RANGE_DB = 3.0
 """If loud and quiet frames differ by less, the sound is a tone or a hiss: speech has pauses and stops."""
 NOISY_DB = 10.0
 CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
@@ -70,7 +70,7 @@ BAND_LIMITED_DB = -60.0
 
 @dataclass(frozen=True)
 class Recording:
-    """A file or samples in memory, as mono at one sample rate."""
+    """A file, or samples in memory, read as mono at one sample rate."""
 
     name: str
     sample_rate: int
@@ -92,7 +92,7 @@ class Recording:
         return read_audio(self.file, start, num_samples, self.sample_rate)
 
     def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
-        """The whole recording, or one by one the windows of a long one; `row` is the row that the pieces belong to."""
+        """The whole recording, or the windows of a long one, one by one; the pieces belong to row `row`."""
         for stretch in stretches_of(np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate):
             yield replace(stretch, row=row), self.read(stretch.start, stretch.num_samples)
 
@@ -120,7 +120,7 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
 
 
 def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()) -> tuple[AudioSource, StringTable]:
-    """All recordings in files, folders, lists, `-` for names in `lines`, or one packed corpus or Kaldi folder.
+    """All recordings in the given files, folders, lists, `-` (names in `lines`), or one packed corpus or Kaldi folder.
 
     Returns:
         The source that reads them by name, and the names, each once and in order.
@@ -167,7 +167,8 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
         ]
         if candidates and not found:
             raise ListError(
-                f"{where}, line {number}: no file {candidates[0][:200]!r} here or in {folder}; expected {LIST_FORM}"
+                f"{where}, line {number}: no file {candidates[0][:200]!r} in the working directory or {folder}; "
+                f"expected {LIST_FORM}"
             )
         names += found[:1]
     return names
@@ -219,8 +220,8 @@ def inspect_recording(
 ) -> Quality:
     """Inspect a recording piece by piece.
 
-    Speech is found by energy, as frames that rise above the quiet ones. That is enough to estimate its amount and to
-    rank recordings by noise, but it is not a measurement.
+    Speech is found by energy: frames that are louder than the quiet ones. This is enough to estimate the amount of
+    speech and to rank recordings by noise, but it is not an exact measurement.
 
     Raises:
         AudioError: audio that cannot be read, is silent, or is shorter than a syllable.
@@ -240,18 +241,19 @@ def inspect_recording(
         peak = float(magnitudes.max(initial=1e-9))
         peaks.append([peak, *(np.count_nonzero(magnitudes >= level) for level in (NEAR_PEAK * peak, CLIP_LEVEL))])
         frames = waveform[: len(waveform) // SPECTRUM_SAMPLES * SPECTRUM_SAMPLES].reshape(-1, SPECTRUM_SAMPLES)
-        # Loud frames dominate the sum, so pauses need no removal.
+        # Loud frames dominate the sum, so pauses need not be removed.
         spectrum += np.square(np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))).sum(axis=0)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
     speech_seconds, ratio = float(are_speech(levels).mean()) * recording.seconds, power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
         raise AudioError(
-            f"{name}: silent, nothing above {SILENT_DB:g} dB of full scale; turn the microphone up and record again"
+            f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn the microphone up "
+            "and record again"
         )
-    if recording.seconds < LEAST_SECONDS:
+    if recording.seconds < MIN_SECONDS:
         raise AudioError(
             f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
-            f"{LEAST_SECONDS:g} s, and several seconds for a reliable answer"
+            f"{MIN_SECONDS:g} s, and several seconds for a reliable answer"
         )
     highest, near, full = np.array(peaks).T
     # Clipped at full scale, or at the recording's own peak below it.
@@ -260,7 +262,7 @@ def inspect_recording(
         f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at least "
         f"{min_speech_seconds:g} s": speech_seconds < min_speech_seconds,
         "cut off: the file is shorter than its header says; copy or record it again": recording.is_cut_off,
-        "clipped: too many samples are at full scale; record at a lower level": (
+        "clipped: too many samples are at the peak level; record at a lower level": (
             num_clipped > CLIPPED_SHARE * recording.num_samples
         ),
         f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,
@@ -282,11 +284,11 @@ def are_speech(levels: np.ndarray) -> np.ndarray:
     """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
     quiet, loud = np.percentile(levels, [10, 95])
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
-    return (levels >= least) & (loud - quiet >= LEAST_RANGE_DB)
+    return (levels >= least) & (loud - quiet >= MIN_RANGE_DB)
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
-    """Whether the band above the telephone band is empty; False for recordings at a rate too low to have it."""
+    """Whether the band above the telephone band is empty; False if the sample rate is too low for that band."""
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False
     hz = np.linspace(0, sample_rate / 2, len(spectrum))

@@ -1,9 +1,9 @@
-"""A model file in use: recordings or features in; embeddings, decisions and streams of decisions out.
+"""Use a model file: from recordings or features to embeddings, decisions and streams of decisions.
 
-Uses model files, audio and the network, but no training code and no configuration; `speakernet.evaluation` scores
-trial lists. People are enrolled and identified here and stored by `speakernet.inference.people`. Each recording is
-inspected first: too little speech, noise, clipping, or a voice unlike the person's other recordings cause a warning or
-a refusal.
+This file uses model files, audio and the network, but no training code and no configuration; `speakernet.evaluation`
+scores trial lists. People are enrolled and identified here and stored by `speakernet.inference.people`. Each recording
+is inspected first: too little speech, noise, clipping, or a voice unlike the person's other recordings cause a warning
+or a refusal.
 """
 
 import functools
@@ -27,8 +27,8 @@ from speakernet.inference.decision import UNCALIBRATED_THRESHOLD, Decision, Deci
 from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
 from speakernet.inference.people import TOP, PeopleStore, checked_name
 from speakernet.inference.recordings import (
-    LEAST_WEIGHT_SECONDS,
-    MOST_SPEECH_SECONDS,
+    MAX_SPEECH_SECONDS,
+    MIN_WEIGHT_SECONDS,
     Array,
     Audio,
     Quality,
@@ -51,7 +51,7 @@ TRACK_WINDOW_SECONDS, TRACK_HOP_SECONDS = 3.0, 1.0
 STEP_SECONDS = 1.0
 """Time between two states of a stream."""
 WINDOW_SECONDS = 10.0
-"""A stream embeds this much at once; earlier audio counts by its embedding."""
+"""A stream embeds this much audio at a time; earlier audio is represented by its embedding."""
 SAME_COSINE = 0.99999
 """Embeddings of the same recording in different batches are at least this close."""
 
@@ -79,7 +79,7 @@ class StreamState:
         seconds: audio received so far.
         embedding: (1, dim) of all of it, unnormalised.
         score: score against the enrolled embedding; None if nobody is enrolled.
-        decision: on this score; None if nobody is enrolled, or without calibration or threshold.
+        decision: the decision on this score; None if nobody is enrolled, or without a calibration or threshold.
     """
 
     seconds: float
@@ -105,10 +105,10 @@ def load(path: str | Path, device: torch.device | str = "auto", local_rank: int 
     Args:
         path: such as `exps/exp01/best.pt`; `speakernet import-weights` converts other checkpoints to model files.
         device: `cpu`, `cuda`, `cuda:1`, …; `auto` uses a GPU if there is one.
-        local_rank: the rank on this machine if there are several; with `auto` it is the number of the GPU.
+        local_rank: the rank on this machine if there are several; with `auto`, it is the number of the GPU.
 
     Raises:
-        ValueError: not a model file, a damaged or newer one, or a device that does not exist.
+        ValueError: the file is not a model file, is damaged or newer, or the device does not exist.
     """
     found = _device(device, local_rank)
     return SpeakerVerifier(load_model_file(path, found), found, str(path))
@@ -150,7 +150,7 @@ class SpeakerVerifier:
         self.mean = mean_of_whole_utterances(model.contents)
         """(dim,) subtracted before scoring; None subtracts nothing."""
         self.plda = plda_of(model.contents)
-        """Scores instead of the cosine; None unless the file is adapted by PLDA."""
+        """Replaces the cosine as the score; None unless the file is adapted by PLDA."""
         self.rule = DecisionRule.of_model_file(model.contents, subtracts_mean=self.mean is not None, name=name)
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` can decide without being given a threshold."""
@@ -230,7 +230,7 @@ class SpeakerVerifier:
         """Embed features computed elsewhere, which are used unchanged.
 
         Args:
-            features: (batch, frames, mels) floating point, as the published code feeds them to its network: with the
+            features: (batch, frames, mels) floating point, as the published code feeds them to its network, with the
                 mean removed if that code removes it.
 
         Returns:
@@ -292,7 +292,7 @@ class SpeakerVerifier:
         return self.rule.for_pair(values)
 
     def compare(self, first: Array, second: Array) -> float:
-        """Score two embeddings, (dim,) or (1, dim) each: their cosine without the model file's mean, or by PLDA."""
+        """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's mean, or PLDA."""
         rows = [np.asarray(one).reshape(-1) for one in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(f"an embedding of {lengths[0]} numbers; those of this model have {self.embedding_dim}")
@@ -321,7 +321,7 @@ class SpeakerVerifier:
             must_exist: refuse a missing or empty file.
 
         Raises:
-            StoreError: not a store, damaged, or of another model; `StoreKeyError` for the wrong key.
+            StoreError: not a store, damaged, or for a different model; `StoreKeyError` for the wrong key.
         """
         return PeopleStore(
             path,
@@ -346,7 +346,7 @@ class SpeakerVerifier:
 
         Args:
             sample_rate: sample rate of the chunks in Hz.
-            enrolled: (dim,) or (1, dim), from `embed`; None only embeds.
+            enrolled: (dim,) or (1, dim), from `embed`; with None, the stream only embeds.
             false_accept_rate: as for `decide`.
             threshold: as for `decide`.
 
@@ -382,7 +382,7 @@ class SpeakerVerifier:
             how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`, 0.05 by default.
 
         Raises:
-            ValueError: as for `embed`; more speakers than windows of speech; no threshold for names.
+            ValueError: as for `embed`; more speakers than windows of speech; no threshold for naming people.
         """
         # Imported here, since it loads clustering and silero-vad.
         from speakernet.inference.who.conversation import who_speaks
@@ -423,8 +423,8 @@ class SpeakerVerifier:
 class SpeakerStream:
     """A stream of audio, created by `SpeakerVerifier.stream`; not thread-safe.
 
-    Up to ten seconds, all audio so far is embedded as one recording. Of a longer stream each window of ten seconds is
-    embedded once, and the embeddings are averaged by length. Memory does not grow with the stream.
+    During the first ten seconds, all audio so far is embedded as one recording. After that, the embedding of each full
+    ten-second window is kept, and embeddings are averaged by length. Memory does not grow with the stream.
     """
 
     def __init__(
@@ -530,7 +530,7 @@ def enroll(
     everything, rows = np.concatenate([embeddings, kept]), []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
-            warnings.append(f"{quality.name}: enrolled as {name!r} already, skipped")
+            warnings.append(f"{quality.name}: already enrolled as {name!r}, skipped")
         else:
             rows.append(row)
         known.add(quality.digest)
@@ -547,7 +547,7 @@ def enroll(
         warnings.append(f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score {others[0][1]:.2f})")
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    weights = [min(max(qualities[row].speech_seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS) for row in rows]
+    weights = [min(max(qualities[row].speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS) for row in rows]
     details = [
         {
             "source": str(file.absolute()) if (file := opened[row].file) else "",
@@ -575,10 +575,9 @@ def identify(
 ) -> Identification:
     """Identify a recording as a person in a store or as a stranger.
 
-    With N people a stranger is compared N times. `false_accept_rate` applies to all of these together, so that a single
-    comparison may only have an N-th of it. The model file's lowest threshold within this limit is used; if there is
-    none, the strictest one; `stranger_rate` is the rate that results. Odds below 1 name nobody, unless `threshold` is
-    given.
+    With N people, a stranger is compared N times. `false_accept_rate` applies to all of these together, so each
+    comparison gets only 1/N of it. The model file's lowest threshold within this limit is used, or the strictest one if
+    there is none; `stranger_rate` is the rate that results. Odds below 1 name nobody unless `threshold` is given.
     """
     # Checked before anything is embedded.
     open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)

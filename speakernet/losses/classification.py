@@ -42,7 +42,7 @@ class ClassificationLoss(SpeakerLoss):
     def __init__(self, options: LossOptions, embedding_dim: int, num_classes: int, rows_per_class: int = 1) -> None:
         super().__init__(options)
         self.num_classes = num_classes
-        """Classes of the whole head: speakers times speeds."""
+        """Classes of the whole head: speakers times voices."""
         self.classes = AllClasses()
         self.weight = nn.Parameter(torch.empty(num_classes * rows_per_class, embedding_dim))
 
@@ -79,7 +79,7 @@ class Softmax(ClassificationLoss):
 
 
 class AMSoftmax(ClassificationLoss):
-    """Scaled cosines; that of the utterance's own speaker is lowered by a margin.
+    """Scaled cosines; the cosine to the utterance's own speaker is lowered by a margin.
 
     Source: Wang et al. 2018, "Additive Margin Softmax for Face Verification", equation 6.
 
@@ -138,7 +138,7 @@ class AAMSoftmax(AMSoftmax):
             beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
         widened = torch.where(own_cosine > least, turned(own_cosine, self.margin), beyond)
         if self.inter_top_k:
-            # Cosines are never below -1, so -2 keeps the own speaker out of the nearest.
+            # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the nearest.
             others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
             nearest = self.classes.nearest(others, min(self.inter_top_k, self.num_classes - 1))
             share = min(1.0, self.margin / options.margin) if options.margin else 1.0
@@ -185,7 +185,7 @@ def accuracy_percent(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class AllClasses:
-    """A rank with all classes, for its own rows."""
+    """The operations of a rank that has all classes, on its own rows."""
 
     cross_entropy = staticmethod(functional.cross_entropy)
     """Mean cross entropy of logits (batch, columns) and labels, 0-d."""

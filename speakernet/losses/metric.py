@@ -55,7 +55,7 @@ class Prototypical(MetricLoss):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over negative squared distances."""
         queries, prototypes = query_and_prototype(embeddings)
-        # voxceleb_trainer differs: under torch 2 its `pairwise_distance` accidentally uses another axis.
+        # voxceleb_trainer differs: under torch 2 its `pairwise_distance` accidentally uses a different axis.
         return _cross_entropy_of_diagonal(-squared_distances(queries, prototypes))
 
 
@@ -221,7 +221,7 @@ def squared_distances(left: Tensor, right: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[25.,  1.]])
     """
-    # Not by the expanded square, which cancels if distances are much smaller than the norms.
+    # Not by expanding the square, which loses precision if distances are much smaller than the norms.
     return (left.unsqueeze(1) - right.unsqueeze(0)).square().sum(dim=2)
 
 

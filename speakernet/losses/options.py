@@ -33,7 +33,7 @@ class LossOptions(Options):
     is_metric: ClassVar[bool] = False
     """Whether the loss compares utterances, (speakers, utterances, dim)."""
     min_utterances: ClassVar[int] = 1
-    """Minimum utterances of each speaker in a batch."""
+    """Minimum number of utterances of each speaker in a batch."""
     normalize_embeddings: ClassVar[bool] = True
     """Whether voxceleb_trainer normalises embeddings of this loss before scoring (its `test_normalize`)."""
 
@@ -51,7 +51,7 @@ class SoftmaxOptions(LossOptions):
 
 
 class AMSoftmaxOptions(LossOptions):
-    """Scaled cosines; that of the utterance's own speaker is lowered by a margin."""
+    """Scaled cosines; the cosine to the utterance's own speaker is lowered by a margin."""
 
     name: str = "amsoftmax"
     margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.2
@@ -69,7 +69,7 @@ class AAMSoftmaxOptions(AMSoftmaxOptions):
     sub_centers: Annotated[int, Ge(1), Le(64)] = 1
     """Vectors per speaker, of which the nearest counts; helps with several sessions and noisy labels."""
     inter_top_k: Annotated[int, Ge(0), Le(10_000)] = 0
-    """Number of nearest other speakers of each utterance that get a penalty; 0: none."""
+    """Number of nearest other speakers of each utterance whose angles are penalised; 0: none."""
     inter_top_k_penalty: Annotated[float, Ge(0.0), Le(1.0)] = 0.06
     """Radians by which the angles to those speakers are narrowed; ramped with the margin by schedule.margin_*."""
 

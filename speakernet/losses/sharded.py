@@ -34,13 +34,13 @@ def shard(loss: nn.Module, rank: int, world_size: int) -> None:
 
 
 class ClassShard(AllClasses):
-    """A rank with the columns of its shard of the classes, for the rows of all ranks."""
+    """The operations of a rank that has a shard of the classes, on the rows of all ranks."""
 
     def __init__(self, num_classes: int, rank: int, world_size: int) -> None:
         if num_classes < world_size:
             raise ValueError(
-                f"loss.sharded: on, but {num_classes} speakers cannot be sharded over {world_size} ranks; set auto or "
-                "off"
+                f"loss.sharded is on, but {num_classes} classes cannot be sharded over {world_size} ranks; set it to "
+                "auto or off"
             )
         self.row_share = RowShare(num_classes, rank, world_size)
 

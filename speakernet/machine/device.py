@@ -13,7 +13,7 @@ from speakernet.parallel import distributed
 logger = logging.getLogger(__name__)
 
 UTILISATION_SECONDS = 0.25
-"""Between samples; NVML averages over 1/6 to 1 s."""
+"""Seconds between samples; NVML averages over 1/6 to 1 s."""
 
 
 def choose_device(options: MachineOptions) -> torch.device:
@@ -41,7 +41,7 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
     if count == 0:
         found, advice = unusable_gpu()
         found, advice = found or "torch finds no GPU here", advice or "use --runtime.device auto or cpu"
-        raise ValueError(f"runtime.device: cuda, but {found}; {advice}")
+        raise ValueError(f"runtime.device is cuda, which needs a GPU: {found}; {advice}")
     own = distributed.local_rank() if local_rank is None else local_rank
     if options.gpu_id is None and own >= count:
         raise ValueError(
@@ -50,7 +50,7 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
         )
     number = own if options.gpu_id is None else options.gpu_id
     if number >= count:
-        raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
+        raise ValueError(f"runtime.gpu_id is {number}, but no GPU has this number ({count} found, numbered from 0)")
     return torch.device("cuda", number)
 
 

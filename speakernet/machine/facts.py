@@ -1,8 +1,8 @@
 """This machine and the part of it that this process may use: cores, memory, versions, GPUs, the NVIDIA driver.
 
 A container or job sees the whole machine but may use only part of it: the scheduler assigns a set of cores (affinity),
-and control groups set quotas of processor time and memory (both versions are read, and every group from the process's
-own up to the root, since each one limits). An unreadable quota counts as no limit. No torch is imported here.
+and control groups set quotas of processor time and memory (both versions are read, for every group from the process's
+own up to the root, because each can set a limit). An unreadable quota counts as no limit. No torch is imported here.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class Quota:
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, or fewer by quota (1.5 cores count as one)."""
+    """Cores that this process may keep busy: its affinity, or fewer if a quota is lower (1.5 cores count as one)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Rounded down: a second thread on 1.5 cores would be suspended half the time, and the first would wait for it.
     return max(1, math.floor(min(cores, read_quota().cores)))
@@ -113,7 +113,7 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
     """
     cores, limits = math.inf, []
     for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
-        # Version 2 of control groups, else version 1; "max" and -1 mean none.
+        # Version 2 of control groups, else version 1; "max" and -1 mean no limit.
         version_1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         quota = _text(folder / "cpu.max") or " ".join(version_1)
         if (found := re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", quota)) is not None:
@@ -228,7 +228,7 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's version from its kernel module; "unknown" if only nvidia-smi exists, empty if neither."""
+    """The NVIDIA driver's version from its kernel module; "unknown" if only nvidia-smi exists, else empty."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …
     found = re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE))
     return found[1] if found else "unknown" if shutil.which("nvidia-smi") else ""
@@ -246,6 +246,6 @@ def unusable_gpu() -> tuple[str, str]:
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return (
         f"there is an NVIDIA driver ({driver}), but torch {torch.__version__}, {built}, cannot use the GPU",
-        f"nvidia-smi shows the CUDA version that the driver supports; for CUDA 13: {TORCH_PAIR}; for CUDA 12: "
-        f"{FOR_OLDER_CUDA}; start a container with --gpus all",
+        f"check with nvidia-smi which CUDA version the driver supports; for CUDA 13: {TORCH_PAIR}; for CUDA 12: "
+        f"{FOR_OLDER_CUDA}; start containers with --gpus all",
     )

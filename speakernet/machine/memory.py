@@ -20,7 +20,8 @@ from speakernet.machine.facts import measuring
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """torch's switch: tensors of 2 MiB or more are aligned for, and advised to use, transparent huge pages."""
 
-# Parameters of mallopt(3): free bytes at the end of the heap that are returned; size of a block that is mapped alone.
+# Parameters of mallopt(3): free bytes at the heap's end above which they are returned; size above which a block is
+# mapped separately.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -30,7 +31,7 @@ def process_memory_bytes() -> int:
 
 
 def process_peak_bytes() -> int:
-    """The most memory that this process has had in RAM so far."""
+    """Peak memory of this process in RAM so far."""
     # psutil reports the peak only on Windows.
     counted = getattr(psutil.Process().memory_info(), "peak_wset", None)
     if counted is not None:
@@ -98,7 +99,7 @@ class Monitor:
 
 
 def huge_pages() -> bool:
-    """Whether torch uses huge pages in this process, given Linux's switch and torch's own at its import."""
+    """Whether torch uses huge pages in this process: both Linux's switch and torch's own must allow them."""
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return os.environ.get(HUGE_PAGES) == "1" and mode.exists() and "[never]" not in mode.read_text(encoding="ascii")
 
@@ -110,10 +111,10 @@ def keep_freed_memory(*, keeps: bool = True) -> bool:
     """
     if platform.libc_ver()[0] != "glibc":
         return False
-    # Kept: a plain step of ResNetSE34V2 had 3.5 million page faults, 10 of its 28 processor seconds; with this and huge
-    # pages the default step has under 1,000. Returned: a threshold of 3 MiB is a compromise. ResNetSE34L's process then
-    # grows by 152 to 181 MiB at 1.01 to 1.05 s per step; if memory is kept, by 270 MiB at 0.81 s
-    # (benchmarks/measurements.md).
+    # Keeping: a plain step of ResNetSE34V2 had 3.5 million page faults, which took 10 of its 28 processor seconds; with
+    # this and huge pages the default step has under 1,000. Returning: the threshold of 3 MiB is a compromise.
+    # ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to 1.05 s per step, and by 270 MiB at 0.81 s if memory is
+    # kept (benchmarks/measurements.md).
     mapped_from, trimmed_from = (2**30, 2**31 - 1) if keeps else (3 * 2**20, 2**24)
     set_option = ctypes.CDLL(None).mallopt
     return bool(set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from))
@@ -133,7 +134,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("shape mismatch"))
     False
     """
-    # By its text: torch raises RuntimeErrors, and the command line does not import torch.
+    # Recognised by text: torch raises RuntimeErrors, and the command line does not import torch.
     text = str(error).casefold()
     is_torchs = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
     return is_torchs or isinstance(error, MemoryError)

@@ -18,25 +18,27 @@ class MachineOptions(Options):
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Transport of tensors between processes; auto: nccl between GPUs, gloo on CPUs."""
     distributed_timeout_seconds: Annotated[float, Ge(1.0), Le(1e6)] = 1800.0
-    """Seconds that a process waits for the others; then the rank that hangs is named and the run ends."""
+    """Seconds that a process waits for the others before it names the rank that hangs and ends the run."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """What is divided among processes: ddp: the batch; fsdp: also weights and moments, for networks that do not fit."""
+    """ddp divides only the batch among processes; fsdp also divides weights and optimizer state, for networks too large
+    for one device."""
     sync_batch_norm: Switch = "auto"
-    """Batch norm over the batch of all processes; auto: if a process has fewer than 32 crops, else each on its own."""
+    """Compute batch-norm statistics over the batch of all processes; auto: if each process has fewer than 32 crops."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one (CUDA or ROCm; mps is not supported)."""
     gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None
-    """Which GPU, counted from 0; empty: the first, or with several processes the one with the process's number."""
+    """Number of the GPU, from 0; empty: the first; with several processes, each uses the GPU with its local rank."""
     deterministic: bool = False
     """Use only operations that give the same bits every time, on the same machine and versions."""
     threads: Processes | Literal["auto"] = "auto"
-    """Threads within an operation; 0: torch's choice; auto: within quotas, and (not deterministic) fewer if faster."""
+    """Threads within an operation; 0: torch's choice; auto: at most the available cores, and fewer if that is faster
+    (unless deterministic)."""
     interop_threads: Processes = 0
     """Threads between operations; 0: torch's choice."""
     tf32: bool = True
-    """TensorFloat-32 for float32 convolutions (NVIDIA Ampere and later): faster, 10 bits of mantissa."""
+    """Use TensorFloat-32 in float32 convolutions (NVIDIA Ampere and later): faster, but with 10 bits of mantissa."""
     cudnn_benchmark: bool | Literal["auto"] = "auto"
-    """Let cuDNN time its algorithms; auto: on if crops have few lengths, unless deterministic."""
+    """Let cuDNN choose its algorithms by timing; auto: if all crops have the same length, unless deterministic."""
     attention: list[Literal["flash", "efficient", "math", "cudnn"]] = Field(default=[])
     """Attention kernels allowed on a GPU; empty: all."""
     keep_memory: bool = True

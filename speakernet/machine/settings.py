@@ -1,6 +1,6 @@
-"""torch's settings on this machine: each switch is applied once, with the reason for its value.
+"""Applies torch's settings for this machine.
 
-Settings are process-wide, so the code that starts a run applies them.
+They are process-wide, so the code that starts a run applies them.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ ATTENTION_SWITCHES = {
     "math": "enable_math_sdp",
     "cudnn": "enable_cudnn_sdp",
 }
-MOST_THREADS_A_CORE = 4
+MAX_THREADS_PER_CORE = 4
 
 
 def optimize_torch_settings(
@@ -34,16 +34,16 @@ def optimize_torch_settings(
     save_memory: bool = False,
     varies_lengths: bool = False,
 ) -> dict[str, Any]:
-    """Set torch for speed, or for the same bits every time; warns of options that have no effect here.
+    """Configure torch for speed or for bitwise reproducibility; warns of options that have no effect here.
 
     Returns:
         Every applied setting by name.
     """
     deterministic = options.deterministic
     if deterministic:
-        # cuBLAS reads it when it creates its handle, before the first product.
+        # cuBLAS reads this variable when it creates its handle, before the first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Also if it is off: an earlier run in this process may have switched it on.
+    # Called even if off: an earlier run in this process may have switched it on.
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     cores = usable_cores()
@@ -52,11 +52,11 @@ def optimize_torch_settings(
     wanted = automatic if options.threads == "auto" else options.threads
     for name, number in (("threads", wanted), ("interop_threads", options.interop_threads)):
         # Refused, not lowered: a few too many may be intended, thousands are a typo.
-        if not 0 <= number <= MOST_THREADS_A_CORE * cores:
-            most = MOST_THREADS_A_CORE * cores
-            raise ValueError(f"runtime.{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
+        if not 0 <= number <= MAX_THREADS_PER_CORE * cores:
+            most = MAX_THREADS_PER_CORE * cores
+            raise ValueError(f"runtime.{name} is {number} on {cores} cores; expected 0 (torch's choice) to {most}")
     if wanted > cores:
-        logger.warning("runtime.threads: %d is slow on %d cores", wanted, cores)
+        logger.warning("runtime.threads is %d, which is slow: only %d cores are available", wanted, cores)
     if wanted:
         torch.set_num_threads(wanted)
     if options.interop_threads:
@@ -82,7 +82,7 @@ def optimize_torch_settings(
 
 @contextlib.contextmanager
 def many_shapes() -> Iterator[None]:
-    """Stop cuDNN from timing its algorithms in the block, because a new shape in each batch would time them again."""
+    """Stop cuDNN from timing its algorithms in the block, because it would time them again for every new shape."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:

@@ -11,14 +11,14 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MOST_LANES = 8
+MAX_LANES = 8
 """Each lane holds the activations of its batch, and all need the interpreter between operations."""
 
 HANGUP = getattr(signal, "SIGHUP", None)
-"""Sent by a closed terminal or a lost connection; Windows does not have it."""
+"""Sent when the terminal is closed or the connection is lost; Windows does not have it."""
 
 PREEMPTION = getattr(signal, "SIGUSR1", None)
-"""A cluster can send it some time before it takes a machine away (SLURM: --signal=USR1@60)."""
+"""A cluster can send it some time before it reclaims a machine (SLURM: --signal=USR1@60)."""
 
 STOP_SIGNALS: tuple[signal.Signals, ...] = (
     # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they kill.
@@ -34,14 +34,15 @@ class Stopped(Exception):
 
 def lanes_of(device: torch.device | str) -> int:
     """How many batches to process at once: one on a GPU, which processes them one after another."""
-    return min(MOST_LANES, torch.get_num_threads()) if torch.device(device).type == "cpu" else 1
+    return min(MAX_LANES, torch.get_num_threads()) if torch.device(device).type == "cpu" else 1
 
 
 def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
-    """Yield `work(item)` for each item, in order; `count` run at once, each in a thread with its share of torch's.
+    """Yield `work(item)` for each item, in order; `count` run at once, each in its own thread.
 
     A network on a CPU gains little from a second thread within a layer: threads wait for each other after each of its
-    hundreds of operations, and small operations are not split at all. Parallel batches wait for nothing.
+    hundreds of operations, and small operations are not split at all. Parallel batches do not wait for each other, so
+    each gets only an equal share of torch's threads.
 
     Items are drawn in the caller's thread. `work` must set torch's per-thread state (autocast, inference mode) itself.
     Its exceptions are raised in the item's turn.
@@ -59,7 +60,7 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                # One more than is being processed, so that no lane waits for the caller.
+                # One more item than lanes, so that no lane waits for the caller.
                 if len(waiting) > count:
                     yield waiting.popleft().result()
             while waiting:

@@ -30,7 +30,7 @@ class Adaptation(nn.Module):
         super().__init__()
         sizes = spec["maps"]
         if any(first[1] != second[0] for first, second in itertools.pairwise(sizes)):
-            raise ValueError(f"adaptation maps of sizes {sizes}; expected each input to match the previous output")
+            raise ValueError(f"adaptation maps have sizes {sizes}; expected each input to match the previous output")
         self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
         if spec["score"] == "plda":
             # Between-speaker variances (within-speaker ones are 1), and the weights of the length that PLDA normalises.

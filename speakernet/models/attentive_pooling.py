@@ -86,7 +86,7 @@ class ChannelAttentivePooling(Pooling):
         self.with_context = with_context
         self.floor = floor
         self.ceiling = ceiling
-        # Other toolkits divide the context's variance by n - 1 and compute variances as differences of squares.
+        # The other toolkits divide the context's variance by n - 1 and compute variances as differences of squares.
         self.speechbrain_variances = speechbrain_variances
         self.squeeze = nn.Conv1d(3 * channels if with_context else channels, bottleneck, 1)
         self.norm = nn.BatchNorm1d(bottleneck) if relu_norm else None
@@ -144,7 +144,7 @@ class MultiQueryPooling(Pooling):
     def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
         queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
         if channels % heads:
-            raise ValueError(f"MQMHASTP: {heads} heads cannot split {channels} channels; use a multiple of {heads}")
+            raise ValueError(f"MQMHASTP: {heads} heads cannot split {channels} channels; use a divisor of {channels}")
         super().__init__(2 * channels * queries)
         self.heads = heads
         self.queries = nn.ModuleList(

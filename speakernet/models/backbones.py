@@ -1,7 +1,7 @@
 """Finds a pretrained backbone in a folder or on the Hugging Face hub and reads its configuration and safetensors.
 
 Weights are read only from safetensors. Plain values (`source`) describe the backbone's files: names, SHA-256, commit
-and licence. With them a checkpoint without the frozen weights finds these again.
+and licence. They let a checkpoint without the frozen weights find those weights.
 """
 
 import json
@@ -87,7 +87,7 @@ def weight_files(folder: Path) -> list[Path]:
     if len(names) > 1 and not listed:
         raise CheckpointError(
             f"{OPTION}: {folder} has {', '.join(names[:MAX_NAMED])}; expected {INDEX}, which lists the parts of one "
-            f"model, or {WEIGHTS}. Add the index, or leave only the file that is meant"
+            f"model, or {WEIGHTS}. Add the index, or keep only the intended file"
         )
     if not names:
         other = next((one.name for one in folder.glob("*.bin")), "")
@@ -102,7 +102,7 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
     """All network weights of a checkpoint that only refers to its frozen ones.
 
     These come from the backbone's own files, a folder of that name beside the checkpoint, or best.pt there, and must
-    match by SHA-256.
+    match by SHA-256 and CRC-32.
     """
     options, best = contents["model"]["options"], Path(path).with_name("best.pt")
     wanted: dict[str, Any] = options["source"]
@@ -147,7 +147,7 @@ def refuse_other_weights(wanted: Mapping[str, int], found: Mapping[str, int], pa
         raise CheckpointError(
             f"{path} was trained on a backbone whose {changed[0].replace(*PLAIN)} differs from the one found. If the "
             "backbone's folder is gone, best.pt cannot replace it after adapters or training have changed the weights: "
-            f"restore the folder, or give its new place as {OPTION}"
+            f"restore the folder, or give its new location as {OPTION}"
         )
 
 
@@ -157,7 +157,7 @@ def refuse_other_files(wanted: Mapping[str, Any], found: Mapping[str, Any], path
         if (other := found["files"].get(name, "no such file")) != digest:
             raise CheckpointError(
                 f"{path} was trained with the backbone {wanted['name']}, whose {name} has SHA-256 {digest}; "
-                f"found {other}. Restore that file, or choose another --save_path"
+                f"found {other}. Restore that file, or choose a different --save_path"
             )
 
 

@@ -131,7 +131,7 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     """
     num_frames = features.shape[2]
     # Not a negated floor division: exported graphs divide towards zero.
-    # torch's exporter would fix the number of segments to its example's: hence one more, and pooling, not reshaping.
+    # torch's exporter would fix the number of segments to its example's. One more, pooled without reshaping, avoids it.
     num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES + torch.compiler.is_exporting()
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
     if torch.compiler.is_exporting():

@@ -21,7 +21,8 @@ FRAME_STRIDES = (1, 2, 1, 1)
 class Bottleneck(nn.Module):
     """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, and a shortcut.
 
-    Its output is four times as wide; inverted, its inside is, and the 3 x 3 convolution is depthwise.
+    Its output is four times as wide as its inside. If inverted, its inside is four times as wide as its output, and the
+    3 x 3 convolution is depthwise.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
@@ -51,7 +52,7 @@ class Bottleneck(nn.Module):
 class DeepResNet(ResidualTrunk):
     """Residual network of a published depth, as wespeaker trains it on VoxCeleb, with torch's default initial weights.
 
-    Source: He et al. 2016; depths from 152 on from wespeaker (Wang et al. 2023) and its entries to VoxSRC.
+    Source: He et al. 2016; depths of 152 and more: wespeaker (Wang et al. 2023) and its entries to VoxSRC.
     """
 
     def __init__(self, options: DeepResNetOptions, num_features: int) -> None:

@@ -63,7 +63,7 @@ def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: st
     """Refuse utterances that are too short for a model."""
     shortest = features.shape[2] if lengths is None else int(lengths.min())
     if shortest < fewest:
-        raise ValueError(f"{name} needs {fewest} {unit} or more, found {shortest} in an utterance")
+        raise ValueError(f"{name} needs {fewest} {unit} or more, but an utterance has {shortest}")
 
 
 def relu(features: Tensor) -> Tensor:

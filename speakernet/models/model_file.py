@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 """Hz, the bounds of the option `data.sample_rate`."""
-MOST_VALUES = 1_000_000
+MAX_VALUES = 1_000_000
 """Limit on plain values in an entry; real files have a few hundred."""
 LAID_OUT_AT_MOST = 2
 """Limit on the network's parameters relative to those in the file: some are registered twice, under two names."""
-MOST_MAPS = 10
+MAX_MAPS = 10
 """Limit on affine maps of an adaptation; two are fitted, an imported chain has three."""
 BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
 """Part of the name of a model file's backup from before the first such change."""
 TENSORS = ("weights", "embedding_mean")
-ADVICE = "the file is damaged or from another program; copy or download it again, or take an earlier checkpoint"
+ADVICE = "the file is damaged or from another program; copy or download it again, or use an earlier checkpoint"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def model_file_contents(
         net: the network; its weights are referenced, not copied.
         loss_normalizes: whether classic scoring normalises embeddings trained with this loss.
         embedding_mean: (dim,) subtracted before scoring.
-        embedding_mean_of: the way of embedding for which the mean was measured.
+        embedding_mean_of: how recordings were embedded when the mean was measured.
         calibration: maps scores to log-likelihood ratios.
         thresholds: decision thresholds, each with its scoring.
         training_summary: facts about the training.
@@ -266,7 +266,7 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         return
     own = loss.state_dict()
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in head.items()}:
-        # Other speakers or another loss; the network is still useful.
+        # Different speakers or a different loss; the network is still useful.
         report.head = "new"
         for name, value in head.items():
             here = tuple(own[name].shape) if name in own else "not in this loss"
@@ -287,7 +287,7 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
         nonlocal left
         left -= 0 if parameter is None else parameter.numel()
         if left < 0:
-            raise CheckpointError(f"{path} describes a larger network than its {len(weights):,} tensors; {ADVICE}")
+            raise CheckpointError(f"{path} describes a network larger than its {len(weights):,} tensors; {ADVICE}")
 
     hook = register_module_parameter_registration_hook(count)
     try:
@@ -311,7 +311,7 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
     version = contents["format_version"]
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}, upgrade it"
+            f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}; upgrade it"
         )
     broken = [name for name in Entries.model_fields if name not in TENSORS and not _is_plain(contents.get(name))]
     try:
@@ -325,7 +325,7 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value contains only plain values, few enough that shared ones cannot make the walk endless."""
-    waiting, left = [value], MOST_VALUES
+    waiting, left = [value], MAX_VALUES
     while waiting and left:
         one, left = waiting.pop(), left - 1
         if isinstance(one, dict):
@@ -358,13 +358,13 @@ Fit: Any = create_model(
     num_nontargets=(Count, 0),
 )
 Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
-Size = Annotated[int, Ge(1), Le(MOST_VALUES)]
+Size = Annotated[int, Ge(1), Le(MAX_VALUES)]
 Score: Any = Literal["cosine", "plda"]
 AdaptationEntry: Any = create_model(
     "AdaptationEntry",
     __config__=CHECKS,
     name=(str, ...),
-    maps=(Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MOST_MAPS)], ...),
+    maps=(Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MAX_MAPS)], ...),
     score=(Score, ...),
 )
 Summary: Any = create_model("Summary", __config__=CHECKS, chosen_by=(dict[str, Any] | None, None))

@@ -88,7 +88,9 @@ class Pretrained(Trunk):
         self.options = options
         kind = options.config.get("model_type")
         if kind not in FAMILIES:
-            raise ValueError(f"{OPTION}: {options.backbone} is a {kind}; expected one of {', '.join(FAMILIES)}")
+            raise ValueError(
+                f"{OPTION}: {options.backbone} has model_type {kind}; expected one of {', '.join(FAMILIES)}"
+            )
         with reading(f"{OPTION}: {options.backbone}, {CONFIG}", "a configuration of transformers", CheckpointError):
             config = transformers.AutoConfig.for_model(**{**options.config, **FIXED})
             # Not `from_pretrained`: on the meta device it would require weights.
@@ -151,7 +153,7 @@ class Pretrained(Trunk):
         return bands[:, : bands.shape[1] // 2 * 2].reshape(bands.shape[0], -1, 2 * bands.shape[2])
 
     def _fewest_samples(self, config: Any) -> int:
-        """The number of samples that gives one frame of the backbone."""
+        """The minimum number of samples that gives one frame of the backbone."""
         if self.is_bert:
             return self.fbank.window_samples + self.fbank.hop_samples
         samples = 1
@@ -178,7 +180,7 @@ class Pretrained(Trunk):
         self.checksums = {name: checksum(one) for name, one in self.backbone.state_dict().items()}
 
     def refuse_impossible(self, options: PretrainedOptions) -> None:
-        """ValueError if the backbone lacks layers that a stage's options name."""
+        """ValueError if a stage's options name layers that the backbone lacks or that cannot have adapters."""
         if options.trained_layers >= self.num_states:
             raise ValueError(
                 f"model.options.trained_layers: {options.trained_layers}, but this backbone has "
@@ -304,7 +306,7 @@ class FixedOutside:
         if scale != self.trunk.scale:
             raise CheckpointError(
                 f"model.options.lora_alpha: adapters are scaled by {self.trunk.scale:g} (lora_alpha / lora_rank), but "
-                f"this run trained them at {scale:g}; change it back, or choose another --save_path"
+                f"this run trained them at {scale:g}; change it back, or choose a different --save_path"
             )
         # A tensor in the checkpoint no longer equals the one that was read from the files.
         self.trunk.fixed = {name: digest for name, digest in self.trunk.fixed.items() if name in fixed}

@@ -1,6 +1,6 @@
 """RawNet3: raw samples, a learned analytic sinc filterbank and Res2Net-style blocks.
 
-Everything before the first block runs in float32, whatever the autocast.
+Everything before the first block runs in float32, regardless of autocast.
 """
 
 import math
@@ -28,7 +28,7 @@ PREEMPHASIS = 0.97
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
 KERNEL_SAMPLES = 251
-LEAST_HZ = 50.0
+MIN_HZ = 50.0
 """Minimum of a filter's lower edge and of its width."""
 
 
@@ -104,7 +104,7 @@ class SincFilterbank(nn.Module):
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
             # Initial edges as in asteroid's ParamSincFB, which the original uses.
-            low, high = (2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * LEAST_HZ))
+            low, high = (2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * MIN_HZ))
             edges = 700 * (10 ** (torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64) / 2595) - 1)
             half = KERNEL_SAMPLES // 2
             # The left half of a symmetric Hamming window, and the times left of the centre in radians per hertz.
@@ -124,8 +124,8 @@ class SincFilterbank(nn.Module):
     def filters(self) -> Tensor:
         """The impulse responses, (filters, 1, kernel samples)."""
         window, axis = cast(Tensor, self.window), cast(Tensor, self.axis)
-        low = LEAST_HZ + self.low_hz.abs()
-        high = (low + LEAST_HZ + self.band_hz.abs()).clamp(LEAST_HZ, self.sample_rate / 2)
+        low = MIN_HZ + self.low_hz.abs()
+        high = (low + MIN_HZ + self.band_hz.abs()).clamp(MIN_HZ, self.sample_rate / 2)
         band = high - low  # (filters / 2, 1)
         low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
         cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window

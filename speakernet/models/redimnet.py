@@ -177,7 +177,7 @@ class TransformerLayer(nn.Module):
         if channels % HEADS:
             raise ValueError(
                 f"attention with {HEADS} heads cannot split {channels} channels (channels x mel bands / divisor); "
-                "choose another number of mel bands or channels"
+                "choose a different number of mel bands or channels"
             )
         self.query, self.key, self.value, self.out = (nn.Linear(channels, channels) for _ in range(4))
         self.norm1 = nn.LayerNorm(channels, eps=EPSILON)

@@ -26,7 +26,7 @@ from speakernet.random import derive_seed
 Net = TypeVar("Net", bound=nn.Module)
 Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 SPEC_AUGMENT_PREFIX = "spec_augment."
-MOST_NAMES_SHOWN = 10
+MAX_NAMES_SHOWN = 10
 # Keys, in addition to the run's seed, of the random streams of the network's components.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
@@ -51,7 +51,7 @@ class SpeakerNet(nn.Module):
         name = own["name"] if frontend.name == "auto" else frontend.name
         if (name == "raw") != (own["name"] == "raw"):
             needed = "raw" if own["name"] == "raw" else "log_mel or fbank"
-            raise ValueError(f"model {model.name} needs the front end {needed}, found {name}")
+            raise ValueError(f"model {model.name} needs the front end {needed}, but the configuration has {name}")
         for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
             if problem := next(iter(options.problems()), None):
                 raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
@@ -178,8 +178,8 @@ class SpeakerNet(nn.Module):
         """
         if sample_rate != self.sample_rate:
             raise ValueError(
-                f"the waveforms have {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; resample "
-                f"them (data.sample_rate: {self.sample_rate})"
+                f"the waveforms are at {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; "
+                f"resample them (data.sample_rate: {self.sample_rate})"
             )
         shape = tuple(waveforms.shape)
         if waveforms.ndim != 2 or not waveforms.is_floating_point():
@@ -374,5 +374,5 @@ def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: s
 
 
 def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES_SHOWN
-    return "; ".join(names[:MOST_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMES_SHOWN
+    return "; ".join(names[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,7 +1,7 @@
 """The rank of this process, and collectives that do nothing in one process.
 
 torch.distributed is looked up, not imported: a process group runs only if it has been imported
-(`speakernet.parallel.group` starts and ends it), and a mistyped command gets its answer without waiting for torch.
+(`speakernet.parallel.group` starts and ends it), and a mistyped command fails without waiting for torch.
 """
 
 import re
@@ -16,7 +16,7 @@ FIRST_PORT, NUM_PORTS = 20_000, 40_000
 """Range of ports for SLURM jobs that do not set one: derived from the job number, so that all tasks agree."""
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
 """Set by srun for the tasks it starts; a batch script, which is a single process, does not have it."""
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 class Work:
@@ -118,9 +118,9 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
         if first.get(name) != other.get(name)
     ]
     if differences:
-        more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+        more = f"; and {len(differences) - MAX_NAMED} more" if len(differences) > MAX_NAMED else ""
         raise ValueError(
-            f"the {world_size()} ranks were started with different settings: {'; '.join(differences[:MOST_NAMED])}"
+            f"the {world_size()} ranks were started with different settings: {'; '.join(differences[:MAX_NAMED])}"
             f"{more}. Start all of them with the same command, files and versions"
         )
 
@@ -153,7 +153,7 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     number = -1 if missing else _number(environment, "RANK")
     if not 0 <= number < world_size:
-        found = f"not set: {', '.join(missing)}" if missing else f"RANK is {number}"
+        found = f"these are not set: {', '.join(missing)}" if missing else f"RANK is {number}"
         raise ValueError(
             f"WORLD_SIZE is {world_size}, but {found}; expected a rank from 0 to {world_size - 1} and the master's "
             "address and port: start with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"

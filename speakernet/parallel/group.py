@@ -45,7 +45,7 @@ RENDEZVOUS_SECONDS = 300
 BEAT_SECONDS, SILENT_BEATS = 0.5, 5
 """A rank that misses this many heartbeats is gone or suspended; a busy machine delays one or two."""
 LOOK_SECONDS, STORE_SECONDS = 5.0, 20.0
-MOST_NAMED = 4
+MAX_NAMED = 4
 FAILED_COLLECTIVE = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Broken pipe", "ProcessGroup", "ncclComm")
 """Found in the messages of collectives that fail with an error other than `DistError`."""
 
@@ -89,7 +89,7 @@ class Heartbeat:
         return self._query(lambda store: store.get(key).decode() if store.check([key]) else "", "")
 
     def missing(self) -> str:
-        """A sentence on which ranks keep the others waiting; takes a few seconds."""
+        """A sentence that names the ranks the others are waiting for; takes a few seconds."""
         before = self._beats()
         time.sleep(SILENT_BEATS * BEAT_SECONDS)
         after = self._beats()
@@ -105,8 +105,8 @@ class Heartbeat:
             hangs = f"hangs, while rank {self.place.rank} is at {own[4]}"
             what = "was killed or suspended: no heartbeat" if silent else hangs
             named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
-        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        return "; ".join(named[:MOST_NAMED]) + more or "all ranks have heartbeats, so the network between them failed"
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        return "; ".join(named[:MAX_NAMED]) + more or "all ranks send heartbeats, so the network between them failed"
 
     def _beats(self) -> dict[int, list]:
         """The last heartbeat of each rank: number, process, host, pieces of work started, name of the last one."""
@@ -149,7 +149,7 @@ class Heartbeat:
                 self._log_silent(seen, now)
 
     def _log_silent(self, seen: dict[int, tuple[int, float]], now: float) -> None:
-        """Log once each rank that has been silent for too long; with NCCL nothing else does."""
+        """Log each rank that has been silent for too long, once; with NCCL nothing else reports it."""
         for rank, beat in self._beats().items():
             number, since = seen.get(rank, (0, now))
             if beat[0] != number:
@@ -172,8 +172,8 @@ def joined(options: MachineOptions) -> Iterator[None]:
         _choose_backend(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
         return
-    # Collect tensors that the group holds in cycles while the interpreter is alive: gloo's threads need it to free
-    # them, and crash the process if it is shutting down.
+    # Collect the tensors in the group's reference cycles while the interpreter is alive: gloo's threads need the
+    # interpreter to free them, and crash the process if it is shutting down.
     atexit.unregister(gc.collect)
     atexit.register(gc.collect)
     distributed.here = place
@@ -200,13 +200,13 @@ def request_everywhere(name: str, value: int) -> None:
 
 
 def requested(name: str) -> int:
-    """A number stored by some rank; 0 if there is none, or only one process. Not a collective."""
+    """A number stored by some rank; 0 if there is none, or in a single process. Not a collective."""
     return int(_heartbeat.read(f"request/{name}") or 0) if _heartbeat is not None else 0
 
 
 def launch(count: int, port: int, arguments: Sequence[str]) -> int:
     """`--distributed`: run `speakernet` with these arguments in `count` processes; returns the exit status."""
-    # A port in use is then an immediate error instead of a wait of minutes.
+    # A port in use then fails immediately instead of after minutes.
     socket.create_server(("localhost", port)).close()
     config = LaunchConfig(
         min_nodes=1,
@@ -218,7 +218,7 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rdzv_configs={"timeout": RENDEZVOUS_SECONDS},
         max_restarts=0,
     )
-    # Forwarded to the processes, each of which answers with the same checkpoint; older torch reads the environment.
+    # Forwarded to the processes, which stop after the same step; older versions of torch read the environment.
     handled = ",".join(["SIGQUIT", *(one.name for one in STOP_SIGNALS)])
     config.signals_to_handle = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
     # As in torchrun: more threads than cores slow every process down.
@@ -241,15 +241,15 @@ def num_gpus(runtime: MachineOptions) -> int:
     count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
     if count <= 1:
         found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
-        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N)", found)
+        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N processes)", found)
     return count
 
 
 def _start(options: MachineOptions, place: Place) -> Heartbeat:
     if options.gpu_id is not None and place.local_world_size > 1:
         raise ValueError(
-            f"runtime.gpu_id: {options.gpu_id}, but there are {place.local_world_size} processes on this machine, each "
-            "of which uses the GPU with its own number; leave out gpu_id (CUDA_VISIBLE_DEVICES selects GPUs)"
+            f"runtime.gpu_id is {options.gpu_id}, but there are {place.local_world_size} processes on this machine, "
+            "and each uses the GPU with its local rank; leave out gpu_id (CUDA_VISIBLE_DEVICES selects GPUs)"
         )
     device = find_device(options, place.local_rank)
     backend = _choose_backend(options, device)
@@ -270,7 +270,7 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
         heartbeat = Heartbeat(place, name, seconds)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port}: "
+            f"rank {place.rank} of {place.world_size} could not join the others at {place.address}:{place.port}: "
             f"{error_line(error)}; check that all ranks were started, that this machine can reach that address, and "
             "that the port is free (torchrun --master_port N, or --port N)"
         ) from error
@@ -297,7 +297,7 @@ def _connect(place: Place, seconds: float, *, is_master: bool = False) -> TCPSto
 def _name_of_start(store: TCPStore, place: Place) -> str:
     """The key prefix of this start: torchrun keeps its store over restarts, with the keys of earlier starts."""
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-        # torchrun counts failures separately on each machine, but every rank restarts with each of them.
+        # torchrun counts failures separately on each machine, but every rank restarts after any failure.
         return f"speakernet/{store.add(f'starts/{place.rank}', 1)}"
     return f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
@@ -305,7 +305,7 @@ def _name_of_start(store: TCPStore, place: Place) -> str:
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:
     """The backend for tensors of the device; objects always use gloo."""
     if options.backend == "nccl" and device.type != "cuda":
-        raise ValueError("runtime.backend: nccl, which connects GPUs, but this run uses the CPU; use gloo or auto")
+        raise ValueError("runtime.backend is nccl, which needs GPUs, but this run uses the CPU; use gloo or auto")
     return "gloo" if options.backend == "gloo" or device.type != "cuda" else "cpu:gloo,cuda:nccl"
 
 
@@ -316,8 +316,8 @@ def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:
     )
     if is_collective and is_distributed():
         lost = ProcessLost(
-            f"{heartbeat.missing()}. This run cannot continue without it ({error_line(error)}); the same command "
-            "resumes from last.pt"
+            f"{heartbeat.missing()}. This run cannot continue ({error_line(error)}); the same command resumes from "
+            "last.pt"
         )
         lost.is_reported = not heartbeat.is_first_to_report(str(lost))  # type: ignore[attr-defined]
         raise lost from error

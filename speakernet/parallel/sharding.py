@@ -1,4 +1,4 @@
-"""Parameters of which each rank keeps a share of the rows: which share, and how it is cut out and joined again.
+"""Parameters whose rows are divided among the ranks: which rows a rank keeps, and how they are cut and joined.
 
 A sharded parameter is excluded from the sum of gradients over ranks, joined when it is saved, and counted once over all
 ranks in the gradient norm. In one process nothing is sharded.
@@ -71,7 +71,7 @@ def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
 
 
 def join_in_state(module: nn.Module) -> None:
-    """Make a module's state dictionary whole on rank 0; every rank must call `state_dict`, and loads a whole one."""
+    """Make a module's state dictionary whole on rank 0; every rank must call `state_dict` and load a whole one."""
     module.register_state_dict_post_hook(_join_shares)
     module.register_load_state_dict_pre_hook(_take_shares)
 
@@ -120,7 +120,7 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in the same memory; only torch's sharded tensors are more than that."""
+    """This rank's part of a tensor that torch has sharded, in the same memory; any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 

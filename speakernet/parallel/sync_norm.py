@@ -1,6 +1,6 @@
 """Batch norm over the batch of all ranks, so that a recipe means the same on any number of processes.
 
-On a GPU it is torch's own, which has no CPU path; on a CPU it is the class below, equal to one process's batch norm.
+On a GPU it is torch's own, which has no CPU path; on a CPU it is the class below, with the results of one process.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def synchronize_norms(module: nn.Module, device: torch.device) -> int:
             if isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm | SynchronizedNorm):
                 on_gpu = nn.SyncBatchNorm.convert_sync_batchnorm
                 made = on_gpu(norm) if device.type == "cuda" else _on_cpu(norm)
-                # A graph cannot wait for other ranks.
+                # A compiled graph cannot wait for other ranks.
                 made.eager_methods = ("forward",)
                 setattr(owner, name, made)
                 count += 1

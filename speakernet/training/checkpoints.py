@@ -1,8 +1,8 @@
 """The files a run keeps on disk: `last.pt`, `best.pt` and `checkpoints/`, each written atomically.
 
 This module handles dictionaries of tensors and plain values, independent of any model. A snapshot is copied to CPU
-memory at once; a background thread writes it to a temporary file, flushes it and renames it, so a kill, a full disk or
-an interrupt at any moment leaves the old file intact.
+memory immediately; a background thread writes it to a temporary file, flushes it and renames it, so a kill, a full
+disk or an interrupt at any moment leaves the old file intact.
 """
 
 import logging
@@ -133,7 +133,7 @@ class CheckpointStore:
                 old.unlink(missing_ok=True)
             self._failures.pop(path.name, None)
         except OSError as error:
-            # A full disk must not end a run of days: the files on disk are intact, and the next save may succeed.
+            # A full disk must not end a long run: the files on disk are intact, and the next save may succeed.
             if path.name not in self._failures:
                 logger.error(
                     "could not write %s: %s. Training continues and the previous file is intact; free some space",
@@ -206,7 +206,7 @@ def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, A
 
 
 def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of several state dictionaries, entry by entry; integer tensors come from the last."""
+    """The mean of several state dictionaries, entry by entry; integer tensors come from the last one."""
     total: dict[str, torch.Tensor] = {}
     latest: dict[str, Any] = {}
     for count, latest in enumerate(states, 1):
@@ -221,12 +221,12 @@ def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint of other speakers: a list of equally many would fit the head but mix up the classes."""
+    """Refuse a checkpoint of other speakers: a list with as many speakers would fit the head but mix up the classes."""
     # Checksums of the speaker names in order.
     if saved.get("speakers", now.get("speakers")) != now.get("speakers"):
         raise CheckpointError(
             f"{source} was trained with other speakers, or other names for them: class indices would map to the wrong "
-            "speakers. Use its training list, or another --save_path (with --initial_model to start from these weights)"
+            "speakers. Use its training list, or a new --save_path (with --initial_model to start from these weights)"
         )
 
 
@@ -234,7 +234,7 @@ def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object
     """Log the options that differ from those of the checkpoint; the current values apply."""
     changes = changed_options(saved.get("config", {}), now.get("config", {}))
     if saved.get("training_list", now.get("training_list")) != now.get("training_list"):
-        changes.append("the training list has other utterances, or another order")
+        changes.append("the training list has different utterances or a different order")
     if changes:
         changed = "; ".join(changes)
         logger.warning("resuming with options that differ from those %s was trained with: %s", source, changed)
@@ -256,6 +256,6 @@ def changed_options(
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Whether two option values are equal; relative and absolute forms of a path are."""
+    """Whether two option values are equal; relative and absolute forms of a path count as equal."""
     is_text = isinstance(before, str) and isinstance(now, str) and before and now
     return Path(before).absolute() == Path(now).absolute() if is_text else bool(before == now)

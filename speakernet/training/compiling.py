@@ -43,7 +43,7 @@ OBSERVED_UTTERANCES = 2
 
 
 class Compiler:
-    """Compiles `net` in place, at once or if it pays; does nothing without options."""
+    """Compiles `net` in place, immediately or once that is expected to save time; does nothing without options."""
 
     def __init__(
         self, net: nn.Module, options: RuntimeOptions | None, *, prepare: Callable[[nn.Module], None] | None = None
@@ -82,7 +82,7 @@ class Compiler:
             self._compile()
 
     def close(self) -> None:
-        """Make the network eager again: the next stage may have another crop length."""
+        """Make the network eager again: the next stage may have a different crop length."""
         for module in self._targets():
             if isinstance(module.forward, Checkpointed):
                 module.forward.forward = module.forward.eager
@@ -95,14 +95,14 @@ class Compiler:
         logger.info("compiling the network: the next step may take minutes")
         if self._prepare is not None:
             self._prepare(self.net)
-        # Its hints (complex numbers in the spectrum run uncompiled, TF32 is off) are for whoever writes the network.
+        # Inductor's hints (complex numbers in the spectrum run uncompiled, TF32 is off) are for authors of networks.
         warnings.filterwarnings("ignore", module=r"torch\._inductor")
         # Code that cannot be compiled runs eagerly, with a warning.
         torch._dynamo.config.suppress_errors = True
         targets, config = self._targets(), torch._dynamo.config
         # Blocks of different widths share their code; torch compiles 8 versions of it and runs the rest eagerly.
         config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
-        # dynamic=False: all training crops have the same length (another length compiles another version).
+        # dynamic=False: all training crops have the same length (a different length compiles another version).
         mode = None if self.options.compile_mode == "default" else self.options.compile_mode
         for module in targets:
             if isinstance(module.forward, Checkpointed):
@@ -119,7 +119,7 @@ class Compiler:
 def repeated_blocks(net: nn.Module) -> list[nn.Module]:
     """Modules with children whose class occurs several times, such as residual blocks.
 
-    The search descends into a stage, which only chains blocks, but not into a block, whatever repeats inside it.
+    The search descends into a stage, which only chains blocks, but not into a block, even if modules repeat inside it.
     Falls back to the whole network if nothing repeats.
     """
     counts: dict[type, int] = {}
@@ -182,7 +182,7 @@ def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
             why = f"{type(module).__name__} ({name or 'the network'}) cannot be run twice"
     if why:
         raise ValueError(
-            f"runtime.gradient_checkpointing: {why}; turn it off, or lower data.batch_size and raise "
+            f"runtime.gradient_checkpointing is on, but {why}; turn it off, or lower data.batch_size and raise "
             "training.accumulation_steps"
         )
     return blocks
@@ -216,7 +216,7 @@ class Checkpointed:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output of the block."""
-        # Blocks with adapters are trained in evaluation mode.
+        # Not by `training`: blocks with adapters are trained in evaluation mode.
         if not torch.is_grad_enabled():
             return self.forward(*inputs, **named)
         # The reentrant variant has no `context_fn`, which keeps the statistics from being updated twice.

@@ -111,4 +111,4 @@ def refuse_sharding(net: nn.Module, loss: nn.Module) -> None:
     single = [name for one in (net, loss) for name, parameter in one.named_parameters() if not parameter.ndim]
     if single or not hasattr(FSDPModule, "reset_iter_state"):
         found = f"{single[0]} is a scalar" if single else f"torch {torch.__version__} lacks FSDPModule.reset_iter_state"
-        raise ValueError(f"runtime.parallel: fsdp: {found}, so the model cannot be sharded; set runtime.parallel: ddp")
+        raise ValueError(f"runtime.parallel is fsdp, but {found}, so the model cannot be sharded; use ddp")

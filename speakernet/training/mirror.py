@@ -136,14 +136,14 @@ def open_remote(address: str, folder: Path) -> tuple[Any, str]:
             f"training.mirror: {address}: {error_line(error)}; expected a folder or an address that fsspec supports"
         ) from error
     if isinstance(system, LocalFileSystem) and Path(root).resolve() == folder.resolve():
-        raise RemoteError(f"training.mirror: {address} is the run folder itself; expected another folder")
+        raise RemoteError(f"training.mirror: {address} is the run folder itself; expected a different folder")
     return system, root.rstrip("/")
 
 
 def fetch_run(address: str, folder: str | Path) -> bool:
-    """Fill an empty run folder from its mirror; returns whether there is now a last.pt from it.
+    """Copy a run from its mirror into a run folder without a last.pt; returns whether that gave it one.
 
-    If the run folder has a last.pt, the run resumes from that and the mirror is not read.
+    A run folder with a last.pt is left alone, because the run resumes from there.
     """
     folder = Path(folder)
     if (folder / LAST).exists():
@@ -166,7 +166,7 @@ def fetch_run(address: str, folder: str | Path) -> bool:
     except Exception as error:
         raise RemoteError(
             f"training.mirror: cannot read {address} ({error_line(error)}), so it is unknown whether there is a run to "
-            "resume; correct the address, or give --training.mirror '' to start without a mirror"
+            "resume; correct the address, or use --training.mirror '' to start without a mirror"
         ) from error
     if names:
         logger.info("%s: fetched %s from %s", folder, counted(len(names), "file"), address)

@@ -85,7 +85,7 @@ def parameter_groups(
             seen.add(id(parameter))
             decay_groups[0 if decay_all or parameter.ndim > 1 else 1].append(parameter)
     return [
-        # A factor of 1 is omitted, as older checkpoints do.
+        # A factor of 1 is omitted, as in older checkpoints.
         {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
         | ({} if factor == 1.0 else {LEARNING_RATE_FACTOR: factor})
         for (factor, decays), parameters in groups.items()
@@ -123,7 +123,7 @@ def create_optimizer(
 
 
 class OptimizerState:
-    """An optimizer's moments, without its options: a resumed run uses its own, while torch would restore the saved."""
+    """An optimizer's moments, without its options: a resumed run uses its own; torch would restore the saved ones."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self._parameters = optimizer, parameters_of(optimizer)
@@ -135,7 +135,7 @@ class OptimizerState:
         return {**state, "state": join_state(state["state"], self._parameters)} if self._is_sharded else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the moments; ValueError if they belong to another optimizer or other parameters."""
+        """Restore the moments; ValueError if they belong to a different optimizer or different parameters."""
         own, saved = self.optimizer.state_dict()["param_groups"], state["param_groups"]
         if [set(one) for one in own] != [set(one) for one in saved]:
             raise ValueError(
@@ -204,7 +204,7 @@ class BufferGuard:
             torch._foreach_copy_(buffers, copies)
 
     def restore_where(self, is_bad: torch.Tensor) -> None:
-        """Restore them if `is_bad` (0-d bool) is true, without synchronising with the device."""
+        """Restore the remembered values if `is_bad` (0-d bool) is true, without synchronising with the device."""
         for buffers, copies in self._pairs:
             # Concatenated, a few launches suffice for hundreds of small tensors. `where` instead of a weighted sum:
             # the values to discard may be NaN.
@@ -219,9 +219,9 @@ class WeightAverage:
     The decay starts low, `min(decay, (1 + steps) / (10 + steps))`, so that the random initial weights fade quickly.
     Floating-point buffers (batch-norm statistics) are averaged too, other buffers copied. `initial_share` is the share
     of the initial weights in the evaluated ones, so that a fine-tuned network forgets less (Wortsman et al. 2022,
-    "Robust fine-tuning of zero-shot models"). With both 0 the object does nothing. (torch's `AveragedModel` starts from
-    a copy of the initial weights without this warm-up, copies the whole module including its compiled code, and cannot
-    be swapped with the network.)
+    "Robust fine-tuning of zero-shot models"). If both are 0, the object does nothing. (torch's `AveragedModel` starts
+    from a copy of the initial weights without this warm-up, copies the whole module including its compiled code, and
+    cannot be swapped with the network.)
 
     >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
     >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
@@ -280,7 +280,7 @@ class WeightAverage:
         if self._initial and not state.get("initial"):
             raise ValueError(
                 "training.initial_weight was 0 when this run started, so its initial weights were not saved; set it to "
-                "0, or choose another --save_path"
+                "0, or choose a different --save_path"
             )
         for initial, saved in zip(self._initial, state.get("initial") or [], strict=bool(self._initial)):
             initial.copy_(saved)

@@ -1,4 +1,4 @@
-"""The trackers beside TensorBoard: a CSV file, Weights & Biases, MLflow.
+"""The trackers other than TensorBoard: a CSV file, Weights & Biases, MLflow.
 
 The two services are configured by their own environment variables. The run folder stores their run ids, so a resumed
 run and its final evaluation continue the same run there.
@@ -51,7 +51,7 @@ class MLflow:
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         self._mlflow = importlib.import_module("mlflow")
-        # Newer versions store runs in files, the default without an address, only with this switch.
+        # Without an address, runs are stored in files, which newer versions do only with this switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").absolute().as_uri())
         self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))

@@ -81,7 +81,7 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.name != "no")
 
     def update(self, is_bad: torch.Tensor) -> None:
-        """Adapt the scale after an fp16 step; `is_bad` (0-d bool on the device): its gradients were not finite."""
+        """Adapt the scale after an fp16 step; `is_bad` (0-d bool on the device): loss or gradients were not finite."""
         # Doubled after a row of good steps, halved after an overflow.
         torch._amp_update_scale_(self.scale, self._good_steps, is_bad.float(), 2.0, 0.5, self.growth_interval)
 
@@ -90,7 +90,7 @@ class Precision:
         return {"scale": self.scale.clone(), "good_steps": self._good_steps.clone()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore a `state_dict`; that of another precision is ignored."""
+        """Restore an fp16 `state_dict` in an fp16 run; any other is ignored."""
         # Other precisions save a scale of 1 and no steps: at that scale fp16 gradients would vanish.
         is_of_fp16 = float(state["scale"]) != 1.0 or int(state["good_steps"]) > 0
         if self.scales and is_of_fp16:

@@ -43,7 +43,7 @@ _SHOWN = {
 REFRESH_SECONDS = 5.0
 """The bar is refreshed this often, however rarely numbers are recorded."""
 SHOWN_WAIT = 0.1
-"""The bar shows the share of time spent waiting for data from this share on."""
+"""Minimum share of time spent waiting for data that the bar shows."""
 NUM_NAMES_SHOWN = 8
 """File names of a bad batch in the log; a whole batch would hide the rest."""
 PARTS = ("data", "forward_backward", "optimizer")
@@ -61,7 +61,7 @@ class Stage:
     name: str = ""
     """Name in the log and in model files; empty if the run has a single stage."""
     more_epochs: str = "--max_epoch {}"
-    """What to write for more epochs; {} is their number."""
+    """How to request more epochs; {} is replaced by their number."""
     steps_before: int | None = None
     """Steps of the earlier stages, whose weights this one starts from; None for the first stage."""
     given: Mapping[str, Any] | None = None
@@ -106,7 +106,7 @@ class TrainingState:
     epoch_good_steps: int = 0
     stopped_early: bool = False
     awaits_evaluation: bool = False
-    """Whether the last epoch is trained but not evaluated, because the run was stopped in its evaluation."""
+    """Whether the last epoch is trained but not evaluated, because the run was stopped during its evaluation."""
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
     metrics_lines: int = 0
@@ -145,7 +145,8 @@ class Interrupted(KeyboardInterrupt):
 class StopRequest:
     """Remembers the first signal: the current step finishes, last.pt is written, the run ends.
 
-    A second signal ends the run at once. Any rank may receive the signal; all ranks end after the same step.
+    A second signal (except SIGHUP) ends the run immediately. Any rank may receive the signal; all ranks end after the
+    same step.
     """
 
     number: int = 0
@@ -182,7 +183,7 @@ class StopRequest:
 
     def _remember(self, number: int, _frame: Any) -> None:
         if not self.number:
-            # The handler does no more: it may have interrupted torch or a file write at any line.
+            # The handler only records and logs it: it may have interrupted torch or a file write at any line.
             self.number = number
             logger.warning("stopping after this step; a second signal stops immediately")
         # A closing terminal may send SIGHUP twice, and a service manager sends it along with SIGTERM.
@@ -311,7 +312,7 @@ class PerformanceTracker:
             "steps": self.total["steps"],
             "precision": self.precision,
             "accumulation_steps": self.accumulation_steps,
-            # The share of passes beyond the first that accumulation adds to a step.
+            # The share of a step's passes that accumulation adds to the first.
             "accumulation_share": (self.accumulation_steps - 1) / self.accumulation_steps,
             "process_peak_bytes": process_peak_bytes(),
         }
@@ -367,7 +368,7 @@ class Progress:
         self._shown_at = time.monotonic()
 
     def open(self, step: int, num_lines: int = 0) -> None:
-        """Start, or continue after `step` with `num_lines` records: later ones, of a killed run, are removed."""
+        """Start, or continue after `step` with `num_lines` records; later ones, left by a killed run, are removed."""
         if self.folder is None:
             return
         path = self.folder / METRICS
@@ -380,7 +381,7 @@ class Progress:
         self._trackers = Trackers([*self._names], self.folder, self._configuration, self._steps_before + step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
-        """Show an epoch (from 0) of `num_batches`, `done` of them before a resume, in the one bar of the run."""
+        """Show an epoch (from 0) of `num_batches`, `done` of them before a resume, in the run's single bar."""
         self._epoch, self._share_of_batch = f"epoch {epoch + 1}/{max_epochs}", 1 / max(1, num_batches)
         position = epoch + done * self._share_of_batch
         if self._bar is None:
@@ -447,14 +448,14 @@ class LoadingFacts:
 
 
 def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
-    """The cheapest change that can help a run that waits for data; empty if it hardly waits.
+    """The first change to try in a run that waits for data; empty if it hardly waits.
 
     >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
     ''
     """
     speed, more = facts.read_bytes_a_second, facts.cores - 1
     what = "decodes a file" if facts.is_compressed else "opens a file"
-    # From the cheapest to the most expensive; the first that applies is given.
+    # A slow disk comes first, because it limits all else; the rest is ordered from the cheapest to the most expensive.
     remedies = (
         (
             0 < speed < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed,

@@ -58,7 +58,7 @@ def linear(options: FloorOptions, top: float, epoch: float, num_epochs: float) -
 
 
 def polynomial(options: PolynomialOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """From the top to the floor as (1 - share of the run) to the `power`."""
+    """Falls from the top to the floor as (1 - share of the run) to the `power`."""
     floor = options.final_learning_rate
     return floor + (top - floor) * (1 - _share(epoch, num_epochs)) ** options.power
 
@@ -92,7 +92,7 @@ def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: fl
 
 
 class LearningRateSchedule:
-    """The learning rate of each optimizer step: linear warm-up, then one of the shapes over the remaining epochs.
+    """The learning rate of each optimizer step: linear warm-up, then the named shape over the remaining epochs.
 
     Args:
         options: options of the shape and the warm-up. With `warmup_overlaps` the shape starts with the run and the
@@ -125,7 +125,7 @@ class LearningRateSchedule:
         """Learning rate of the step that follows `step_number` finished steps."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
-        # In epochs, not steps, so that the rate continues smoothly after a resume with another batch size.
+        # In epochs, not steps, so that the rate continues smoothly after a resume with a different batch size.
         warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
         if epoch < self._shape_begins:
             return self.factor * self.top * warmth

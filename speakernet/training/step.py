@@ -300,7 +300,7 @@ class TrainingStep:
         return self.loss(embeddings.reshape(-1, per_speaker, embeddings.shape[-1]), labels[::per_speaker])
 
     def _two_passes(self) -> None:
-        """Embed everything without a graph, get the loss gradient of each embedding, then propagate it by batch."""
+        """Embed everything without a graph, get the loss gradient of each embedding, then propagate them by batch."""
         states, embeddings = [], []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:

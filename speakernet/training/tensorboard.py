@@ -54,7 +54,7 @@ class EventFiles:
 
 
 def _hide_writer_failures(arguments: threading.ExceptHookArgs) -> None:
-    """No traceback if a failing disk ends TensorBoard's thread: the next record raises the same error and warns."""
+    """Hide the traceback if a failing disk ends TensorBoard's thread: the next record warns of the same error."""
     is_its_own = type(arguments.thread).__module__.startswith("tensorboard.")
     if not (is_its_own and issubclass(arguments.exc_type, OSError)):
         threading.__excepthook__(arguments)

@@ -74,7 +74,7 @@ class ThreadWatch:
     def step(self, seconds: float, processor_seconds: float, num_utterances: int, *, is_compiled: bool) -> None:
         """Count one optimizer step: its wall-clock `seconds`, and the CPU seconds of the training thread.
 
-        Compiled code is built for a fixed number of threads, so the number then stays.
+        Compiled code is built for a fixed number of threads, so the number then does not change.
         """
         if self._skip:
             self._skip -= 1
@@ -91,7 +91,7 @@ class ThreadWatch:
             if self.adapts and not is_compiled:
                 self._adapt(now)
             elif share < BUSY_SHARE and now.threads > 1:
-                self._warn(share, f"Its {now.threads} threads wait for each other; set runtime.threads: 1")
+                self._warn(share, f"The {now.threads} threads of this run wait for each other; set runtime.threads: 1")
 
     def close(self) -> None:
         """Restore torch's number of threads."""

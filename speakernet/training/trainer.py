@@ -177,7 +177,7 @@ class Trainer:
             return self.summary()
 
     def _train_on(self) -> None:
-        """Do everything that is left."""
+        """Do the remaining work."""
         state = self.state
         is_first_stage = self.stage.given is not None and self.stage.steps_before is None
         if is_first_stage and not state.step and state.initial_eer_percent is None:
@@ -194,7 +194,7 @@ class Trainer:
             self._average_last()
 
     def train_epoch(self) -> None:
-        """Run all steps of an epoch that are left."""
+        """Run the remaining steps of an epoch."""
         state, num_batches = self.state, len(self.loader)
         if state.batch == 0:
             state.epoch_loss_sum, state.epoch_accuracy_sum, state.epoch_good_steps = 0.0, 0.0, 0
@@ -301,13 +301,13 @@ class Trainer:
     def evaluate(self, note: str = "", *, of_average: bool = True) -> float:
         """Run `validate` on the weights (or their moving average); keep the best model. Returns the EER in percent.
 
-        `note` gives the reason of an evaluation other than an epoch's; only those of epochs count towards patience.
+        `note` gives the reason for an evaluation that does not follow an epoch and so does not count towards patience.
         """
         start, state = time.perf_counter(), self.state
         distributed.work.at(f"the evaluation after epoch {state.epoch}")
         with self._training_paused(of_average):
             begin = time.perf_counter()
-            # All ranks decide by the figures of rank 0.
+            # All ranks use the figures of rank 0.
             metrics = distributed.broadcast_object(dict(self.validate(state.epoch)))
             seconds = time.perf_counter() - begin
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
@@ -397,7 +397,7 @@ class Trainer:
         ):
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
             update_bn(map(self._waveforms, bar.over(some)), self.net)
-        # These batches belong to no epoch; the next epoch starts from its first batch.
+        # These batches do not belong to an epoch; the next epoch starts from its first batch.
         self.loader.set_epoch(self.state.epoch)
         logger.info("batch-norm statistics measured over %d batches", most)
 
@@ -450,12 +450,12 @@ class Trainer:
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             changes = changed_options(saved.get("config", {}), self.origin.get("config", {}), TENSOR_SECTIONS)
             raise CheckpointError(
-                f"{source} is from another model, loss, optimizer or number of speakers: "
-                f"{'; '.join(changes) or error_line(error)}. Change that back to resume, choose another --save_path, "
-                "or remove the folder to start over"
+                f"{source} was saved with a different model, loss, optimizer or number of speakers: "
+                f"{'; '.join(changes) or error_line(error)}. Change this back to resume, choose a different "
+                "--save_path, or remove the folder to start over"
             ) from error
         log_changes(saved, self.origin, source)
-        with reading(source, "the training state of this program; choose another --save_path", CheckpointError):
+        with reading(source, "the training state of this program; choose a different --save_path", CheckpointError):
             state.load(saved["state"])
             # Last, because loading may draw random numbers.
             restore_random_state(saved["random"])
@@ -541,7 +541,7 @@ class Trainer:
         """Fetch, record and show the numbers that are due."""
         options, step = self.options, self.state.step
         is_recorded, is_shown = step % options.log_interval == 0, self.progress.is_due
-        # Fetching stalls the host until the device is done, so it is rare, yet often enough to notice bad steps. Ranks
+        # Fetching stalls the host until the device is done, so it is rare, but often enough to notice bad steps. Ranks
         # fetch after the same steps, to gather the files of a bad one; `is_due` follows each rank's own clock.
         is_full = len(self.recent.outcomes) >= min(options.log_interval, options.max_bad_steps)
         if is_recorded or is_full or (is_shown and not distributed.is_distributed()):

@@ -43,7 +43,7 @@ def test_bisection(limit):
 
 
 def test_fastest_size():
-    # Seconds per step: 1 + size / 16 up to 32, then four times as long, as with cache misses. Of equals, the smallest.
+    # Seconds per step: 1 + size / 16 up to 32, then four times as long, as with cache misses. On a tie, the smallest.
     assert FakeMachine(512, lambda size: (1 + size / 16) * (1 if size <= 32 else 4)).finder.find(1, 512) == 32
     assert FakeMachine(512, lambda size: size / 10).finder.find(4, 512) == 4
 
@@ -146,7 +146,7 @@ class FakeGpu:
 
 @pytest.mark.parametrize(
     ("compiled", "steps"),
-    [((), 5), ((1,), 5), ((1, 0, 0, 2), 7), ((0, 0, 0, 0, 1), 8), ((1,) * 500, benchmark.MOST_WARM_STEPS)],
+    [((), 5), ((1,), 5), ((1, 0, 0, 2), 7), ((0, 0, 0, 0, 1), 8), ((1,) * 500, benchmark.MAX_WARM_STEPS)],
 )
 def test_end_of_warm_up(monkeypatch, compiled, steps):
     machine = FakeGpu(monkeypatch, compiled)

@@ -96,7 +96,7 @@ def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
     assert again.cllr == pytest.approx(fitted.cllr)
     for one in (alone, fitted, again):
         assert any("calibration was fitted" in warning for warning in one.warnings)
-    # Another scoring must not use the stored calibration.
+    # A second scoring must not use the stored calibration.
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
@@ -232,7 +232,7 @@ def test_seed_of_held_out_speakers(tiny_corpus):
 
 
 def test_damaged_trial_recording(tiny_corpus, tmp_path, capsys):
-    """Its header is intact, so only decoding finds the damage; without the check, after the last epoch."""
+    """The header is intact, so only decoding finds the damage; without the check, only after the last epoch."""
     corpus = tmp_path / "corpus"
     shutil.copytree(tiny_corpus, corpus)
     name = read_trials(corpus / "trials.txt").names[0]

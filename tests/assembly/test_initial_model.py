@@ -38,7 +38,7 @@ FIT = {"inputs": ["score"], "weights": [2.0], "offset": 0.1, "prior": 0.5, "back
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A model file without default values: another front end, size and width, with a mean and a threshold."""
+    """A model file without default values: a different front end, size and width, with a mean and a threshold."""
     torch.manual_seed(5)
     options = {"channels": 8, "blocks": [1, 1, 1, 1], "stem_stride": 2}
     net = SpeakerNet.named("ResNet", "ASP", 24, options, "fbank", FRONT_END, sample_rate=8000)
@@ -141,8 +141,8 @@ MISTAKES = {
     "embedding": (["--nOut", "32"], ["model.embedding_dim is 24 in the file, 32 in the configuration"]),
     "front end": (["--frontend.name", "log_mel"], ["frontend.name is fbank in the file, log_mel"]),
     "network": (["--model", "ResNetSE34L"], ["theirs.pt", "model.name is ResNet in the file, ResNetSE34L"]),
-    "never thawed": (["--max_epoch", "1"], ["training.freeze_epochs: 1 of training.max_epochs: 1"]),
-    "no head": (["--trainfunc", "angleproto", "--nPerSpeaker", "2"], ["training.freeze_epochs: 1", "angleproto"]),
+    "never thawed": (["--max_epoch", "1"], ["training.freeze_epochs is 1", "only 1 epoch"]),
+    "no head": (["--trainfunc", "angleproto", "--nPerSpeaker", "2"], ["training.freeze_epochs is 1", "angleproto"]),
     "none given": (["--initial_model", ""], ["training.freeze_epochs: 1", "--initial_model"]),
 }
 

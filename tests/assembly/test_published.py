@@ -121,7 +121,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys):
         assert right in line and wrong in line and sha256_of(aside) == right and not models_kept(tmp_path)
         del published.catalogue()[name]["sha256"]
         assert main(["fetch", name]) == 0
-        # Without a published checksum, that of the first fetch counts.
+        # Without a published checksum, the checksum of the first fetch counts.
         published.cached(name).unlink()
         note = published.cached(name).with_suffix(".sha256")
         assert note.read_text() == right
@@ -188,7 +188,7 @@ def test_push(server, tmp_path, monkeypatch, capsys):
         assert words in card
     for name in ("us/voices", "us/voices@main"):
         assert speakernet.load(name, "cpu").fingerprint == speakernet.load(file, "cpu").fingerprint
-    # Another model on the hub gets another file in the cache; damage there is noticed.
+    # A different model on the hub gets a different file in the cache; damage to it is noticed.
     (blob,) = (one for one in (tmp_path / "hub").rglob("*") if one.is_file() and one.name == sha256_of(file))
     blob.write_bytes(b"x" + blob.read_bytes()[1:])
     assert "SHA-256" in refused(capsys, "info", "us/voices")

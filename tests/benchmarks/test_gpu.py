@@ -44,7 +44,7 @@ def test_every_other_part_runs(folder):
     for part in ("steps", "launches", "roofline", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert figures["peak_flops"]["float32"] > 1e8 and figures["bandwidth_bytes_per_second"] > 1e7
-    # How large a share is depends on what else the machine does, so it is held against its parts.
+    # The size of a share depends on what else the machine does, so it is compared with the figures it is made from.
     shares = [one for one in figures["parts"]["roofline"]["rows"] if "roofline_share" in one]
     for one in shares:
         assert 0 < one["least_seconds"] == pytest.approx(one["roofline_share"] * one["step_seconds"])

@@ -20,7 +20,7 @@ def test_steps_of_variants_run(name, tmp_path):
 
 
 def test_step_is_complete(tmp_path, monkeypatch):
-    """It includes the trainer's progress report."""
+    """A step includes the trainer's progress report."""
     recorded: list[str] = []
     monkeypatch.setattr(Progress, "record", lambda self, kind, *values: recorded.append(kind))
     step = trainer_step(replaced(small("ResNetSE34L"), training={"log_interval": 2}), tmp_path, 2)

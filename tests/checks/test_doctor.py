@@ -89,7 +89,7 @@ def test_duplicate_audio(corpus):
     assert not [one for one in result[0] if one.check.endswith("duplicates")]
     put(corpus, "a/2.wav", "b/1.wav")
     (line,) = found(look(corpus), "training audio: two speakers").examples
-    assert line.endswith(", and 1 more of these two")
+    assert line.endswith(", and 1 more under these two")
     put(corpus, "a/1.wav", "a/2.wav")
     assert found(look(corpus), "training audio: duplicates").level == "warning"
 
@@ -128,7 +128,7 @@ def test_several_corpora(corpus):
     result = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
     assert "4 speakers" in found(result, "speakers").message and "train + more" in found(result, "speakers").message
     assert "more/nowhere.wav" in str(found(result, "training audio: files"))
-    # Each is compared by name; `a` is in the trials.
+    # Each corpus is compared by name; `a` is in the trials.
     overlaps = [finding for finding in result[0] if finding.check == "overlap"]
     assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[0].message
     missing = full_check(CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True))[0]

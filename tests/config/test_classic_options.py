@@ -114,7 +114,7 @@ def test_omitted_options(tmp_path):
             assert {name: found[name] for name in values} == values
     triplet = load_config(["--defaults", "voxceleb_trainer", "--trainfunc", "triplet", "--optimizer", "sgd"]).config
     assert (triplet.loss.hard_probability, triplet.loss.hard_rank, triplet.optimizer.nesterov) == (0.5, 10, False)
-    # Its learning rate decays every test_interval.
+    # voxceleb_trainer's learning rate decays every test_interval.
     assert loaded("test_interval: 4\n", tmp_path).config.schedule.decay_interval == 4
 
 
@@ -136,7 +136,7 @@ def test_recipes_build(tmp_path):
 
 
 def test_evaluation_by_flags():
-    """The command of its README, with a checkpoint recognised as voxceleb_trainer's."""
+    """The command of voxceleb_trainer's README, with a checkpoint that is recognised as its own."""
     flags = "--eval --model ResNetSE34L --log_input --trainfunc angleproto --eval_frames 400 --initial_model FILE"
     options = [*flags.split(), "--test_list", "a", "--test_path", "b", "--save_path", "c"]
     answer = load_config(options, lambda path: path == Path("FILE"))

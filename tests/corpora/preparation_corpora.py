@@ -25,7 +25,7 @@ def run_data_prep(name, *arguments):
 
 
 def run_in_own_session(*arguments):
-    """The same in its own session, so it can be killed together with its ffmpeg."""
+    """`run_data_prep` in its own session, so that it can be killed together with its ffmpeg."""
     os.setsid()
     sys.exit(run_data_prep(*arguments))
 

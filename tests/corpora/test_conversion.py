@@ -52,7 +52,7 @@ def test_damaged_sources_are_listed(tmp_path, ffmpeg):
     sources[2].write_bytes(content[: len(content) // 2])
     sources[3].write_bytes(b"")
     pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
-    # The incomplete file of another tool is made again.
+    # An incomplete file from a different tool is made again.
     (tmp_path / "out").mkdir()
     pairs[0][1].write_bytes(make_wav_start(tmp_path))
     summary = convert(tmp_path, pairs, keep_sources=False)

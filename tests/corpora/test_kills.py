@@ -25,10 +25,10 @@ def tree(folder):
 
 
 def run_until(folder, table, lists, sign=""):
-    """Run in a process that is killed at a random moment after `sign` appears; whether it was killed."""
+    """Run in a process that is killed at a random moment after `sign` appears; returns whether it was killed."""
     options = ["--all", "--augment", "--save_path", folder, "--catalogue", table, "--lists_from", lists, "--jobs", 2]
     context = multiprocessing.get_context("forkserver")
-    # Makes processes start at once.
+    # Makes processes start immediately.
     context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])
     process = context.Process(target=run_in_own_session, args=("voxceleb", *map(str, options)))
     process.start()
@@ -37,7 +37,7 @@ def run_until(folder, table, lists, sign=""):
     process.join(RANDOM.uniform(0, 0.05) if sign else 300)
     was_killed = process.is_alive()
     if was_killed:
-        # Kills its ffmpeg too, which would go on writing; before the process has its own session, there is none.
+        # Kills its ffmpeg too, which would go on writing; before the process has its own session, there is no ffmpeg.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()

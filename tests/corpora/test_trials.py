@@ -87,7 +87,7 @@ def test_overlap_with_training(listed, capsys):
 def test_cross_gender_trials(listed, capsys):
     output = listed / "trials.txt"
     assert run_data_prep("trials", "make", listed / "list.txt", output, "--same_gender") == 1
-    assert "column gender" in capsys.readouterr().err
+    assert "gender column" in capsys.readouterr().err
     rows = [f"wav/s{s}/{u}.wav,s{s},{'fm'[s % 2]}" for s in range(6) for u in range(3)]
     (listed / "table.csv").write_text("path,speaker,gender\n" + "\n".join(rows))
     assert run_data_prep("trials", "make", listed / "table.csv", output, "--same_gender", "--kind", "all") == 0

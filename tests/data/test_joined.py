@@ -87,9 +87,9 @@ def test_groups(weights):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sizes": [900, 1]}, "b has 0 of a batch of 20 and 1 usable"),
-        ({"sizes": [900, 0], "weights": [1, 1]}, "b has 10 of a batch of 20 and 0 usable"),
-        ({"sizes": [900, 4], "weights": [1, 1]}, "b has 10 of a batch of 20, but the training list has 4"),
+        ({"sizes": [900, 1]}, r"b gets 0 of the 20 items in a batch \(it has 1 usable"),
+        ({"sizes": [900, 0], "weights": [1, 1]}, r"b gets 10 of the 20 items in a batch \(it has 0 usable"),
+        ({"sizes": [900, 4], "weights": [1, 1]}, "b gets 10 of the 20 items in a batch, but the training list has 4"),
     ],
 )
 def test_corpora_too_small_for_a_batch(changes, message):
@@ -157,7 +157,7 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
     made.world_size = 2
     for changed, message in (
         ({"checksum": 1}, "the seed or"),
-        ({"checksum": 1, "processes": 3}, "processes .3, now 2"),
+        ({"checksum": 1, "processes": 3}, "processes .from 3 to 2"),
     ):
         with pytest.raises(ValueError, match=message):
             made.load_state_dict({**state, "processes": 2, **changed})
@@ -190,7 +190,7 @@ MISTAKES = {
     "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
     "{a/b: {train_list: LIST}}": "letters, digits",
     "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: FOLDER, weight: 0.001}}": "b has 0 of a",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: FOLDER, weight: 0.001}}": "b gets 0 of the 4 ",
 }
 
 

@@ -117,7 +117,7 @@ def test_packed_corpus(tiny_corpus, packed, num_workers):
 
 
 def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
-    """With one byte less than all take, the corpus is not moved to the device."""
+    """If memory is one byte short for all three, the corpus is not moved to the device."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     config = config_of(tiny_corpus, disturbances, data__ram_corpus="on")
     inputs = Inputs(config, torch.device("cuda"))
@@ -192,7 +192,7 @@ def test_speeds_after_the_transfer(tiny_corpus, num_workers):
         assert torch.equal(one.labels, other.labels)
         labels += one.labels.tolist()
         speakers += [int(name[3:5]) for name in here.file_names(one.indices)]
-    # A speaker at another speed is another class.
+    # A speaker at a different speed is a different class.
     assert here.num_classes == 24 and max(labels) >= 16 and [label % 8 for label in labels] == speakers
     there.close()
 
@@ -273,7 +273,7 @@ def test_bad_files(root, num_workers):
         for _ in range(len(strict)):
             next(batches)
     strict.close()
-    # Resuming does not get around it.
+    # Resuming does not get around the limit.
     resumed = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.05)
     resumed.load_state_dict(strict.state_dict())
     with pytest.raises(AudioError, match="2 of 32 utterances"):

@@ -95,7 +95,7 @@ def _header(path, text):
 
 
 def _index(root, **columns):
-    """Change columns and fit the checksum, which a program could do but a flipped bit could not."""
+    """Change columns and update the checksum, which a program could do but a flipped bit could not."""
     with np.load(root / "index.npz") as stored:
         kept = dict(stored)
     np.savez(root / "index.npz", **{**kept, **columns})
@@ -111,7 +111,7 @@ def _index(root, **columns):
         (lambda root: (root / "corpus.json").unlink(), r"corpus\.json"),
         (lambda root: _cut(root / "corpus.json"), r"corpus\.json: damaged .*expected the description"),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
-        (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not fit corpus"),
+        (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not match corpus"),
         (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
         (lambda root: (root / "corpus.json").write_text("[" * 100_000), r"corpus\.json: damaged .*RecursionError"),
         (lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("), r"samples\.npy: damaged .*pack it again"),

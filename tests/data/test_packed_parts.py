@@ -95,7 +95,7 @@ def test_foreign_parts(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus", (1,))
     fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
     for source, count, rate in ((fewer, 3, 16000), (FolderInput(folder), 3, 8000), (FolderInput(folder), 4, 16000)):
-        with pytest.raises(PackedError, match="other utterances, another rate"):
+        with pytest.raises(PackedError, match="different utterances, a different rate"):
             pack_part(source, corpus, WorkPart(2, count), sample_rate=rate)
     assert main(["pack", str(corpus), "--merge", "--source", str(folder)]) == 1, "--merge excludes --source"
     other = tmp_path / "other"
@@ -145,9 +145,9 @@ def test_damage(folder, tmp_path):
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (
         (lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}), "not the description"),
-        (lambda one: one.__setitem__("num_utterances", 9), "does not fit corpus"),
+        (lambda one: one.__setitem__("num_utterances", 9), "does not match corpus"),
         (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "not the part that"),
-        (lambda one: one.__setitem__("version", 3), "format version 3, this speakernet reads 2; update"),
+        (lambda one: one.__setitem__("version", 3), "format version 3, but this speakernet reads 2; update"),
     ):
         description = json.loads(kept)
         damage(description)

@@ -179,9 +179,9 @@ def test_kill(folder, tmp_path, expected):
 def test_another_list_starts_over(folder, tmp_path):
     with pytest.raises(RuntimeError):
         pack(failing_at(FolderInput(folder)), tmp_path / "corpus")
-    with pytest.raises(PackedError, match="other utterances, another rate"):
+    with pytest.raises(PackedError, match="different utterances, a different rate"):
         pack(FolderInput(folder), tmp_path / "corpus", sample_rate=8000)
-    with pytest.raises(PackedError, match="other utterances, another rate"):
+    with pytest.raises(PackedError, match="different utterances, a different rate"):
         pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
     os.truncate(tmp_path / "corpus.partial" / "samples.npy", 1000)
     with pytest.raises(PackedError, match=r"1000 bytes .* journal"):
@@ -194,7 +194,7 @@ def test_existing_corpus(folder, tmp_path):
     again = pack(FolderInput(folder), tmp_path / "corpus")
     assert (again.num_utterances, again.num_samples, again.num_resumed) == (12, first.num_samples, 12)
     assert (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns == before
-    with pytest.raises(PackedError, match="exists with other utterances"):
+    with pytest.raises(PackedError, match="exists with different utterances"):
         pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
     with pytest.raises(PackedError, match="is not a packed corpus"):
         pack(FolderInput(folder), folder)

@@ -161,7 +161,7 @@ def test_share_as_recorded(share):
     assert np.abs(real.sum(axis=1) - 32 * share).max() < 1
     assert real.sum() == round(960 * share)
     if 0 < share < 1:
-        # Its position in the batch varies, and the other eight voices are equally frequent.
+        # The recorded voice's positions in a batch vary, and the other eight voices are equally frequent.
         assert 0.5 * share < real[:, 0].mean() < 2 * share
         assert np.bincount(plan.voices)[1:].min() > 960 * (1 - share) / 16
 

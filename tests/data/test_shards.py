@@ -107,7 +107,7 @@ def test_leftovers_of_a_killed_process(store):
     for shard in (0, 1):
         source.shards.hold(shard)
     assert held(source) == ["0", "1"] and not (folder / "4.npy.partial").exists()
-    # Another process is fetching this one.
+    # Another process is fetching this shard.
     (folder / "4.npy.partial").touch()
     with hold_lock(folder / "4.lock", ""):
         source.shards.hold(2)
@@ -156,7 +156,7 @@ def test_order_of_a_stream(num_streams):
     for rank in range(num_streams):
         mine = [plan.rows[rank_share(plan, batch, 1, rank, num_streams)] for batch in range(len(plan))]
         theirs.append(set(shards[np.concatenate(mine)].tolist()))
-        # A shard has 200 rows, so a block of 600 / streams rows spans that many, and two at its edges.
+        # A shard has 200 rows, so a block of 600 / streams rows spans 600 / streams / 200 shards, and two at its edges.
         at_once = [len(np.unique(shards[np.concatenate(mine[first : first + 2])])) for first in range(len(plan) - 1)]
         assert max(at_once) <= 2 * (600 // num_streams // 200 + 2)
     assert all(len(one & other) <= 1 for one, other in itertools.combinations(theirs, 2))

@@ -85,7 +85,7 @@ class FakeRuntime:
 
 @pytest.mark.parametrize("status", [0, 712])
 def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
-    """It is unlocked after a run's first stage, however long the second takes."""
+    """The ring is unlocked after a run's first stage, however long the second takes."""
     caplog.set_level("INFO")
     runtime = FakeRuntime(status)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)

@@ -64,7 +64,7 @@ def test_compare(trials, systems, run):
 
 
 def test_fusion(trials, run, random):
-    # Their errors are independent, so together they err less than either.
+    # The systems' errors are independent, so their fusion errs less than either of them.
     heard = [trials.labels + 0.8 * random.standard_normal(len(trials)) for _ in "ab"]
     files = ["a.txt", "b.txt"]
     for name, scores in zip(files, heard, strict=True):

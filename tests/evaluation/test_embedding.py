@@ -100,11 +100,10 @@ def test_long_recordings(net, source, names, monkeypatch, caplog):
 
 def test_missing_utterances(net, source):
     missing = ["nobody/1.wav", "nobody/2.wav"]
-    with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav") as some:
+    with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav"):
         embed_utterances(net, source, ["spk08/utt0.wav", *missing], EvaluationOptions())
     with pytest.raises(AudioError, match=r"2 of 2 utterances cannot be read from .*nobody"):
         embed_utterances(net, source, missing, EvaluationOptions())
-    assert "another folder" not in str(some.value)
 
 
 def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ ONE_DOOR = {
 }
 """Library -> packages or files that may import it."""
 
-MOST_LATE_IMPORTS = 24  # without those of the commands, all of which import late
+MAX_LATE_IMPORTS = 24  # without those of the commands, all of which import late
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -147,7 +147,7 @@ def test_late_imports():
     found = {(path.relative_to(PACKAGE).as_posix(), *one) for path in FILES for one in late_imports(path)}
     without = sorted(f"{name}:{line}" for name, line, has_reason in found if not has_reason)
     assert not without, f"no comment says why these are late: {', '.join(without)}"
-    assert len([name for name, _, _ in found if not name.startswith("cli/")]) <= MOST_LATE_IMPORTS
+    assert len([name for name, _, _ in found if not name.startswith("cli/")]) <= MAX_LATE_IMPORTS
 
 
 def test_libraries_with_one_importer():
@@ -160,7 +160,7 @@ def test_libraries_with_one_importer():
 
 
 def test_posix_modules():
-    """Imported at the top of a file, they end every command on Windows."""
+    """POSIX modules imported at the top of a file end every command on Windows."""
     for path in FILES:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         imported = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
@@ -168,7 +168,7 @@ def test_posix_modules():
 
 
 def test_yaml_has_one_reader():
-    """The reader has the limits; writing is unrestricted."""
+    """The one reader enforces the limits; writing is unrestricted."""
     for path in FILES:
         if path.name != "files.py":
             text = path.read_text(encoding="utf-8")

@@ -36,5 +36,5 @@ def test_version():
 
 
 def test_cache_of_tests(tmp_path_factory):
-    """Not in the user's cache: another run of the tests has folders of the same names."""
+    """It is not the user's cache, because another run of the tests has folders of the same names."""
     assert default_cache_folder().is_relative_to(tmp_path_factory.getbasetemp())

@@ -16,8 +16,8 @@ SOURCES = sorted(
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 100
 LONG_FUNCTION_LINES = 60
-MOST_LONG_FUNCTIONS = 40
-MOST_ARGUMENTS = 10
+MAX_LONG_FUNCTIONS = 40
+MAX_ARGUMENTS = 10
 
 
 def identity(path):
@@ -43,8 +43,8 @@ def test_size():
     lengths = {name: length for name, length, _ in sizes}
     assert not long_files
     assert not [name for name, length in lengths.items() if length > MAX_FUNCTION_LINES]
-    assert sum(length > LONG_FUNCTION_LINES for length in lengths.values()) <= MOST_LONG_FUNCTIONS
-    of_package = [name for name, _, count in sizes if count > MOST_ARGUMENTS and name.startswith("speakernet/")]
+    assert sum(length > LONG_FUNCTION_LINES for length in lengths.values()) <= MAX_LONG_FUNCTIONS
+    of_package = [name for name, _, count in sizes if count > MAX_ARGUMENTS and name.startswith("speakernet/")]
     assert len(of_package) <= 1, of_package
 
 

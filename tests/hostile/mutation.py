@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-MOST_CHANGES = 6
+MAX_CHANGES = 6
 NUMBERS = (
     *(0, 1, -1, 2, 7, 127, 128, 255, 256, 32767, 65535, 65536, 2**24),
     *(2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**63 - 1),
@@ -29,7 +29,7 @@ VALUES: tuple[Any, ...] = (
 def mutated(content: bytes, draw: random.Random) -> bytes:
     """A few random changes to the bytes of a file."""
     changed = bytearray(content)
-    for _ in range(1 + min(int(draw.expovariate(0.8)), MOST_CHANGES - 1)):
+    for _ in range(1 + min(int(draw.expovariate(0.8)), MAX_CHANGES - 1)):
         # Headers matter more than bodies, so half of all changes are near the beginning or the end.
         size, where = len(changed), draw.random()
         place = draw.randrange((min(size, 64) if where < 0.35 else size) + 1)
@@ -60,7 +60,7 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 def mutated_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
     """A copy of nested dictionaries and lists with a few entries removed, doubled or replaced."""
-    for _ in range(1 + min(int(draw.expovariate(1.0)), MOST_CHANGES - 1)):
+    for _ in range(1 + min(int(draw.expovariate(1.0)), MAX_CHANGES - 1)):
         tree = _changed(tree, draw, values)
     return tree
 

@@ -16,7 +16,7 @@ from speakernet.models.model_file import model_file_contents
 KILL = -signal.SIGKILL
 """Instead of an error number: the process is killed there."""
 GONE = "Purgatoria"
-SAME_ENDS = ("nobody is called", "is of another model")
+SAME_ENDS = ("nobody is called", "belongs to a different model")
 """Printed by a command whose work an earlier attempt has done."""
 NEW = "enroll into a new store"
 

@@ -284,7 +284,7 @@ def _make_embeddings(folder: Path) -> None:
 
 def _embeddings(folder: Path) -> Any:
     kept = load_embeddings(folder / "e.npz", "key")
-    # Damaged ones are embedded again: either none or the same are read.
+    # Damaged embeddings are computed again, so either none are read or the undamaged ones.
     assert kept is None or (kept.shape == (len(NAMES), 1, 8) and (kept == 1).all())
 
 

@@ -73,7 +73,7 @@ def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
     assert main(["identify", a, *given, "--store", str(store)]) == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("V0")
     # A different adaptation is a different model.
-    with pytest.raises(StoreError, match="another model"):
+    with pytest.raises(StoreError, match="different model"):
         speakernet.load(adapted / "whitening.pt", "cpu").people(store)
     assert main(["embed", a, *given, "--out", str(tmp_path / "e.npz")]) == 0
     assert np.load(tmp_path / "e.npz")["embeddings"].shape[1] == verifier.embedding_dim
@@ -166,7 +166,7 @@ def test_floor_for_a_narrow_band(voices, tmp_path):
         "one speaker": "one speaker",
         "few speakers": "3 of 3 speakers",
         "labels of others": "names none",
-        "embeddings of another model": "another model",
+        "embeddings of another model": "different model",
         "embeddings of an adapted model": "an adapted model",
         "the model itself": "the model itself",
         "no labels": "--labels",

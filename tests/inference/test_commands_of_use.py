@@ -199,7 +199,7 @@ def test_enroll_strict(call, voices, calibrated, tmp_path, caplog):
     assert status == 1 and not out and "s06/0.wav: does not sound like" in err and not (tmp_path / "p.db").exists()
     assert "Ada: 4 recordings added (" in call("enroll", "Ada", *names, *words)[1] and "does not sound" in caplog.text
     # One file of the batch again, by itself.
-    assert "0 recordings added" in call("enroll", "Ada", names[1], *words)[1] and "s00/1.wav: enrolled" in caplog.text
+    assert "0 recordings added" in call("enroll", "Ada", names[1], *words)[1] and "s00/1.wav: already" in caplog.text
     assert "sounds like 'Ada'" in call("enroll", "Eve", voices / "s00/3.wav", *words, "--strict")[2]
     for is_copy in (False, True):
         caplog.clear()

@@ -62,10 +62,10 @@ def test_refused_rates_and_thresholds():
 
 
 def test_odds_below_a_strict_threshold():
-    """Odds of more than one are no contradiction where the threshold asks for more."""
+    """Odds above one do not contradict a rejection if the threshold requires higher odds."""
     below, above = (rule(*LONG_LIST)[1].decide(score) for score in (0.3, 0.5))
     assert below.log_likelihood_ratio > 0 and not below.same_speaker
-    assert below.sentence.endswith("1 % false accepts") and above.sentence.endswith("from two")
+    assert below.sentence.endswith("1 %") and above.sentence.endswith("from two")
 
 
 def test_decision_with_quality_measures(random_trials):
@@ -86,7 +86,7 @@ def test_decision_with_quality_measures(random_trials):
         assert decision.log_likelihood_ratio == pytest.approx(fine.calibration.apply(row)[0])
         assert decision.same_speaker == (decision.log_likelihood_ratio >= limit) == (pair == (8.0, 8.0)), pair
         assert (decision.score, decision.false_accept_rate) == (0.5, 0.01)
-    # A later calibration by score only is of another list, so the one with quality measures is removed.
+    # A later calibration by score only is from a different list, so the one with quality measures is removed.
     assert plain.changes(contents) == plain.changes({})
     assert fine.changes(contents) == contents
 

@@ -19,7 +19,7 @@ from speakernet.cli import main
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference import export
-from speakernet.inference.export import FORMATS, LEAST_COSINE, METADATA_KEY, compare, export_model
+from speakernet.inference.export import FORMATS, METADATA_KEY, MIN_COSINE, compare, export_model
 from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
 from tests.small_networks import SMALLEST, small_network
 
@@ -115,7 +115,7 @@ def test_graph(exported):
 def test_other_formats(model_path, tmp_path, speech, capsys):
     for ending in (".pt2", ".safetensors"):
         assert main(["export", str(model_path), "--out", str(tmp_path / f"model{ending}")]) == 0
-        assert "compared on synthetic voices: least cosine" in capsys.readouterr().out
+        assert "compared on synthetic voices: lowest cosine" in capsys.readouterr().out
     verifier = speakernet.load(model_path, device="cpu")
     again = speakernet.load(tmp_path / "model.safetensors", device="cpu")
     wanted = verifier.embed(speech[0], sample_rate=RATE)
@@ -136,7 +136,7 @@ def test_eight_bits(model_path, tmp_path, speech, capsys):
     options = ["--int8", "--trials", str(tmp_path / "trials.txt"), "--audio", str(tmp_path)]
     assert main(["export", str(model_path), "--out", str(out), *options]) == 0
     out_text = capsys.readouterr().out
-    assert "after int8: least cosine 0." in out_text and "EER of 4 trials" in out_text and "in int8 (" in out_text
+    assert "after int8: lowest cosine 0." in out_text and "EER of 4 trials" in out_text and "in int8 (" in out_text
     kinds = [node.op_type for node in onnx.load(out).graph.node]
     assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
     # Spectra remain in float32.
@@ -156,7 +156,7 @@ def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch
     monkeypatch.setattr(export, "load_model_file", other)
     out = tmp_path / "model.pt2"
     out.write_bytes(b"what was there")
-    with pytest.raises(ValueError, match=r"was not written: its embeddings are not those of .*least cosine -?0\.\d"):
+    with pytest.raises(ValueError, match=r"its embeddings differ from those of .*lowest cosine -?0\.\d"):
         export_model(model_path, out, speech=speech)
     assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == ["model.pt2"]
 
@@ -228,7 +228,7 @@ def assert_parity(model, ending, speech):
     _, write, open_it = FORMATS[ending]
     graph = open_it(write(model))
     parity = compare(model, graph, speech)
-    assert parity.cosine > LEAST_COSINE and parity.difference <= 1e-3 * parity.scale, str(parity)
+    assert parity.cosine > MIN_COSINE and parity.difference <= 1e-3 * parity.scale, str(parity)
     # One frame more or fewer at the ends, and incomplete segments.
     shortest = noise(2, model.net.min_samples if ending == ".onnx" else max(model.net.min_samples, RATE))
     wanted = embedded(model.net, shortest)

@@ -191,7 +191,7 @@ def test_reembed(path, tmp_path):
     store.export(tmp_path / "out.json")
     # A store opened for the old model notices the change.
     for ask in (lambda: other.identify(voice(0)), lambda: other.enroll("Cy", voice(1))):
-        with pytest.raises(StoreError, match="another model"):
+        with pytest.raises(StoreError, match="different model"):
             ask()
     (backup,) = backups_of(path)
     assert {one.name for one in opened(backup).people()} == {"Ada", "Bo"}

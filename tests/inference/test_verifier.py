@@ -244,7 +244,7 @@ def test_long_streams(verifier):
     wanted = (2 * parts[0] + 2 * parts[1] + parts[2]) / 5
     np.testing.assert_allclose(states[-1].embedding, wanted, atol=1e-5)
     np.testing.assert_allclose(states[9].embedding, parts[0], atol=1e-6)
-    # A rest too short for the network ends a long stream without an error.
+    # A remainder too short for the network ends a long stream without an error.
     stream = verifier.stream(16000)
     last = feed(stream, sound(WINDOW_SECONDS), 8000)[-1]
     stream.add(np.zeros(20, dtype=np.float32))

@@ -98,7 +98,7 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
     assert (tmp_path / "out" / "silence.rttm").read_text() == ""
     capsys.readouterr()
     for words, part in {
-        (audio, *model, "--speakers", "99"): "99 speakers in",
+        (audio, *model, "--speakers", "99"): "99 speakers",
         (audio, *model, "--speakers", "0"): "0 speakers",
         (audio, "--model", str(uncalibrated), "--store", str(store)): "speakernet calibrate",
         (audio, *model, "--enroll", "speaker 9=Zoë", "--store", str(store)): "speaker 9",
@@ -140,7 +140,7 @@ def test_clusters():
 
 
 def test_many_windows(monkeypatch):
-    monkeypatch.setattr("speakernet.inference.who.clustering.MOST_POINTS", 60)
+    monkeypatch.setattr("speakernet.inference.who.clustering.MAX_POINTS", 60)
     monkeypatch.setattr("speakernet.inference.who.clustering.BLOCK", 100)
     random = np.random.default_rng(0)
     truth = np.repeat([0, 1, 0], 100)

@@ -23,7 +23,7 @@ def test_sharding_needs_a_head():
 
 
 def test_shards_make_the_whole():
-    with pytest.raises(ValueError, match=r"3 speakers .* 4"):
+    with pytest.raises(ValueError, match=r"3 classes .* 4"):
         ClassShard(3, 0, 4)
     whole = torch.arange(22.0).reshape(11, 2)
     shares = [RowShare(11, rank, 4) for rank in range(4)]

@@ -59,13 +59,13 @@ def test_choose_device(gpus, caplog):
 
 
 def test_missing_gpu(gpus, monkeypatch):
-    with pytest.raises(ValueError, match=r"gpu_id: 2\b"):
+    with pytest.raises(ValueError, match=r"gpu_id is 2\b"):
         find_device(MachineOptions(gpu_id=2))
     with pytest.raises(ValueError, match="rank 2 "):
         find_device(MachineOptions(), 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device, "unusable_gpu", lambda: ("", ""))
-    with pytest.raises(ValueError, match=r"runtime\.device: cuda"):
+    with pytest.raises(ValueError, match=r"runtime\.device is cuda"):
         choose_device(MachineOptions(device="cuda"))
     assert choose_device(MachineOptions()) == torch.device("cpu")
     with pytest.raises(ValueError, match="'mps'"):
@@ -137,7 +137,7 @@ def test_tf32_only_for_convolutions(tf32, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": 1000}, "threads: 1000 on .* cores; expected 0"),
+        ({"threads": 1000}, "threads is 1000 on .* cores; expected 0"),
         ({"interop_threads": -1}, "interop_threads"),
         ({"attention": ["bogus"]}, "attention is"),
         ({"memory_fraction": 7.0}, "memory_fraction"),

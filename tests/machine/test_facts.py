@@ -85,7 +85,7 @@ def test_limits(container):
 
 
 def test_users_of_the_limits(container, monkeypatch):
-    # It imports torchaudio in another process, which is slow; `tests/checks/test_doctor.py` covers it.
+    # `_torch_pair` imports torchaudio in a new process, which is slow; `tests/checks/test_doctor.py` covers it.
     monkeypatch.setattr("speakernet.checks.doctor._torch_pair", lambda: Finding("ok", "torch", ""))
     assert free_shared_memory() <= 2 << 20
     assert BatchSizeFinder(torch.nn.Linear(2, 2), int, int).limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
@@ -146,13 +146,13 @@ def test_driver(machine, text, version):
 
 @pytest.mark.parametrize(("cuda", "found"), [("13.0", "built for CUDA 13.0"), (None, "built without CUDA")])
 def test_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
-    """Training and the doctor warn of it, unless the CPU was requested."""
+    """Training and the doctor warn of an unusable GPU, unless the CPU was requested."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     (machine / "version").write_text(OPEN.format("535.129.03"))
     assert choose_device(MachineOptions()).type == "cpu"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "535.129.03" in warning and found in warning and facts.FOR_OLDER_CUDA in warning
-    with pytest.raises(ValueError, match=r"runtime\.device: cuda.*535.*pip install"):
+    with pytest.raises(ValueError, match=r"runtime\.device is cuda.*535.*pip install"):
         choose_device(MachineOptions(device="cuda"))
     (finding,) = [one for one in machine_findings(machine) if one.check == "GPU"]
     assert finding.level == "warning" and facts.FOR_OLDER_CUDA in finding.advice
@@ -173,7 +173,7 @@ def refuse(*arguments, **options):
 
 
 def test_failed_readings(tmp_path, monkeypatch, caplog):
-    """They are omitted and logged once."""
+    """Failed readings are omitted and logged once."""
     monkeypatch.setattr(facts, "_failed_readings", set())
     caplog.set_level(logging.INFO)
     for _ in range(2):

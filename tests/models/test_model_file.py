@@ -135,7 +135,7 @@ def nested(levels, width):
 
 FIT, BIAS = ("calibration", "fits", 0), ("weights", "embedding.bias")
 FORGED = [
-    (("model", "options", "channels"), 4096, "larger network"),
+    (("model", "options", "channels"), 4096, "tensors"),
     (("model", "options", "embedding_dim"), 10**9, "1000000000"),
     (("model", "options", "embedding_dim"), 9, r"embedding.weight is \(8, \d+\)"),
     (("model", "options", "colour"), 1, "colour"),
@@ -144,7 +144,7 @@ FORGED = [
     (("model", "name"), "ResNot", "ResNot"),
     (("front_end",), GONE, "front_end is"),
     (("sample_rate",), 0, "sample_rate is"),
-    (("weights",), {}, "larger network"),
+    (("weights",), {}, "tensors"),
     (("weights",), [torch.ones(2)], "weights is"),
     (("weights",), {"a": torch.zeros(1).expand(10**6, 10**6)}, r"\(1000000, 1000000\)"),
     (BIAS, GONE, "missing embedding.bias"),

@@ -386,7 +386,7 @@ def test_file_that_refers_to_its_backbone(tmp_path, capsys):
     assert load_config(named).config.model.options.reference
     assert main(["export", str(paths[0]), "--out", str(tmp_path / "net.pt2")]) == 1
     assert ".onnx" in capsys.readouterr().err and not (tmp_path / "net.pt2").exists()
-    # With the folder gone from its place, one of that name beside the model file is taken.
+    # If the folder is gone from its place, a folder of the same name beside the model file is used.
     moved = tmp_path / "elsewhere" / "named.pt"
     moved.parent.mkdir()
     shutil.copy(paths[1], moved)

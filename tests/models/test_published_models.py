@@ -210,7 +210,7 @@ def test_sizes_and_versions_of_redimnet():
         with pytest.raises(CheckpointError, match=f"not a {name} of redimnet: .*{words}$"):
             import_network(PUBLISHED["redimnet"], name, contents, "b1.pt")
     contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
-    # wespeaker has the same network and names, with another front end.
+    # wespeaker has the same network and names, with a different front end.
     for toolkit, given in (("redimnet", contents["state_dict"]), ("wespeaker", contents)):
         with pytest.raises(CheckpointError, match="model_config"):
             import_network(PUBLISHED[toolkit], "ReDimNet2B0", given, "b0.pt")

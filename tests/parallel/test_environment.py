@@ -74,9 +74,9 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> 
 @pytest.mark.parametrize(
     ("environment", "options", "message"),
     [
-        (TORCHRUN, {"gpu_id": 0}, "runtime.gpu_id: 0, but there are 4 processes on this machine"),
-        (TORCHRUN, {"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl"),
-        ({}, {"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl"),
+        (TORCHRUN, {"gpu_id": 0}, "runtime.gpu_id is 0, but there are 4 processes on this machine"),
+        (TORCHRUN, {"backend": "nccl", "device": "cpu"}, "runtime.backend is nccl"),
+        ({}, {"backend": "nccl", "device": "cpu"}, "runtime.backend is nccl"),
     ],
 )
 def test_contradictions(environment, options, message, monkeypatch):
@@ -134,7 +134,7 @@ def test_silent_ranks(monkeypatch, caplog):
     deadline = time.monotonic() + 60
     while named not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
-    # Later checks do not repeat it.
+    # Later checks do not repeat the warning.
     time.sleep(0.3)
     heartbeat.close()
     assert caplog.text.count(named) == 1

@@ -1,4 +1,4 @@
-"""A deterministic corpus of synthetic speakers, with lists, trials, noises and room responses.
+"""A deterministic corpus of synthetic speakers, with lists, trials, noises and RIRs.
 
     speakernet prepare synthetic --speakers 1000 --utterances 20 --save_path data/synthetic_large
 
@@ -43,7 +43,7 @@ MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are finished before a second process
 #: Option of the command -> (field of CorpusParameters, its value in a large corpus, help).
 NUMBERS = {
     "speakers": ("num_speakers", 1000, "speakers to train on"),
-    "utterances": ("utterances_per_speaker", 20, "utterances of each, about 3.5 s long"),
+    "utterances": ("utterances_per_speaker", 20, "utterances of each speaker, about 3.5 s long"),
     "trial_speakers": ("num_trial_speakers", 40, "other speakers, for the trials"),
     "trial_utterances": ("trial_utterances_per_speaker", 10, "utterances of each trial speaker"),
     "session_utterances": ("utterances_per_session", 2, "utterances that share room and microphone"),
@@ -115,7 +115,7 @@ def make_corpus(
     num_workers: int | None = None,
     show_progress: bool = True,
 ) -> SimpleNamespace:
-    """Make or finish the corpus in `folder`; returns at once if it is complete. The result is the same everywhere.
+    """Make or finish the corpus in `folder`; returns immediately if it is complete. The same on every machine.
 
     Args:
         folder: created if missing.
@@ -124,8 +124,8 @@ def make_corpus(
         show_progress: show a progress bar.
 
     Raises:
-        ValueError: a number is too small, or the folder has another corpus or other files.
-        OSError: the folder cannot be written or the disk is full; calling again continues from there.
+        ValueError: a number is too small, or the folder has a different corpus or other files.
+        OSError: the folder cannot be written or the disk is full; the next call continues from there.
     """
     folder = Path(folder)
     parameters = parameters or CorpusParameters()
@@ -160,7 +160,7 @@ def make_corpus(
 
 
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
-    """Whether the corpus is complete; writes the parameters to an empty folder, or raises ValueError for another."""
+    """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError for any other."""
     wanted = asdict(parameters)
     # Target trials need two sessions.
     lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
@@ -170,15 +170,15 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
             raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
     written = folder / "parameters.json"
     if written.exists():
-        with reading(written, f"the parameters of a synthetic corpus; delete {folder} or give another folder"):
+        with reading(written, f"the parameters of a synthetic corpus; delete {folder} or give a different folder"):
             found = dict(json.loads(written.read_text(encoding="utf-8")))
         # Refused rather than made again: deleting thousands of files is the user's decision.
         if changed := [
             f"{name} {found.get(name)!r} -> {one!r}" for name, one in wanted.items() if found.get(name) != one
         ]:
             raise ValueError(
-                f"{folder} has a synthetic corpus with other parameters ({', '.join(changed)}); delete it or give "
-                "another folder"
+                f"{folder} has a synthetic corpus with different parameters ({', '.join(changed)}); delete it or give "
+                "a different folder"
             )
         return (folder / "complete.json").exists()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

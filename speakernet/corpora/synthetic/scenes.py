@@ -43,7 +43,7 @@ def draw_room_response(
     *,
     distance_metres: tuple[float, float] = (0.3, 2.5),
 ) -> np.ndarray:
-    """Response of a random room of this kind, with talker and microphone in it; (samples,) float32, direct path 1."""
+    """RIR of a random room of this kind, from a talker to a microphone; (samples,) float32, direct path 1."""
     (shortest, longest), (dry, wet) = ROOM_KINDS[kind]
     sides = generator.uniform(shortest, longest, 3)
     sides[2] = generator.uniform(2.4, 3.5 if kind == "smallroom" else 6.0)
@@ -282,13 +282,13 @@ def _coloured(generator: np.random.Generator, num_samples: int, slopes: tuple[fl
 
 SPLITS = ("train", "trial")
 PREFIX = {"train": "syn", "trial": "new"}
-# Keys of the random streams; only append, since another order would change the corpus of the same parameters.
+# Keys of the random streams; only append, because a different order would change the corpus of the same parameters.
 _VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
 NOISE_SECONDS = 5.0
 # Relative to full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before convolving.
 RESPONSE_PEAK = 0.5
 MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
-"""Most target trials of a speaker, and non-target trials for each of them."""
+"""Maximum number of target trials of a speaker, and non-target trials for each of them."""
 
 # A task makes some files and returns one row per utterance: (number of files, function, arguments).
 Row = dict[str, Any]
@@ -378,7 +378,7 @@ def write_lists(paths: SimpleNamespace, seed: int, rows: list[Row]) -> None:
 
 
 def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
-    """Trials among these utterances: targets between sessions, non-targets between speakers, half within a gender."""
+    """Trials among these: targets between sessions, non-targets between speakers, every other one within a gender."""
     generator = numpy_generator(seed, _TRIAL_KEY)
     by_speaker: dict[str, list[Row]] = {}
     for row in rows:

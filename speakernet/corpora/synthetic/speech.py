@@ -185,7 +185,7 @@ def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
         pitch_range_octaves=float(generator.uniform(0.12, 0.45)),
         tempo=float(np.exp(generator.normal(0.0, 0.15))),
         open_quotient=float(generator.uniform(0.45, 0.75)),
-        # Where the source begins to fall by another 6 dB per octave.
+        # Above this frequency, the source falls by an additional 6 dB per octave.
         tilt_hz=float(np.exp(generator.uniform(np.log(900.0), np.log(4500.0)))),
         breathiness=float(np.exp(generator.uniform(np.log(0.004), np.log(0.08)))),
         jitter=float(np.exp(generator.uniform(np.log(0.003), np.log(0.02)))),

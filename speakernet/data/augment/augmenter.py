@@ -44,10 +44,10 @@ MICROPHONE_STREAM, RESPONSE_STREAM, DEVICE_STREAM = range(109, 112)
 OUTSIDE_STREAM = 1000
 NO_MICROPHONES = np.empty(0, dtype=np.int64), np.empty((0, RESPONSE_POINTS))
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
-POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
-FEWEST_FFT_ROWS = 2  # transforming a single row takes four times as long as each of two rows
+POWER_FLOOR = 1e-10  # -100 dB relative to full scale: keeps the ratio of silent speech or noise finite
+MIN_FFT_ROWS = 2  # transforming a single row takes four times as long as each of two rows
 MICROPHONE_ROWS = 8  # filtered at once on a CPU
-MOST_LENGTHS = 8  # transform lengths for which scratch memory is kept
+MAX_LENGTHS = 8  # transform lengths for which scratch memory is kept
 TELEPHONE_BAND_HZ = (300.0, 3400.0)
 TELEPHONE_ORDER = 8
 CODEC_RATE_HZ = 8000
@@ -126,7 +126,7 @@ class CpuMixer:
             torch.add(speech, source, alpha=gain, out=speech)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with it."""
+        """Convolve each utterance of `waveforms` (batch, samples) with the RIR that was drawn for it, if any."""
         rirs, num_samples = self._rirs, waveforms.shape[1]
         if rirs is None:
             return
@@ -135,10 +135,10 @@ class CpuMixer:
             spectrum = rirs.spectrum(int(drawn.rirs[utterance]), num_samples)
             members.setdefault(2 * (len(spectrum) - 1), []).append((utterance, spectrum))
         for length, group in members.items():
-            count = max(len(group), FEWEST_FFT_ROWS)
+            count = max(len(group), MIN_FFT_ROWS)
             padded = self._padded.get((length, num_samples))
             if padded is None or len(padded) < count:
-                if len(self._padded) > MOST_LENGTHS:
+                if len(self._padded) > MAX_LENGTHS:
                     self._padded.clear()
                 # Zero from `num_samples` on.
                 self._padded[length, num_samples] = padded = torch.zeros(count, length)
@@ -184,6 +184,9 @@ class Augmenter:
             create(AUGMENTATIONS[name], options_of(AUGMENTATIONS, name, given), sample_rate=sample_rate)
             for name, given in options.components.items()
         ]
+        effects = options.telephone_probability, options.codec_probability, options.microphone_probability
+        #: Whether any waveform can change.
+        self.has_effect = bool(self.available or self._others) or any((*options.volume_db, *effects))
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
         """Augment a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
@@ -248,7 +251,7 @@ class Augmenter:
         )
 
     def _microphones(self, random: KeyedRandom) -> tuple[np.ndarray, np.ndarray]:
-        """Utterances with another microphone, and the microphones' responses in dB."""
+        """Utterances with a different microphone, and the microphones' responses in dB."""
         options = self.options
         rows = np.flatnonzero(random.uniform(MICROPHONE_STREAM)[:, 0] < options.microphone_probability)
         uniform = torch.from_numpy(random.uniform(RESPONSE_STREAM, options.microphone_points)[rows])
@@ -349,7 +352,7 @@ def splines(num_points: int) -> np.ndarray:
 
 
 def response_grid(waveforms: Tensor, num_points: int, sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Position of each bin of (rows, samples) among the points of `through_microphones`: the point below, and the rest.
+    """Each bin of (rows, samples) among the points of `through_microphones`: the point below it, and the remainder.
 
     The bins are those of a transform padded with zeros, into which the filter's wrap-around falls.
     """

@@ -63,7 +63,7 @@ class Drawn:
     telephone: np.ndarray
     codec: np.ndarray
     microphones: np.ndarray
-    """Utterances with another microphone, and its response in dB (those utterances, RESPONSE_POINTS)."""
+    """Utterances with a different microphone, and its response in dB (these utterances, RESPONSE_POINTS)."""
     responses_db: np.ndarray
 
 
@@ -116,7 +116,7 @@ class ClipBank:
         return len(self.rows)
 
     def read_whole(self, clip: int) -> np.ndarray:
-        """A clip, int16 (its length,); one that has become shorter since its header was read repeats."""
+        """A clip, int16 (its length,); a clip that has become shorter since its header was read is repeated."""
         out = np.zeros(self.lengths[clip], dtype=np.int16)
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         return np.resize(out[:have], len(out)) if have else out
@@ -185,7 +185,7 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     lengths = np.asarray(table.num_samples)
     usable = lengths > 0
     if not usable.any():
-        raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
+        raise AudioError(f"{root}: no readable audio among {len(names)} noise files; expected MUSAN's layout")
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
         logger.warning("%s: %d unreadable noise files are skipped: %s", root, (~usable).sum(), ", ".join(bad))
@@ -253,9 +253,9 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
 class RirBank:
     """All RIRs (room impulse responses) below a folder, with their spectra at the requested lengths.
 
-    The layout is that of RIRS_NOISES, whose noises are skipped with a warning, or any other. Each RIR is divided by the
-    square root of its energy, as is usual. If it has several channels, the first is used: each is one microphone, and
-    their mean is not the response at any place in the room.
+    Any layout of files works; the noises of RIRS_NOISES are skipped with a warning. Each RIR is divided by the square
+    root of its energy, as is usual. If it has several channels, the first is used: each is one microphone, and their
+    mean is not the response at any place in the room.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class ResidentBanks:
         wet = np.flatnonzero(drawn.rirs >= 0)
         if not len(wet):
             return Ingredients(noises)
-        # RIRs are cut to what can reach the crop and share one transform; each further length would cost a launch.
+        # RIRs are cut to what can reach the crop and share one transform; each additional length would cost a launch.
         reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
         fft_samples = transform_samples(num_samples + reach - 1)
         rows, heads, ends = send(self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)])

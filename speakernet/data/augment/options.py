@@ -18,7 +18,8 @@ class AugmentOptions(Options):
     speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
     """Speeds to draw from; each except 1.0 adds new speakers (0.9, 1.0, 1.1: three times as many classes)."""
     warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = Field(default=[1.0])
-    """Vocal-tract lengths to draw from, as factors on all frequencies; each adds new speakers, at every speed."""
+    """Vocal-tract lengths to draw from, as factors on all frequencies; each except 1.0 adds new speakers, at every
+    speed."""
     real_share: Share | Literal["auto"] = "auto"
     """Share of each batch that stays as recorded; auto: every voice (a speed and a warp) is equally likely."""
     real_epochs: CountOrZero = 0
@@ -44,13 +45,13 @@ class AugmentOptions(Options):
     babble_snr_db: list[Decibels] = Field(default=[13.0, 20.0])
     """Lowest and highest signal-to-noise ratio of babble."""
     babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = Field(default=[3, 7])
-    """Fewest and most talkers in babble."""
+    """Minimum and maximum number of talkers in babble."""
     volume_db: list[Decibels] = Field(default=[0.0, 0.0])
     """Lowest and highest gain."""
     microphone_probability: Share = 0.0
-    """Share of utterances filtered as if by another microphone, with a frequency response drawn for each."""
+    """Share of utterances filtered as if by a different microphone, with a frequency response drawn for each."""
     microphone_db: Annotated[float, Ge(0), Le(30)] = 5.0
-    """Standard deviation of that response, which is smooth between its points (0: only those of microphone_path)."""
+    """Standard deviation of that response in dB, smooth between its points. 0: only responses in microphone_path."""
     microphone_points: Annotated[int, Ge(2), Le(64)] = 10
     """Number of points of that response, evenly spaced in log frequency from 60 Hz to half the sample rate."""
     microphone_path: InputPath = ""
@@ -65,7 +66,7 @@ class AugmentOptions(Options):
     """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and RIRs are."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Bounds that are not pairs, missing factors, and options for a recorded voice that is absent or alone."""
+        """Invalid plugins, bounds or factors, and options for a recorded voice that is not listed or the only one."""
         for name, given in self.components.items():
             try:
                 options_of(AUGMENTATIONS, name, given, "augmentation")
@@ -78,7 +79,7 @@ class AugmentOptions(Options):
         for name in ("speed_factors", "warp_factors"):
             factors = getattr(self, name)
             if not factors or len(set(factors)) < len(factors):
-                yield name, f"{factors}; expected at least one factor, each once"
+                yield name, f"{factors}; expected at least one factor, each listed once"
             for option in ("real_share", "real_epochs"):
                 value = getattr(self, option)
                 if value not in ("auto", 0) and factors and 1.0 not in factors:

@@ -1,10 +1,10 @@
 """`speakernet serve`: a model over HTTP, for this machine or, with a token, for other machines.
 
-`Service` has one method per route, which runs in its own thread and uses the Python API. Only embedding differs: the
-recordings of all requests go to one thread, which embeds those waiting in one batch.
+`Service` has one method per route. Each request runs its method in a thread (except for health and files), with the
+Python API. Only embedding differs: recordings of all requests go to one thread, which embeds those waiting in a batch.
 
-Any web page can make a browser send requests to this machine. It can neither set the Host and Origin headers nor omit
-Origin, so these headers distinguish it from our own page.
+Any web page can make a browser send requests to this machine, but it cannot set the headers Host, Origin and
+Sec-Fetch-Site, so these distinguish it from our own page.
 """
 
 import argparse
@@ -60,8 +60,8 @@ HEADER_SECONDS = 10.0
 """Time limit for the headers of a request."""
 # Windows has no sysconf.
 DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
-MOST_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
-"""Largest number of connections waiting for headers; beyond it the one that has waited longest is closed."""
+MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
+"""Maximum number of connections that wait for headers; beyond it, the one that has waited longest is closed."""
 GRAPH = "model.onnx"
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 """Files of onnxruntime-web."""
@@ -69,7 +69,7 @@ PAGE_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/in_brows
 OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
 """Served without a token, since they contain no personal data."""
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
-"""When the current request is given up, on the clock of `time.monotonic`."""
+"""When the current request times out, on the clock of `time.monotonic`."""
 SAFE_HEADERS = (
     (
         b"content-security-policy",
@@ -81,10 +81,10 @@ SAFE_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-MOST_TOGETHER = 16
-MOST_CLIPS, MOST_TOP = 10, 100
-MOST_SAMPLES_A_SECOND = 2 * 48_000
-"""Over all channels; limits what a clip may decode to."""
+MAX_TOGETHER = 16
+MAX_CLIPS, MAX_TOP = 10, 100
+MAX_SAMPLES_PER_SECOND = 2 * 48_000
+"""Maximum over all channels together; limits the size of a decoded clip."""
 CLOSE_SECONDS = 1.0
 RATE_HELP = "decide at the model's threshold for this false-accept rate, such as 0.01"
 
@@ -92,11 +92,11 @@ Rate = Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False, description
 Threshold = Annotated[float | None, Form(allow_inf_nan=False, description="decide at this score instead")]
 Answer = dict[str, Any]
 """A JSON answer, described in docs/serve.md."""
-Clips = Annotated[list[UploadFile], File(min_length=1, max_length=MOST_CLIPS)]
+Clips = Annotated[list[UploadFile], File(min_length=1, max_length=MAX_CLIPS)]
 TOKEN_VARIABLE = "SPEAKERNET_TOKEN"
-FEWEST_TOKEN_CHARACTERS = 16
+MIN_TOKEN_CHARACTERS = 16
 STOP_SECONDS = 8
-"""Time that running requests get to finish when the server stops."""
+"""Time that running requests have to finish when the server stops."""
 BACKLOG = 1024
 """Connections that the system queues until they are accepted."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -125,11 +125,11 @@ class Limits:
     clip_seconds: float = 600.0
     """Length of one recording."""
     chunk_seconds: float = 10.0
-    """Samples that one request may add to a stream."""
+    """Length of the audio that one request may add to a stream."""
     receive_seconds: float = 30.0
     """Time for a request to arrive."""
     answer_seconds: float = 60.0
-    """Time for it to be answered before it is given up."""
+    """Time for a request to be answered before it times out."""
     streams: int = 64
     """Simultaneous live streams."""
     stream_idle_seconds: float = 60.0
@@ -137,7 +137,7 @@ class Limits:
 
 
 class ApiError(HTTPException):
-    """A refusal: status, a code for programs, and a message for people."""
+    """A refusal, with a status, a code for programs, and a message for people."""
 
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, message, headers)
@@ -170,7 +170,7 @@ class Budget:
 
 
 class Guard:
-    """Middleware that checks sender, token, size and time; with an empty token none is required."""
+    """Middleware that checks sender, token, size and time; an empty token means that none is required."""
 
     def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
         self.app, self.limits, self.budget, self.token = app, limits, budget, token
@@ -229,14 +229,14 @@ class Guard:
         is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         # Links from other sites to our page are harmless.
         if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
-            raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
+            raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode("latin-1"), self.token):
                 raise ApiError(
                     401,
                     "token_needed",
-                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the server's owner for it",
+                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the server's owner for a token",
                     {"WWW-Authenticate": "Bearer"},
                 )
 
@@ -266,7 +266,7 @@ class TimedProtocol(H11Protocol):
     def _await_headers(self) -> None:
         self._stop_waiting()
         self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
-        if len(self.waiting) > MOST_WITHOUT_HEADERS:
+        if len(self.waiting) > MAX_WITHOUT_HEADERS:
             oldest = next(iter(self.waiting))
             self.waiting.pop(oldest).cancel()
             oldest.transport.abort()
@@ -302,7 +302,7 @@ async def body_of(request: Request) -> bytes:
 
 
 class Batcher:
-    """A thread that embeds clips from other threads; those that arrive while a batch is computed form the next one.
+    """A thread that embeds clips from other threads; clips that arrive while a batch is computed form the next one.
 
     >>> batcher = Batcher(lambda clips: np.array([[len(clip)] for clip in clips]))
     >>> batcher.submit(np.zeros(3)).result()
@@ -319,7 +319,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, clip: Any) -> "Future[np.ndarray]":
-        """Queue a clip; the future gives its embedding, (dim,). A cancelled one is not computed."""
+        """Queue a clip; the future gives its embedding, (dim,). A cancelled future is not computed."""
         future: Future[np.ndarray] = Future()
         if self._is_closed:
             future.cancel()
@@ -338,7 +338,7 @@ class Batcher:
     def _work(self) -> None:
         while not self._is_closed:
             batch = [self.waiting.get()]
-            while len(batch) < MOST_TOGETHER and not self.waiting.empty():
+            while len(batch) < MAX_TOGETHER and not self.waiting.empty():
                 batch.append(self.waiting.get())
             running = [one for one in batch if one is not None and one[1].set_running_or_notify_cancel()]
             if running:
@@ -373,7 +373,7 @@ class LiveStream:
 class Service:
     """The state of a running server: the model, the store of people (or None), streams and threads.
 
-    With `files` (path -> content), the page runs the model in the browser, and no request accepts audio.
+    With `files` (name -> content), the page runs the model in the browser, and no request accepts audio.
     """
 
     def __init__(
@@ -391,7 +391,7 @@ class Service:
         self._streams_lock = threading.Lock()
 
     async def health(self) -> Answer:
-        """The model being served, and how busy the server is."""
+        """Describe the model, and how busy the server is."""
         verifier, rule = self.verifier, self.verifier.rule
         fitted = next(iter(rule.thresholds), {})
         return {
@@ -412,7 +412,7 @@ class Service:
         }
 
     async def file(self, request: Request) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         name = request.url.path[1:] or "page.html"
         content = self.files.get(name) or (resources.files("speakernet.inference.serve") / "page" / name).read_bytes()
         return Response(content, media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
@@ -420,8 +420,8 @@ class Service:
     def verify(
         self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
     ) -> Answer:
-        """Whether two clips are of the same person, and how certain that is."""
-        # Checked first, so that no clip is decoded in vain.
+        """Decide whether two clips are of the same person, and how certain that is."""
+        # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, false_accept_rate, threshold)
         with self._opened([first, second]) as (recordings, clips):
             embeddings = self.verifier.embed(recordings)
@@ -429,7 +429,7 @@ class Service:
         return {**self._decide(self.verifier.compare(*embeddings), false_accept_rate, threshold, rule), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:
-        """The embedding of a clip."""
+        """Embed a clip."""
         with self._opened([audio]) as (recordings, clips):
             return {"embedding": self.verifier.embed(recordings)[0].tolist(), "clips": clips}
 
@@ -440,11 +440,11 @@ class Service:
         return self._decide(self.verifier.compare(np.array(first), np.array(second)))
 
     def people(self) -> Answer:
-        """All enrolled people."""
+        """List the enrolled people."""
         return {"people": [{"name": one.name, "recordings": one.recordings} for one in self._store().people()]}
 
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
-        """Enrol a person, or add clips of one who is already enrolled."""
+        """Enrol a person, or add clips of a person who is already enrolled."""
         store, name = self._store(), checked_name(name)
         with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
@@ -467,11 +467,11 @@ class Service:
     def identify(
         self,
         audio: UploadFile,
-        top: Annotated[int, Form(ge=1, le=MOST_TOP)] = 5,
+        top: Annotated[int, Form(ge=1, le=MAX_TOP)] = 5,
         false_accept_rate: Rate = None,
         threshold: Threshold = None,
     ) -> Answer:
-        """Which enrolled person a clip is of, or a stranger."""
+        """Identify a clip as one of the enrolled people or as a stranger."""
         store, advice = self._store(), None
         with self._opened([audio]) as (recordings, clips):
             try:
@@ -520,7 +520,7 @@ class Service:
         """Add samples: 16 bits, little-endian, one channel."""
         live, limit, state = self._stream(identity), self.limits.chunk_seconds, None
         if len(content) % 2:
-            raise ApiError(422, "bad_samples", f"{len(content)} bytes; expected 16-bit samples, one channel")
+            raise ApiError(422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono")
         if len(content) > 2 * limit * live.stream.sample_rate:
             raise ApiError(413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request")
         with live.lock:
@@ -558,7 +558,7 @@ class Service:
             return {"score": score, **unknown, "advice": str(error)}
 
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
-        """Embeddings (recordings, dim), batched with those of other requests; given up at the request's deadline."""
+        """Embeddings (recordings, dim), batched with those of other requests; stops at the request's deadline."""
         futures = [self.batcher.submit(one) for one in recordings]
         try:
             found = [future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures]
@@ -588,14 +588,16 @@ class Service:
             )
 
     def _decoded(self, upload: UploadFile, held: contextlib.ExitStack) -> Recording:
-        # Made safe for messages: no folders, and short.
+        # Made safe for messages: without folders, short and printable.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
         limits, rate = self.limits, self.verifier.sample_rate
         file, info = open_audio_bytes(upload.file.read(), name)
         num_values = info.num_samples * info.num_channels
-        if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MOST_SAMPLES_A_SECOND:
-            message = f"{name}: {info.seconds:.0f} s; expected at most {limits.clip_seconds:g} s"
+        if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MAX_SAMPLES_PER_SECOND:
+            found = f"{info.seconds:.0f} s, {info.num_channels} x {info.sample_rate:,} samples per second"
+            expected = f"{limits.clip_seconds:g} s, and {MAX_SAMPLES_PER_SECOND:,} samples per second in all channels"
+            message = f"{name}: {found}; expected at most {expected}"
             raise ApiError(413, "too_long", message)
         held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
         # Decoded blocks and their concatenation exist at the same time.
@@ -606,7 +608,7 @@ class Service:
 
     def _store(self) -> PeopleStore:
         if self.store is None:
-            raise ApiError(404, "no_store", "this server keeps no people; start it with --store people.db")
+            raise ApiError(404, "no_store", "this server has no store of people; start it with --store people.db")
         return self.store
 
     def _stream(self, identity: str) -> LiveStream:
@@ -645,19 +647,19 @@ class Address:
             return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"{self.host} port {self.port}: {error}; choose another --port (0: any), or --host 127.0.0.1"
+                f"{self.host} port {self.port}: {error}; choose a different --port (0: any), or --host 127.0.0.1"
             ) from error
 
 
 def read_token(address: Address, file: Path | None) -> str:
-    """The token that requests need: from a file, the environment, or newly made; empty on loopback if not given."""
+    """The token that requests need, from a file or the environment; if not given, a new one, or empty on loopback."""
     given = read_secret(file, TOKEN_VARIABLE)
     if not given:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
     token = given.decode("latin-1").strip()
-    if not (token.isascii() and token.isprintable()) or len(token) < FEWEST_TOKEN_CHARACTERS:
+    if not (token.isascii() and token.isprintable()) or len(token) < MIN_TOKEN_CHARACTERS:
         raise ValueError(
-            f"the token has {len(given)} bytes; expected at least {FEWEST_TOKEN_CHARACTERS} printable ASCII characters"
+            f"the token has {len(given)} bytes; expected at least {MIN_TOKEN_CHARACTERS} printable ASCII characters"
         )
     return token
 
@@ -698,7 +700,7 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Answer any error as JSON."""
+    """Return any error as JSON."""
     if isinstance(error, ApiError):
         return error.response()
     if isinstance(error, HTTPException):
@@ -754,7 +756,7 @@ def serve(service: Service, address: Address, token: str) -> int:
         listener.close()
     logger.info("stopped")
     if threading.active_count() > 1:
-        # Python would wait for a computation whose request was given up.
+        # Python would wait for a computation whose request has timed out.
         os._exit(0)
     return 0
 
@@ -762,11 +764,11 @@ def serve(service: Service, address: Address, token: str) -> int:
 def start(arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None) -> int:
     """Load the model, open the store, and serve."""
     if files and arguments.store is not None:
-        raise ValueError("--store keeps people on the server, --in-browser keeps voices off it; leave out one of them")
+        raise ValueError("--store keeps people on the server, but --in-browser keeps voices off it; leave out one")
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)
     if arguments.store is not None and not arguments.store.exists():
-        logger.info("%s does not exist; making a new store of people", arguments.store)
+        logger.info("%s does not exist; creating a new store of people", arguments.store)
     store = None if arguments.store is None else verifier.people(arguments.store, key)
     return serve(Service(verifier, store, Limits(), files), address, token)

@@ -12,31 +12,29 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from speakernet.evaluation.scoring import mean_embeddings
 
-MOST_SPEAKERS = 10
+MAX_SPEAKERS = 10
 """Default of `--max-speakers`."""
 SAME_VOICE = 0.54
-"""Two clusters whose windows are at least this similar are one voice; 1.0 is as similar as within a cluster."""
-MOST_SHARED = 0.25
-"""Upper bound of the cosine that all windows share because of the room, whoever speaks."""
-LEAST_WITHIN = 0.15
-"""Lower bound of the cosine within a cluster, less the shared part; matters for clusters of very few windows."""
+"""Two clusters whose windows are at least this similar are one voice; 1.0 is the similarity within a cluster."""
+MAX_SHARED = 0.25
+"""Upper bound of the cosine that all windows share because of the room, regardless of who speaks."""
+MIN_WITHIN = 0.15
+"""Lower bound of the cosine within a cluster minus the shared part; matters for clusters of very few windows."""
 COMPONENTS = 10
 """Number of principal components of the windows; most of the difference between speakers is in them."""
-MOST_ROUNDS = 30
+MAX_ROUNDS = 30
 """Upper bound of the rounds that move windows to the nearest centre; they nearly always settle earlier."""
-MOST_POINTS, BLOCK = 1500, 1000
-"""Beyond `MOST_POINTS` windows, similar ones are first merged block by block: time and memory grow quadratically."""
+MAX_POINTS, BLOCK = 1500, 1000
+"""Beyond `MAX_POINTS` windows, similar ones are first merged block by block: time and memory grow quadratically."""
 
 
-def cluster(
-    embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MOST_SPEAKERS
-) -> np.ndarray:
+def cluster(embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MAX_SPEAKERS) -> np.ndarray:
     """Label each window by speaker, (windows,); 0 speaks first.
 
     Args:
         embeddings: (windows, dim) of length 1, in chronological order.
         num_speakers: the number of speakers, if known.
-        max_speakers: its upper bound otherwise.
+        max_speakers: otherwise the upper bound of their number.
     """
     if len(embeddings) <= (num_speakers or 1):
         return np.arange(len(embeddings))
@@ -66,11 +64,11 @@ def centres(embeddings: np.ndarray, labels: np.ndarray, seconds: np.ndarray | No
 
 
 def _condensed(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge windows into at most about `MOST_POINTS` points; return the points and the point of each window."""
-    if len(embeddings) <= MOST_POINTS:
+    """Merge windows into at most about `MAX_POINTS` points; return the points and the point of each window."""
+    if len(embeddings) <= MAX_POINTS:
         return embeddings, np.arange(len(embeddings))
     blocks = np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // BLOCK))
-    each, of_window, found = max(2, MOST_POINTS // len(blocks)), np.zeros(len(embeddings), dtype=np.int64), 0
+    each, of_window, found = max(2, MAX_POINTS // len(blocks)), np.zeros(len(embeddings), dtype=np.int64), 0
     for rows in blocks:
         of_window[rows] = _cut(linkage(embeddings[rows], "average", "cosine"), each) + found
         found = int(of_window[rows].max()) + 1
@@ -93,7 +91,7 @@ def _halved(points: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
 
 def _settled(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Move points to the nearest centre until none changes or a cluster would become empty."""
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         nearest = (points @ centres(points, labels).T).argmax(axis=1)
         if len(np.unique(nearest)) <= labels.max() or (nearest == labels).all():
             break
@@ -107,13 +105,13 @@ def _tightness(points: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(clusters, clusters): mean cosine between two clusters over that within them, both less the shared part."""
+    """(clusters, clusters): mean cosine between two clusters relative to that within, both minus the shared part."""
     is_in = np.eye(labels.max() + 1)[labels]
     sums, sizes = is_in.T @ embeddings, np.diag(is_in.sum(axis=0))
     # Pairs of different windows only: the cosine of a window with itself is 1.
     cosines = (sums @ sums.T - sizes) / np.maximum(np.outer(np.diag(sizes), np.diag(sizes)) - sizes, 1)
-    beyond = cosines - min(cosines.min(), MOST_SHARED)
-    within = np.sqrt(np.maximum(np.diag(beyond), LEAST_WITHIN))
+    beyond = cosines - min(cosines.min(), MAX_SHARED)
+    within = np.sqrt(np.maximum(np.diag(beyond), MIN_WITHIN))
     return np.where(np.eye(len(within), dtype=bool), -1.0, beyond / np.outer(within, within))
 
 

@@ -17,13 +17,13 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
 from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
 from speakernet.inference.people import PeopleStore
-from speakernet.inference.recordings import LEAST_WEIGHT_SECONDS, MOST_SPEECH_SECONDS, Recording
-from speakernet.inference.who.clustering import MOST_SPEAKERS, centres, cluster, runs
+from speakernet.inference.recordings import MAX_SPEECH_SECONDS, MIN_WEIGHT_SECONDS, Recording
+from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster, runs
 from speakernet.inference.who.speech import find_speech
 from speakernet.terminal import Bar
 
 WINDOW_SECONDS, HOP_SECONDS = 1.5, 0.75
-LEAST_WINDOW_SECONDS = 0.5
+MIN_WINDOW_SECONDS = 0.5
 """Shorter speech is embedded together with the audio around it."""
 SAME_TURN_SECONDS = 0.3
 """A shorter pause does not end a turn."""
@@ -32,10 +32,10 @@ BORDER_SECONDS, BORDER_WINDOW_SECONDS, BORDER_STEP_SECONDS = 0.6, 0.8, 0.2
 STRANGERS_NAMED = 0.05
 """Default share of strangers that may get a name; higher than in `identify`, whose recordings are cleaner."""
 OVERLAP_SECONDS = 0.2
-"""How long both voices speak on either side of a border if they overlap there."""
+"""How far each voice continues beyond a border at which both speak."""
 NEAR_SECONDS, TURN_SECONDS, LOUDER = 0.3, 3.0, 1.26
-"""They overlap if the median power within the first of these of a border is this many times (1 dB) that within the
-second; if speech detection bridged a pause there, it is lower."""
+"""Both speak if the median power within NEAR_SECONDS of a border exceeds LOUDER times (1 dB) that within TURN_SECONDS;
+if speech detection bridged a pause there, the power near it is lower."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Speaker:
     """One voice of a recording.
 
     Attributes:
-        name: the person in the store, else `speaker 1`, `speaker 2`, … in the order in which they first speak.
-        label: `speaker N`, even if there is a name.
+        name: the person in the store, or `speaker 1`, `speaker 2`, … in the order in which they first speak.
+        label: `speaker N`, even if the voice has a name.
         seconds: how long the voice speaks.
         posterior: probability of being that person, if everybody in the store and a stranger are equally likely
             beforehand; None without a name or a calibration.
-        score: score of the closest person; None without a store.
+        score: score of the closest person; None without a store or people in it.
         embedding: (dim,) mean of the network's output over the voice's windows.
         digest: SHA-256 of the embedding, by which the store recognises a duplicate.
     """
@@ -78,7 +78,7 @@ class Conversation:
     Attributes:
         recording: name of the recording.
         seconds: its duration.
-        detector: what detected speech, silero-vad or energy.
+        detector: how speech was detected, `silero-vad` or `energy`.
         speakers: in the order in which they first speak.
         turns: sorted by start; turns of different speakers may overlap.
         exclusive: the turns with one speaker at a time.
@@ -103,7 +103,7 @@ def who_speaks(
     store: PeopleStore | None = None,
     *,
     num_speakers: int | None = None,
-    max_speakers: int = MOST_SPEAKERS,
+    max_speakers: int = MAX_SPEAKERS,
     **limits: Any,
 ) -> Conversation:
     """Implement `SpeakerVerifier.who`."""
@@ -111,14 +111,14 @@ def who_speaks(
         raise ValueError(f"{least} speakers; expected at least 1")
     limits = limits or {"false_accept_rate": STRANGERS_NAMED}
     if store is not None:
-        # Fail before the embedding, which takes long.
+        # Fail before embedding, which takes a long time.
         open_set_threshold(verifier.rule, len(store), **limits)
     speech, detector = find_speech(recording)
     windows = windows_of(speech)
     if len(windows) < (num_speakers or 0):
         raise AudioError(
-            f"{recording.name}: {num_speakers} speakers in {np.diff(speech).sum():.1f} s of speech "
-            f"({len(windows)} windows); expected at least one window per speaker: give fewer speakers, or no number"
+            f"{recording.name}: {num_speakers} speakers were requested, but {np.diff(speech).sum():.1f} s of speech "
+            f"give only {len(windows)} windows; give fewer speakers, or no number"
         )
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())
@@ -164,7 +164,7 @@ def windows_of(speech: np.ndarray) -> np.ndarray:
 def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, description: str = "") -> np.ndarray:
     """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
     rate, num_samples = recording.sample_rate, recording.num_samples
-    least = min(max(round(LEAST_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
+    least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
     edges = np.round(windows * rate).astype(np.int64)
     missing = np.maximum(least - (edges[:, 1] - edges[:, 0]), 0)
     starts = np.clip(edges[:, 0] - missing // 2, 0, num_samples - least)
@@ -201,7 +201,7 @@ def _refined(
     cosines = (units @ middle.T).reshape(*times.shape, len(middle))
     for row, change in enumerate(changes.tolist()):
         before, after = (cosines[row, :, single[one][2]] for one in (change, change + 1))
-        # The place that best separates the first voice before it from the second behind it.
+        # The place that best separates the first voice before it from the second after it.
         place = int(np.cumsum(before - after).argmax())
         border = times[row, place] + BORDER_STEP_SECONDS / 2
         edges[change, 1] = edges[change + 1, 0] = np.clip(border, edges[change, 0], edges[change + 1, 1])
@@ -271,7 +271,7 @@ def enroll_speaker(store: PeopleStore, conversation: Conversation, label: str, n
     if label not in known:
         raise ValueError(f"{conversation.recording} has no speaker {label!r}; expected one of {', '.join(known)}")
     speaker = known[label]
-    weight = min(max(speaker.seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS)
+    weight = min(max(speaker.seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
     # `source` is left out: the file holds other people too, so `reembed` must not use it.
     details = {"seconds": conversation.seconds, "speech_seconds": speaker.seconds, "digest": speaker.digest}
     return store.enroll(name, speaker.embedding[None], [weight], [details])

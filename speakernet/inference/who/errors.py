@@ -26,7 +26,7 @@ class DiarizationErrors:
     Attributes:
         names: names of the recordings.
         parts: (recordings, 6), in the order of `COLUMNS`.
-        num_right: how many recordings have the right number of speakers.
+        num_right: number of recordings in which the right number of speakers was found.
     """
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class DiarizationErrors:
     num_right: int
 
     def rates(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """DER, missed speech, false alarms, confusion and JER in percent over the chosen recordings, (…, 5)."""
+        """DER, missed speech, false alarms, confusion and JER, in percent over the chosen recordings, (…, 5)."""
         sums = self.parts[rows].sum(axis=-2)
         wrong = np.concatenate([sums[..., :3].sum(axis=-1, keepdims=True), sums[..., :3]], axis=-1)
         jaccard = sums[..., 4:5] / np.maximum(sums[..., 5:6], 1)
@@ -52,7 +52,7 @@ def read_turns(path: Path) -> dict[str, Annotation]:
     The unpacked folders of VoxConverse (`dev/*.rttm`), AMI (`rttms/*/*.rttm`) and DIHARD (`data/rttm/*.rttm`) work.
 
     Raises:
-        FileError: there is no such file, or a line is malformed; the message names the line.
+        FileError: there is no such file, or a line is malformed (the message names it).
     """
     found: dict[str, Annotation] = {}
     for name, begin, end, speaker in _rows(path, (".rttm", ".ctm")):
@@ -71,7 +71,7 @@ def read_uem(path: Path) -> dict[str, Timeline]:
 
 
 def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, float, str | None]]:
-    """Recording, start and end in seconds, and speaker; None in .uem and for an empty file."""
+    """Recording, start and end in seconds, and speaker, which is None in .uem and for an empty file."""
     files = sorted(one for one in path.rglob("*") if one.suffix in suffixes) if path.is_dir() else [path]
     if not files:
         raise FileError(f"{path}: no {' or '.join(suffixes)} file in this folder; expected {EXPECTED}")
@@ -109,15 +109,15 @@ def diarization_errors(
 
     Args:
         reference: turns of each recording.
-        hypothesis: turns found by the system; in a recording that it lacks, all speech is missed.
-        scored: scored regions; by default from the first to the last turn of either.
+        hypothesis: turns found by the system; in recordings that it lacks, all speech counts as missed.
+        scored: scored regions; by default from the first to the last turn in reference or hypothesis.
         collar: unscored seconds on each side of each border of the reference.
         skips_overlap: leave out regions in which two people speak.
     """
     parts, num_right = [], 0
     for name, true in reference.items():
         given = hypothesis.get(name, Annotation(uri=name))
-        # A collar in pyannote.metrics is the whole width.
+        # In pyannote.metrics, a collar is the total width around a border.
         extent = Timeline([one.get_timeline().extent() for one in (true, given) if one]).extent()
         region = (scored or {}).get(name) or Timeline([extent] if extent else [])
         found = {

@@ -15,8 +15,8 @@ from speakernet.inference.recordings import Recording
 from speakernet.inference.who.conversation import Conversation, Turn
 
 PAGE = Path(__file__).with_name("page") / "who.html"
-MOST_PAGE_SECONDS = 1800.0
-"""The page contains the audio up to this length (about 30 MB of FLAC), and links to the file of a longer recording."""
+MAX_PAGE_SECONDS = 1800.0
+"""The page contains recordings up to this length (about 30 MB of FLAC) and links to the file of a longer one."""
 CUE = re.compile(r"(\d+):(\d+):(\d+)[,.](\d+)\s*-->\s*(\d+):(\d+):(\d+)[,.](\d+)")
 TRANSCRIPT_FORM = "words in JSON (`word`, `start`, `end` in seconds, as a list or in Whisper's segments), or a .srt"
 
@@ -51,8 +51,8 @@ def plain(found: Conversation) -> dict[str, Any]:
 
 
 def page_of(found: Conversation, recording: Recording) -> str:
-    """One HTML file with a row per speaker on a timeline and a table of turns; it plays what you click."""
-    if recording.seconds <= MOST_PAGE_SECONDS:
+    """An HTML page with a timeline (one row per speaker) and a table of turns; it plays what you click."""
+    if recording.seconds <= MAX_PAGE_SECONDS:
         source = flac_address(recording.read(), recording.sample_rate)
     else:
         source = recording.file.absolute().as_uri() if recording.file else ""
@@ -83,14 +83,14 @@ def read_transcript(path: Path) -> Any:
     """Read the words or cues of a `.json` or `.srt` file.
 
     Raises:
-        FileError: the file has another form; the message names it.
+        FileError: the file has a different form; the message names the file.
     """
     with reading(path, TRANSCRIPT_FORM), open_text(path) as file:
         text = file.read()
     if path.suffix.lower() == ".srt":
         blocks = re.split(r"\n\s*\n", text.strip())
         if not all(CUE.search(block) for block in blocks):
-            raise FileError(f"{path}: a block without `00:00:01,000 --> 00:00:02,000`; expected {TRANSCRIPT_FORM}")
+            raise FileError(f"{path}: a block has no `00:00:01,000 --> 00:00:02,000`; expected {TRANSCRIPT_FORM}")
         return blocks
     try:
         given = json.loads(text)
@@ -127,7 +127,7 @@ def _named_cue(block: str, turns: Sequence[Turn]) -> str:
 
 
 def speaker_at(turns: Sequence[Turn], start: float, stop: float) -> str | None:
-    """Who speaks most between `start` and `stop`, else the nearest in time; None if there are no turns.
+    """Who speaks most between `start` and `stop`, or the speaker nearest in time; None if there are no turns.
 
     >>> turns = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo")]
     >>> speaker_at(turns, 1.5, 2.6), speaker_at(turns, 2.3, 2.4)

@@ -14,7 +14,7 @@ from speakernet.data.audio import audio_of_array
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import chunks_of, open_piped, open_recording
-from speakernet.inference.who.clustering import MOST_SPEAKERS, centres, cluster
+from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster
 from speakernet.inference.who.conversation import (
     STRANGERS_NAMED,
     Turn,
@@ -27,10 +27,10 @@ from speakernet.inference.who.speech import find_speech
 
 STEP_SECONDS = 0.5
 PAUSE_SECONDS = 0.5
-"""Silence that ends a turn, and so the minimum latency."""
+"""Silence that ends a turn, which is therefore the minimum latency."""
 LONGEST_SECONDS = 20.0
 SAME_SPEAKER = 0.45
-"""A cluster with at least this cosine to a speaker so far belongs to that speaker."""
+"""A cluster with at least this cosine to an earlier speaker belongs to that speaker."""
 
 
 class LiveSpeakers:
@@ -50,7 +50,7 @@ class LiveSpeakers:
         sample_rate: int,
         store: PeopleStore | None = None,
         *,
-        max_speakers: int = MOST_SPEAKERS,
+        max_speakers: int = MAX_SPEAKERS,
         **limits: Any,
     ) -> None:
         self.verifier, self.sample_rate, self.store = verifier, sample_rate, store
@@ -85,11 +85,11 @@ class LiveSpeakers:
         is_over = (
             (speech[:, 1] <= recording.seconds - PAUSE_SECONDS) | is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
         )
-        # Stretches end in order: one that goes on holds back those behind it.
+        # Stretches end in order: one that continues holds back those after it.
         ended = speech[: len(speech) if is_over.all() else int(is_over.argmin())]
         least = self.verifier.net.min_samples
         turns = list(self._turns(recording, ended)) if len(ended) and recording.num_samples >= least else []
-        # Keep a second before speech that goes on, so that its onset is detected again.
+        # Keep a second before speech that continues, so that its onset is detected again.
         begun = speech[len(ended), 0] - 1.0 if len(ended) < len(speech) else recording.seconds - 1.0
         cut = round(max(begun, ended[-1, 1] if len(ended) else 0.0, 0.0) * self.sample_rate)
         self._chunks, self._num_samples = [kept[cut:]], len(kept) - cut

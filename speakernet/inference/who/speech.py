@@ -1,7 +1,7 @@
-"""Detect speech in a recording, with silero-vad if it is installed, else by energy.
+"""Detect speech in a recording, with silero-vad if it is installed, otherwise by energy.
 
-Recordings are read in pieces of a few minutes, so memory does not grow with their length. Only silero-vad tells speech
-from other sounds (music, doors, dogs).
+Recordings are read in pieces of a few minutes, so memory hardly grows with their length. Only silero-vad distinguishes
+speech from other sounds (music, doors, dogs).
 """
 
 import functools
@@ -19,7 +19,7 @@ _threads = torch.get_num_threads()
 try:
     import onnxruntime  # noqa: F401  # silero-vad needs it
     import silero_vad
-except ImportError:  # It comes with an extra.
+except ImportError:  # It is an optional dependency.
     silero_vad = None
 torch.set_num_threads(_threads)
 
@@ -27,14 +27,14 @@ SILERO, ENERGY = "silero-vad", "energy"
 SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
 BEGIN, END = 0.2, 0.1
-"""Probabilities: speech that reaches `BEGIN` extends as far as it stays above `END`."""
-LEAST_SURE = 0.8
+"""Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or above `END`."""
+MIN_SURE = 0.8
 """A recording that stays below this has no speech: music and noise reach 0.7, speech in a large hall 0.9."""
 PADDING_SECONDS = 0.1
 """Added on both sides for soft beginnings and ends of words, which the detector misses."""
-LEAST_GAP_SECONDS = 0.3
+MIN_GAP_SECONDS = 0.3
 """A shorter pause is part of the speech around it."""
-LEAST_SPEECH_SECONDS = 0.2
+MIN_SPEECH_SECONDS = 0.2
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
         found.append(detector.audio_forward(at_16k) if detector else frame_powers(at_16k))
     scores = np.concatenate(found)
     if detector:
-        return stretches(scores * (scores.max() >= LEAST_SURE), SILERO_SECONDS, recording.seconds), SILERO
+        return stretches(scores * (scores.max() >= MIN_SURE), SILERO_SECONDS, recording.seconds), SILERO
     is_speech = are_speech(10 * np.log10(scores + 1e-12))
     return stretches(is_speech.astype(np.float32), FRAME_SECONDS, recording.seconds), ENERGY
 
@@ -63,13 +63,13 @@ def stretches(scores: np.ndarray, frame_seconds: float, seconds: float) -> np.nd
     >>> stretches(np.array([0, 0, 0.4, 0.2, 0.2, 0.05, 0, 0.9]), 1.0, 8.0).tolist()
     [[1.9, 5.1], [6.9, 8.0]]
     """
-    # Runs of frames above `END`, if one of them reaches `BEGIN`.
+    # Runs of frames at or above `END` in which at least one frame reaches `BEGIN`.
     runs = np.split(np.arange(len(scores)), np.flatnonzero(np.diff(scores >= END)) + 1)
     spoken = [run for run in runs if len(run) and scores[run].max() >= BEGIN]
     if not spoken:
         return np.zeros((0, 2))
     edges = np.array([(run[0], run[-1] + 1) for run in spoken]) * frame_seconds
     edges = np.clip(edges + np.array([-PADDING_SECONDS, PADDING_SECONDS]), 0.0, seconds)
-    apart = edges[1:, 0] - edges[:-1, 1] >= LEAST_GAP_SECONDS
+    apart = edges[1:, 0] - edges[:-1, 1] >= MIN_GAP_SECONDS
     joined = np.stack([edges[np.append(True, apart), 0], edges[np.append(apart, True), 1]], axis=1)
-    return joined[joined[:, 1] - joined[:, 0] >= LEAST_SPEECH_SECONDS]
+    return joined[joined[:, 1] - joined[:, 0] >= MIN_SPEECH_SECONDS]

@@ -27,7 +27,7 @@ from speakernet.options import suggestion
 PUBLISHED: dict[str, ModuleType] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet, but)}
 """The modules of the toolkits by `SOURCE`.
 
-Each has FRONT_END, the name and options of its models' front end unless a file determines another; UNUSED, patterns of
+Each has FRONT_END, the name and options of its models' front end unless a file determines it; UNUSED, patterns of
 tensors that do not belong to the network, each with the reason; and `models(contents)`, a function for each of the
 toolkit's models, by its name there, that describes the network in a file.
 """
@@ -37,7 +37,7 @@ MISFITS = (ValueError, ArithmeticError, AttributeError, LookupError, RuntimeErro
 
 
 def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
-    """A checkpoint's weights under the names of `net`; only voxceleb_trainer's work without a prior import."""
+    """A checkpoint's weights under the names of `net`; only voxceleb_trainer's can be used without importing them."""
     if voxceleb_trainer.is_ours_to_read(contents):
         return voxceleb_trainer.translate(contents, net, path)
     raise unknown_file(contents, path)
@@ -48,7 +48,7 @@ def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
     message = f"{path} is neither a speakernet model file nor a checkpoint of {voxceleb_trainer.SOURCE}"
     found = list(_fitting(contents, path)) if isinstance(contents, Mapping) else []
     if not found:
-        return CheckpointError(f"{message}; import those of {', '.join(PUBLISHED)} with `speakernet import-weights`")
+        return CheckpointError(f"{message}; import files of {', '.join(PUBLISHED)} with `speakernet import-weights`")
     file = shlex.quote(str(path))
     commands = " or ".join(f"`speakernet import-weights {file} {one} --out model.pt`" for one in found)
     return CheckpointError(f"{message}; convert it with {commands}")
@@ -123,7 +123,7 @@ def _fitted(
 
 
 def _fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
-    """Options of `import-weights` for each published model whose tensors match the file."""
+    """Options of `import-weights` for each toolkit's first model whose tensors match the file."""
     for source, format in PUBLISHED.items():
         try:
             weights = bare(contents, path)

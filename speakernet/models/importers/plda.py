@@ -19,7 +19,7 @@ BINARY, START, END = b"\0B", b"<Plda>", b"</Plda>"
 HDF5 = b"\x89HDF\r\n\x1a\n"
 EXPECTED = "Kaldi's PLDA, vector or matrix, binary or text, or wespeaker's PLDA as HDF5"
 TYPES: dict[bytes, np.dtype] = {b"F": np.dtype("<f4"), b"D": np.dtype("<f8")}
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """A PLDA of 2,000 dimensions in float64 is 32 MB."""
 
 
@@ -41,7 +41,7 @@ def read_plda(path: str | Path) -> ForeignPlda:
     """A PLDA of Kaldi or wespeaker.
 
     Raises:
-        CheckpointError: another kind of file, a damaged file, or arrays of inconsistent sizes.
+        CheckpointError: a different kind of file, a damaged file, or arrays of inconsistent sizes.
     """
     with reading(path, EXPECTED, CheckpointError):
         content = _content(path)
@@ -52,7 +52,7 @@ def read_plda(path: str | Path) -> ForeignPlda:
                 raise CheckpointError(f"{path} is not a PLDA; expected {EXPECTED}")
             arrays = _arrays(content, path)
             if len(arrays) != 3:
-                raise CheckpointError(f"{path}: a PLDA with {len(arrays)} arrays; expected mean, transform, variances")
+                raise CheckpointError(f"{path}: the PLDA has {len(arrays)} arrays; expected mean, transform, variances")
             mean, transform, between = arrays
             offset = -transform @ mean
         _check(path, transform, offset, between)
@@ -63,7 +63,7 @@ def read_array(path: str | Path) -> np.ndarray:
     """A vector (dim,) or matrix (rows, columns) of Kaldi, such as `mean.vec` or `transform.mat`.
 
     Raises:
-        CheckpointError: another kind of file, or a damaged file.
+        CheckpointError: a different kind of file, or a damaged file.
     """
     with reading(path, EXPECTED, CheckpointError):
         arrays = _arrays(_content(path), path)
@@ -74,9 +74,9 @@ def read_array(path: str | Path) -> np.ndarray:
 
 def _content(path: str | Path) -> bytes:
     with open_regular(path) as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise CheckpointError(f"{path}: more than {MOST_BYTES >> 20} MiB; expected {EXPECTED}")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise CheckpointError(f"{path} has more than {MAX_BYTES >> 20} MiB; expected {EXPECTED}")
     return content
 
 
@@ -84,7 +84,7 @@ def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> Non
     shapes = {transform.shape, *((one.shape[0], one.shape[0]) for one in vectors if one.ndim == 1)}
     is_finite = all(np.isfinite(one).all() for one in (transform, *vectors))
     if len(shapes) != 1 or not transform.size or any(one.ndim != 1 for one in vectors) or not is_finite:
-        raise CheckpointError(f"{path}: expected a PLDA's arrays, of consistent sizes and with finite numbers")
+        raise CheckpointError(f"{path}: expected the arrays of a PLDA, with consistent sizes and finite numbers")
     if (vectors[-1] < 0).any():
         raise CheckpointError(f"{path}: negative between-speaker variances; expected 0 or more")
 
@@ -108,7 +108,7 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
             continue
         kind, form = content[place : place + 1], content[place + 1 : place + 3]
         if kind not in TYPES or form not in (b"V ", b"M "):
-            raise CheckpointError(f"{path}: {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}")
+            raise CheckpointError(f"{path}: found {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}")
         place += 3
         sizes = [struct.unpack_from("<bi", content, place + 5 * number)[1] for number in range(1 + (form == b"M "))]
         place += 5 * len(sizes)
@@ -128,7 +128,7 @@ def _read_hdf5(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise CheckpointError(f"{path} is HDF5, which needs h5py: pip install h5py") from error
     with h5py.File(path, "r") as file:
         sizes = [file[name].size for name in ("transform", "offset", "psi")]
-        if max(sizes) * 8 > MOST_BYTES:
-            raise CheckpointError(f"{path}: arrays of {sizes} numbers; expected those of a PLDA")
+        if max(sizes) * 8 > MAX_BYTES:
+            raise CheckpointError(f"{path} has arrays of {sizes} numbers, too large for a PLDA")
         found = [np.asarray(file[name][()], dtype=np.float64) for name in ("transform", "offset", "psi")]
     return found[0], found[1], found[2]

@@ -167,7 +167,8 @@ def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
             if option not in known:
                 raise ValueError(f"its model_config has the unknown option {option}; {suggestion(option, known)}")
             if option in values and value not in values[option]:
-                raise ValueError(f"its model_config has {option}: {value}; only {values[option][0]} is supported")
+                expected = " or ".join(map(str, values[option]))
+                raise ValueError(f"its model_config has {option}: {value}; only {expected} is supported")
 
 
 def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ FRONT_END = {"name": "fbank", "scale": 1.0, "window": "povey", "normalize": "mea
 UNUSED: dict[str, str] = {}
 # Added to the variance in its statistics; CAM++ adds nothing, but a gradient needs a small floor.
 VARIANCE_FLOOR = 1e-8
-LEAST_FLOOR = 1e-12
+MIN_FLOOR = 1e-12
 # The width of a group is channels x base width / 64.
 WIDTH_UNIT = 64
 
@@ -26,7 +26,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def _campplus(weights: Weights) -> Described:
-    return dataclasses.replace(campplus(weights), pooling_options={"variance_floor": LEAST_FLOOR})
+    return dataclasses.replace(campplus(weights), pooling_options={"variance_floor": MIN_FLOOR})
 
 
 def _eres2net(weights: Weights) -> Described:

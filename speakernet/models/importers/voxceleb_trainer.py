@@ -1,6 +1,6 @@
 """Checkpoints of voxceleb_trainer (github clovaai/voxceleb_trainer, commit f51bab8) and its forks.
 
-Supported are the 2026 format (`model_state_dict` with keys `__S__.*` and `__L__.*`, optimizer, schedule and epoch),
+This module reads the 2026 format (`model_state_dict`, keys `__S__.*` and `__L__.*`, optimizer, schedule and epoch),
 plain state dictionaries, both also with the prefix `module.`, and `{"model": …}` (RawNet3, network only). Constant
 buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded.
 """

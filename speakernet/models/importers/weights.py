@@ -43,7 +43,7 @@ class Described:
 
 
 Describe = Callable[[Weights], Described]
-"""Describes a state dictionary; raises an error if it has another architecture."""
+"""Describes a state dictionary; raises an error if it has a different architecture."""
 
 
 def rename(name: str, rules: Iterable[Rule]) -> str | None:

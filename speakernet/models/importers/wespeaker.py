@@ -171,7 +171,7 @@ def _xvector(weights: Weights) -> Described:
 
 def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
     found = pooling_of(weights)
-    # The two names differ in the attention's context; both may be configured with another pooling.
+    # The two names differ in the attention's context; both may be configured with a different pooling.
     if found != pooling and found in ("ASTP", "GlobalASTP"):
         raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
     ends, options = ends_of(weights)

@@ -25,9 +25,9 @@ class MultiQueryPoolingOptions(PoolingOptions):
     """Attentive statistics of several queries over several groups of channels."""
 
     queries: Annotated[int, Ge(1), Le(64)] = 2
-    """Attentions over all channels, each with separate statistics."""
+    """Number of attentions over all channels, each with separate statistics."""
     heads: Annotated[int, Ge(1), Le(1024)] = 8
-    """Equal groups of the trunk's channels, each with a separate attention."""
+    """Number of equal groups of the trunk's channels, each with a separate attention."""
     bottleneck: Annotated[int, Ge(1), Le(65_536)] = 64
     """Hidden channels of each attention."""
 
@@ -47,11 +47,11 @@ class MHFAOptions(PoolingOptions):
     takes_layers: ClassVar[bool] = True
 
     heads: Annotated[int, Ge(1), Le(1024)] = 64
-    """Attentions over frames."""
+    """Number of attentions over frames."""
     compression: Annotated[int, Ge(1), Le(4096)] = 128
     """Dimensions of keys and values."""
     context: Annotated[int, Ge(0), Le(100)] = 0
-    """Frames on each side that the attention of each head sees; from 1 it is context-aware MHFA."""
+    """Frames on each side that the attention of each head sees; 1 or more makes it context-aware MHFA."""
 
 
 class AdapterMFAOptions(PoolingOptions):

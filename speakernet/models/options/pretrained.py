@@ -49,18 +49,18 @@ class PretrainedOptions(TrunkOptions):
     lora_rank: Annotated[int, Ge(1), Le(1024)] = 64
     """Rank of the low-rank adapters."""
     lora_alpha: Annotated[float, Gt(0.0), Le(10_000.0)] = 128.0
-    """The adapters' product is multiplied by this over the rank."""
+    """The adapters' product is multiplied by this divided by the rank."""
     lora_targets: Annotated[list[str], MinLen(1)] = Field(default=["auto"])
-    """Last part of the names of linear layers with adapters; auto: queries and values, feed-forward in WavLM."""
+    """Last part of the names of linear layers with adapters; auto: queries and values, but feed-forward in WavLM."""
     lora_dropout: Share = 0.0
     """Dropout before the adapters."""
     reference: bool = False
     """Model files refer to the files of frozen weights, with SHA-256, instead of containing the weights."""
     spare: InputPath = ""
-    """A model file with the same backbone, used if its folder is gone; a resumed run uses its best.pt."""
+    """A model file with the same backbone, used if the backbone's folder is gone; a resumed run uses its best.pt."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Neither a name nor a configuration, or options that need another `trained`."""
+        """Neither a backbone nor a configuration, or an option without effect under this value of `trained`."""
         yield from super().problems()
         if not self.backbone and not self.config:
             yield "backbone", "empty; expected a folder with config.json and safetensors, or a name on the hub"

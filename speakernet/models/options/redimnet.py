@@ -10,7 +10,7 @@ from speakernet.models.options.trunks import NormedEmbeddingOptions, Published, 
 
 Channels = Annotated[int, Ge(1), Le(16_384)]
 Stages = list[list[Annotated[float, Ge(0.0), Le(4096.0)]]]
-MOST_STAGES = 64
+MAX_STAGES = 64
 
 
 class FoldedOptions(NormedEmbeddingOptions):
@@ -40,8 +40,8 @@ class FoldedOptions(NormedEmbeddingOptions):
             and all(value % 1 == 0 or name == "width" for value, name in zip(stage, names, strict=True))
             for stage in stages
         )
-        if not 1 <= len(stages) <= MOST_STAGES or not all(fits):
-            yield "stages", f"{stages}; expected 1 to {MOST_STAGES} stages, each of {self.numbers}"
+        if not 1 <= len(stages) <= MAX_STAGES or not all(fits):
+            yield "stages", f"{stages}; expected 1 to {MAX_STAGES} stages, each of {self.numbers}"
 
 
 class ReDimNetOptions(TwoLayerOptions, FoldedOptions):

@@ -38,9 +38,9 @@ class TrunkOptions(Options):
     front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank"}
     """Front end of the published definition: its name, and the values that `auto` stands for."""
     poolings: ClassVar[Sequence[str]] = ("TSTP",)
-    """Pooling of the published definition, then others that the tests cover; any other works as well."""
+    """Pooling of the published definition, then others that the tests cover; any other that fits works as well."""
     pooling_names: ClassVar[Mapping[str, str]] = {}
-    """Common pooling names that mean another pooling in this network."""
+    """Common pooling names that mean a different pooling in this network."""
     gives_layers: ClassVar[bool] = False
     """Whether the trunk outputs the states of all its layers, which need special poolings."""
     training_only: ClassVar[frozenset[str]] = frozenset()
@@ -83,7 +83,7 @@ def sized(
     defaults: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> type[Any]:
-    """Another published size of a family: a subclass with other defaults and other facts."""
+    """Another published size of a family: a subclass with its own defaults and facts."""
     fields = {option: owner.model_fields[option] for option in defaults or {}}
     namespace: dict[str, Any] = {
         **{"__module__": owner.__module__, "__qualname__": name, "__doc__": owner.__doc__},

@@ -91,7 +91,7 @@ class StageOptions(Options):
     """One of several stages: the options that differ from the previous stage, in the sections of a configuration."""
 
     name: Annotated[str, StringConstraints(pattern=r"^\w{1,40}$")]
-    """Name in log, report and `--stage`, and of the stage's folder."""
+    """Name of the stage in the log, the report and `--stage`, and of its folder."""
     epochs: Count
     """Epochs of this stage."""
     data: Changes = Field(default={})
@@ -99,7 +99,7 @@ class StageOptions(Options):
     augment: Changes = Field(default={})
     """Any option of the section."""
     model: Changes = Field(default={})
-    """Under options: what of a pretrained backbone is trained, and how."""
+    """Only `options`: which part of a pretrained backbone is trained, and how."""
     loss: Changes = Field(default={})
     """Margin, scale and inter_top_k."""
     optimizer: Changes = Field(default={})
@@ -116,7 +116,7 @@ class TrainingOptions(Options):
     initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     initial_weight: Share = 0.0
-    """Share of initial_model's weights in every evaluated and saved model (0.3 loses less on other data)."""
+    """Share of initial_model's weights in every evaluated and saved model (0.3 keeps more accuracy on other data)."""
     freeze_epochs: CountOrZero = 0
     """Epochs at the start in which only the head of the loss is trained; needs initial_model."""
     freeze_norm_statistics: bool = False
@@ -128,7 +128,7 @@ class TrainingOptions(Options):
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
     reference_batch: CountOrZero = 0
-    """Utterances per optimizer step for which the learning rates were chosen; 0: those of this run."""
+    """Utterances per optimizer step for which the learning rates were chosen; 0: as many as in this run."""
     batch_scaling: Literal["off", "linear", "sqrt"] = "off"
     """Multiply all learning rates by the ratio of the batch to reference_batch, or by its square root."""
     log_interval: Count = 20
@@ -138,15 +138,15 @@ class TrainingOptions(Options):
     patience: CountOrZero = 0
     """Stop after this many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0
-    """Optimizer steps between writes of last.pt, in addition to each epoch's end; 0: only then."""
+    """Optimizer steps between writes of last.pt, in addition to the one after each epoch; 0: none."""
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = 10.0
-    """Minutes between writes of last.pt, at most; 0 turns it off."""
+    """Maximum minutes between writes of last.pt; 0: no limit."""
     max_bad_steps: Count = 10
     """Stop the run after this many steps in a row with a non-finite loss or gradient."""
     average_checkpoints: Annotated[int, Ge(0), Le(100_000)] = 0
     """Average the weights of the last N epochs at the end (batch-norm statistics recomputed); 0 turns it off."""
     final_model: Literal["best", "last"] = "best"
-    """The model in best.pt: that with the lowest validation EER, or the last one."""
+    """The model in best.pt: the one with the lowest validation EER, or the last one."""
     ema_statistics: Literal["averaged", "measured"] = "averaged"
     """Batch-norm statistics of the moving average: averaged like the weights, or measured for each evaluation."""
     keep_checkpoints: CountOrZero = 3
@@ -156,11 +156,11 @@ class TrainingOptions(Options):
     max_grad_norm: NotNegative = 5.0
     """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
     gradient_cache: Switch = "auto"
-    """Two passes for metric losses with accumulation, which keeps all negatives; off: refuse the combination."""
+    """Use two passes for a metric loss with accumulation, which keeps all negatives; off: refuse the combination."""
     stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
     """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
-    """Name of the stage to start with; earlier stages are used as they are in the run folder."""
+    """Name of the stage to start with; earlier stages are not trained further."""
     large_margin_epochs: CountOrZero = 0
     """Epochs of a final stage with a larger margin and longer crops (shorthand for an entry in stages); 0: none."""
     large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
@@ -172,9 +172,9 @@ class TrainingOptions(Options):
     large_margin_learning_rate: LearningRate = 1e-4
     """Learning rate at the start of that stage."""
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
-    """Learning rate at the end of that stage; auto: a quarter of its start."""
+    """Learning rate at the end of that stage; auto: a quarter of the rate at its start."""
     large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
-    """Fall of the learning rate: exponential, warm-up included (wespeaker), or half a cosine after the warm-up."""
+    """Decay of the learning rate: exponential, warm-up included (wespeaker), or half a cosine after the warm-up."""
     large_margin_warmup_epochs: Epochs = 0.0
     """Epochs of linear warm-up of that stage."""
     large_margin_augment: bool = True
@@ -193,13 +193,13 @@ class TrainingOptions(Options):
         if self.batch_scaling != "off" and not self.reference_batch:
             yield (
                 "batch_scaling",
-                f"{self.batch_scaling} needs reference_batch, the batch for which the rates were chosen",
+                f"{self.batch_scaling} needs reference_batch, the batch for which the learning rates were chosen",
             )
         names = [one.name for one in self.stages] + ([LARGE_MARGIN] if self.large_margin_epochs else [])
         if len(set(names)) < len(names):
             yield "stages", f"{', '.join(names)}; expected unique names"
         if self.stages and self.max_epochs != self.stages[0].epochs:
-            yield "max_epochs", f"{self.max_epochs} together with stages, each of which sets its epochs; remove it"
+            yield "max_epochs", f"{self.max_epochs} conflicts with stages, each of which sets its epochs; remove it"
         if self.stage and self.stage not in names:
             yield (
                 "stage",
@@ -228,7 +228,7 @@ class RuntimeOptions(MachineOptions):
     loss_scale_growth_interval: Count = 2000
     """fp16 only: good steps after which the scale doubles."""
     compile: Literal["auto", "off", "on"] = "auto"
-    """Compile the network; auto: if it pays over the remaining steps."""
+    """Compile the network; auto: if that saves time over the remaining steps."""
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
     """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"

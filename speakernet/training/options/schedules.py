@@ -83,7 +83,7 @@ class ExponentialOptions(ScheduleOptions):
         if self.decay != "auto" and self.final_learning_rate != "auto":
             yield (
                 "final_learning_rate",
-                f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential uses only one of them, "
+                f"{self.final_learning_rate:g} contradicts decay: {self.decay:g}; exponential uses only one of them, "
                 "remove the other",
             )
 
@@ -99,7 +99,7 @@ class CosineRestartsOptions(FloorOptions):
 
 
 class PolynomialOptions(FloorOptions):
-    """From the top to the floor as (1 - share of the run) to the `power`."""
+    """Falls from the top to the floor as (1 - share of the run) to the `power`."""
 
     name: str = "polynomial"
     power: Annotated[float, Gt(0.0), Le(100.0)] = 2.0
@@ -115,7 +115,7 @@ class OneCycleOptions(FloorOptions):
 
 
 class PlateauOptions(FloorOptions):
-    """The top, multiplied by `decay` whenever `plateau_patience` evaluations did not improve the EER."""
+    """The top learning rate, multiplied by `decay` whenever `plateau_patience` evaluations did not improve the EER."""
 
     name: str = "plateau"
     decay: Factor = DECAY

@@ -19,7 +19,7 @@ import pytest
 import speakernet
 from speakernet.inference.serve import server as module
 from speakernet.inference.serve.server import (
-    MOST_TOGETHER,
+    MAX_TOGETHER,
     TOKEN_VARIABLE,
     Address,
     Batcher,
@@ -140,7 +140,7 @@ def test_slow_upload(models):
 
 def test_unfinished_headers(models, monkeypatch):
     monkeypatch.setattr(module, "HEADER_SECONDS", 1.0)
-    monkeypatch.setattr(module, "MOST_WITHOUT_HEADERS", 20)
+    monkeypatch.setattr(module, "MAX_WITHOUT_HEADERS", 20)
     with serving(models[0]) as (address, _):
         port = int(address.rpartition(":")[2])
         halves = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(60)]
@@ -212,7 +212,7 @@ def test_batch_with_a_bad_clip():
     with pytest.raises(ValueError, match="empty"):
         bad.result(10)
     batcher.close()
-    assert sizes[:2] == [1, 5] and MOST_TOGETHER > 5
+    assert sizes[:2] == [1, 5] and MAX_TOGETHER > 5
     assert batcher.submit(np.zeros(1)).cancelled()
 
 
@@ -232,7 +232,7 @@ def test_time_limit_of_work(models, voices):
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
         time.sleep(1.0)
-        # One for the reference, and those of the ten seconds that fit.
+        # One window of the reference, and those of the ten seconds that were computed in time.
         assert len(computed) < 7
 
 

@@ -206,7 +206,7 @@ def test_page(browser, models, voices, tmp_path, width):
         stranger = "/^Not (an enrolled person$|sure: perhaps )/"
         browser.wait(f"{stranger}.test(document.querySelector('#identify-answer .verdict')?.textContent)")
         enrolled = "document.querySelector('#enrol-answer .verdict').textContent"
-        for verdict_of_enrolment in (f"{name} has another recording", f"Nothing added for {name}"):
+        for verdict_of_enrolment in (f"A recording of {name} was added", f"Nothing was added for {name}"):
             drop(browser, "sample", wav(voices[0][0]))
             assert browser.run("document.querySelector('#enrol-answer').hidden")
             browser.run("document.querySelector('#enrol').click()")

@@ -1,4 +1,4 @@
-// Runs the model in the browser: clips are decoded, embedded and compared here, and never sent.
+// Runs the model in the browser: clips are decoded, embedded and compared here, and are never sent.
 
 export const MOST_SECONDS = 60;
 
@@ -21,7 +21,7 @@ export async function open(health, headers) {
     return { embedding: [...embedding.data], direction: [...direction.data] };
   }
 
-  // The same answer as the server's /verify.
+  // The same answer as the server's /verify, without `clips`.
   async function verify(first, second) {
     const one = (await embed(first)).direction, other = (await embed(second)).direction;
     const score = one.reduce((sum, value, at) => sum + value * other[at], 0);
@@ -42,7 +42,7 @@ async function decode(clip, rate, fewest) {
     // A context at this rate resamples what it decodes.
     audio = await new OfflineAudioContext(1, 1, rate).decodeAudioData(await clip.blob.arrayBuffer());
   } catch {
-    throw new Error(`${clip.name}: this browser cannot decode it; choose a WAV, FLAC or MP3 file.`);
+    throw new Error(`${clip.name}: this browser cannot decode the file; choose a WAV, FLAC or MP3 file.`);
   }
   const samples = new Float32Array(audio.length);
   for (let channel = 0; channel < audio.numberOfChannels; channel++) {

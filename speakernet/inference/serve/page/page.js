@@ -57,13 +57,13 @@ class Microphone {
   // Samples go to `hear(block, rate)`; `ended` is called if the microphone is disconnected.
   async open(hear, ended) {
     if (!navigator.mediaDevices) throw new Error("Browsers record only from 127.0.0.1 or over HTTPS.");
-    // Unprocessed: processing for calls makes voices more alike.
+    // Unprocessed, since processing for calls makes voices more alike.
     const wanted = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     try {
       this.stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
     } catch (error) {
       throw new Error(error.name === "NotAllowedError"
-        ? "The browser blocks the microphone; allow it next to the address." : `No microphone: ${error.message}`);
+        ? "The browser blocks the microphone; allow it in the address bar." : `No microphone: ${error.message}`);
     }
     this.context = new AudioContext();
     await this.context.audioWorklet.addModule("recorder.js");
@@ -223,7 +223,7 @@ function times(ratio) {
 
 function scale(ratio, left = "different", right = "same") {
   const box = element("div", "", "scale");
-  box.ariaHidden = "true"; // the text beside it has the same in words
+  box.ariaHidden = "true"; // the text beside it says the same
   const bar = element("div", "", "bar");
   const mark = element("div", "", "mark");
   // Odds of ten thousand or more are at the ends.
@@ -275,21 +275,21 @@ function showPerson(box, found) {
     return;
   }
   const ratio = best.log_likelihood_ratio, isNear = ratio !== null && ratio >= 0;
-  const limit = `A person is named from ${found.threshold.toFixed(3)} up` +
-    (found.stranger_rate === null ? "." : `; at most ${rate(found.stranger_rate)} of strangers get that far.`);
+  const limit = `A person is named if the score is at least ${found.threshold.toFixed(3)}` +
+    (found.stranger_rate === null ? "." : `; at most ${rate(found.stranger_rate)} of strangers reach it.`);
   const sides = isNear ? `${best.name} as from somebody else` : `somebody else as from ${best.name}`;
   const rest = [`Highest scores: ${scores}. ${limit}`];
   if (ratio !== null) rest.unshift(scale(ratio, "somebody else", best.name), `The highest score is ${times(ratio)} as likely from ${sides}.`);
   if (isShort(found)) {
     show(box, "unsure", `Not sure: perhaps ${found.name ?? (isNear ? best.name : "a stranger")}`, ...rest, "The clip has too little speech to be sure; record a few seconds.");
   } else if (found.name === null && isNear) {
-    show(box, "unsure", `Not sure: perhaps ${best.name}`, ...rest, "Not sure means: the voice fits, but not well enough to rule out a stranger. A longer clip may decide.");
+    show(box, "unsure", `Not sure: perhaps ${best.name}`, ...rest, "The voice fits, but not well enough to rule out a stranger. A longer clip may help.");
   } else {
     show(box, found.name === null ? "other" : "same", found.name ?? "Not an enrolled person", ...rest);
   }
 }
 
-// Sends the recording while it is made, and shows the server's answer so far.
+// Sends a recording while it is being made, and shows the server's answer so far.
 class Live {
   constructor(reference, box) {
     this.reference = reference;
@@ -331,7 +331,7 @@ class Live {
   }
 }
 
-// A button that does some work on clips, which stay as they are meanwhile, and shows its errors in `box`.
+// A button that starts some work on clips, which cannot be changed meanwhile, and shows its errors in `box`.
 function action(button, box, clips, failed, work, isReady = () => true) {
   const update = () => { button.disabled = button.dataset.busy === "true" || !clips.every(clip => clip.blob) || !isReady(); };
   const run = async () => {
@@ -365,7 +365,7 @@ function form(fields) {
 
 let live = null;
 const compareBox = find("compare-answer"), identifyBox = find("identify-answer"), enrolBox = find("enrol-answer");
-// An answer belongs to its clips: another clip clears it.
+// An answer belongs to its clips: a new clip clears it.
 const clearing = (box, update) => () => { box.hidden = true; update(); };
 const first = new Clip("first", clearing(compareBox, () => { live?.close(); compareAction?.update(); }));
 const second = new Clip("second", clearing(compareBox, () => compareAction?.update()));
@@ -409,11 +409,11 @@ var enrolAction = action(find("enrol"), enrolBox, [sample], "Not enrolled", asyn
   const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
   sample.clear();
   await listPeople();
-  const done = !found.added ? `Nothing added for ${found.name}`
-    : found.recordings > found.added ? `${found.name} has another recording` : `${found.name} is enrolled`;
+  const done = !found.added ? `Nothing was added for ${found.name}`
+    : found.recordings > found.added ? `A recording of ${found.name} was added` : `${found.name} is enrolled`;
   const next = !found.added ? [] : found.warnings.length
-    ? [`It was added all the same. If that is wrong, remove ${found.name} and enrol again.`]
-    : [`${recordings(found.recordings)} so far. Another one from a different day makes recognition more reliable.`];
+    ? [`It was added anyway. If that is wrong, remove ${found.name} and enrol again.`]
+    : [`${recordings(found.recordings)} so far. A recording from a different day makes recognition more reliable.`];
   const isDoubtful = found.warnings.length > 0;
   show(enrolBox, isDoubtful ? "unsure" : "same", isDoubtful && found.added ? `${done}, with a warning` : done, ...found.warnings.map(one => `${one}.`), ...next);
 }, () => find("name").value.trim() !== "");
