@@ -98,7 +98,7 @@ class OptionError(ValueError):
             self.found = str(first["ctx"]["error"])
         else:
             value = values.get(self.field)
-            found = "empty" if value is None else repr(value)
+            found = "missing" if self.field not in values else "empty" if value is None else repr(value)
             self.found = f"is {found[:100]}; expected {in_words(field.rebuild_annotation())}"
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
 

@@ -136,4 +136,6 @@ def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, s
         return []
     message = f"{counted(len(shared), 'recording')} also in {checks[0]}" + " under a different name" * renamed
     advice = "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
+    if renamed:
+        advice = "a model chosen on one of the lists is not tested on new recordings by the other"
     return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]
