@@ -84,6 +84,8 @@ def benchmark_config(
         "volume_db": [0.0, 0.0],
         "telephone_probability": 0.0,
         "codec_probability": 0.0,
+        "microphone_probability": 0.0,
+        "components": {},
     }
     return replaced(config, data=loading, augment=mixing, loss={"name": "amsoftmax"})
 

@@ -1,7 +1,7 @@
 """Random numbers: seed the generators, and draw by key instead of by order.
 
-Every random choice comes from a generator keyed by (seed, keys…), so that results do not depend on the number of
-workers or ranks.
+Every random choice about data comes from a generator keyed by (seed, keys…), so that batches do not depend on the
+number of workers or ranks.
 """
 
 import random

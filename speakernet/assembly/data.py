@@ -407,5 +407,7 @@ def build_augmenter(
         found.append(f"frequency responses of {section.microphone_db:g} dB")
     if devices is not None:
         found.append(f"{len(devices)} real microphones")
-    logger.info("augmentation: %s", ", ".join(found) or "nothing")
+    effects = {"telephone": section.telephone_probability, "codec": section.codec_probability}
+    found += [name for name, probability in effects.items() if probability] + ["volume"] * any(section.volume_db)
+    logger.info("augmentation: %s", ", ".join([*found, *section.components]))
     return augmenter

@@ -260,7 +260,7 @@ def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]
         # Late: only a mistyped option needs it.
         from speakernet.options import nearest
 
-        meant = "".join(f"did you mean {one}? " for one in nearest(unknown, known, 1))
+        meant = "".join(f"did you mean {one}? " for one in nearest(unknown, known.keys() - {"--help"}, 1))
         parser.error(f"unknown option {unknown!r}; {meant}see `{parser.prog} --help`")
 
 

@@ -23,7 +23,7 @@ from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import cautions, figures
 from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import Results, further_figures, headline
+from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
@@ -169,7 +169,7 @@ def _details(results: Results) -> list[str]:
     if results.eer_percent is None:
         return []
     # The first line names the EER and the minDCFs.
-    others = headline(results, DIGITS)[1 + len(results.min_dcf) :]
-    lines = [f"{one.name}: {one.text}" for one in (*others, *further_figures(results, DIGITS))]
+    others = headline(results, DIGITS, further=True)[1 + len(results.min_dcf) :]
+    lines = [f"{one.name}: {one.text}" for one in others]
     lines.append(f"{counted(results.num_speakers or 0, 'speaker')} by {results.speaker_rule}")
     return [*lines, *filter(None, [results.interval_note])]

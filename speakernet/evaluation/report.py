@@ -64,7 +64,6 @@ from speakernet.evaluation.results import (
     GroupResult,
     Results,
     SweepResult,
-    further_figures,
     headline,
     threshold_text,
 )
@@ -347,7 +346,7 @@ def _result(run: RunData) -> Section:
         tiles.append(
             {"name": name.capitalize(), "value": f"{point.threshold:.4f}", "note": f"calibrated for {fitted_for}"}
         )
-    rows = [[one.name, one.text, one.interval_text] for one in (*figures.values(), *further_figures(results))]
+    rows = [[one.name, one.text, one.interval_text] for one in headline(results, further=True)]
     table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
     cards = [{"heading": "All figures", "table": table}, of_list]
     if results.test_lists:

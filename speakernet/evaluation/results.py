@@ -1,8 +1,8 @@
 """The results of scoring a trial list as one object, from which `results.json`, report and terminal output are made.
 
 `figures` creates it and the evaluation adds its provenance with `dataclasses.replace`. Only `to_dict` and `from_dict`
-write and read `results.json`. Unknown values are None (or empty) and have no key in the file. Figures are formatted
-here alone: by `headline` those that summarise a result, by `further_figures` the others.
+write and read `results.json`. Unknown values are None (or empty) and have no key in the file. `headline` alone decides
+how a figure is formatted.
 """
 
 import dataclasses
@@ -233,8 +233,10 @@ class ShownFigure:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
-def headline(results: Results, digits: int = 2) -> list[ShownFigure]:
+def headline(results: Results, digits: int = 2, *, further: bool = False) -> list[ShownFigure]:
     """EER, minDCFs and, for calibrated scores, actual costs and Cllr; empty without error rates.
+
+    `further` adds the `FURTHER_FIGURES` that are known.
 
     >>> [one.text for one in headline(Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2))]
     ['5.21 %', '0.400', '0.200 bits']
@@ -242,39 +244,19 @@ def headline(results: Results, digits: int = 2) -> list[ShownFigure]:
     if results.eer_percent is None:
         return []
     intervals = results.min_dcf_interval or {}
-    shown = [("EER", "%", results.eer_percent, results.eer_interval_percent)]
-    shown += [(f"minDCF({prior})", "", cost, intervals.get(prior)) for prior, cost in results.min_dcf.items()]
-    shown += [(f"actual DCF({prior})", "", cost, None) for prior, cost in (results.act_dcf or {}).items()]
-    shown += [
-        (name, "bits", value, None)
-        for name, value in (("Cllr", results.cllr), ("min Cllr", results.min_cllr))
-        if value is not None
-    ]
+    # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two systems.
+    shown = [("EER", "%", 0, results.eer_percent, results.eer_interval_percent)]
+    shown += [(f"minDCF({prior})", "", 1, cost, intervals.get(prior)) for prior, cost in results.min_dcf.items()]
+    shown += [(f"actual DCF({prior})", "", 1, cost, None) for prior, cost in (results.act_dcf or {}).items()]
+    others = {"cllr": ("Cllr", "bits", 1), "min_cllr": ("min Cllr", "bits", 1), **(FURTHER_FIGURES if further else {})}
+    shown += [(*row, value, None) for key, row in others.items() if (value := getattr(results, key)) is not None]
     figures = []
-    for name, unit, value, interval in shown:
-        # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two systems.
-        figures.append(_shown(name, unit, value, digits if name == "EER" else digits + 1, interval))
+    for name, unit, more, value, interval in shown:
+        places = digits + more
+        number = f"{value:.{places}f}"
+        both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
+        figures.append(ShownFigure(name, unit, number, f"{number} {unit}".rstrip(), both))
     return figures
-
-
-def further_figures(results: Results, digits: int = 2) -> list[ShownFigure]:
-    """The `FURTHER_FIGURES` that are known.
-
-    >>> [one.text for one in further_figures(Results(eer_convex_hull_percent=5.214, area_under_roc=0.98765))]
-    ['5.21 %', '0.9877']
-    """
-    known = {name: getattr(results, name) for name in FURTHER_FIGURES}
-    return [
-        _shown(name, unit, known[key], digits + more)
-        for key, (name, unit, more) in FURTHER_FIGURES.items()
-        if known[key] is not None
-    ]
-
-
-def _shown(name: str, unit: str, value: float, places: int, interval: Interval = None) -> ShownFigure:
-    number = f"{value:.{places}f}"
-    both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
-    return ShownFigure(name, unit, number, f"{number} {unit}".rstrip(), both)
 
 
 def html_table(rows: Iterable[tuple[str, Any]]) -> str:

@@ -190,7 +190,7 @@ MISTAKES = {
     "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
     "{a/b: {train_list: LIST}}": "letters, digits",
     "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: FOLDER, weight: 0.001}}": "b gets 0 of the 4 ",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: FOLDER, weight: 0.001}}": "b gets 0 of",
 }
 
 

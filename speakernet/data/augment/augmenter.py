@@ -290,6 +290,7 @@ class Augmenter:
                 waveforms.index_copy_(0, some, through_microphones(waveforms[some], curves, grid))
         telephone, codec, gains = np.flatnonzero(drawn.telephone), np.flatnonzero(drawn.codec), drawn.gains_db
         if not (len(telephone) or len(codec) or gains.any()):
+            # Nothing to send; the condition names every effect below.
             return waveforms
         by_telephone, by_codec, factors = send(waveforms.device, [telephone, codec, 10 ** (gains / 20)])
         if len(telephone):
