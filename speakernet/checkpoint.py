@@ -68,7 +68,11 @@ def read_checkpoint(path: str | Path) -> Any:
     except CheckpointError:
         raise
     except FileNotFoundError as error:
-        raise CheckpointError(f"no checkpoint at {path}; give a model file such as exps/exp01/best.pt") from error
+        # A published name, such as wespeaker/resnet34, has no suffix.
+        fetch = "" if path.suffix else "; `speakernet fetch NAME --out FILE` downloads a published model"
+        raise CheckpointError(
+            f"no checkpoint at {path}; give a model file such as exps/exp01/best.pt{fetch}"
+        ) from error
     except (FileError, OSError, MemoryError) as error:
         # A problem of the machine at this moment; the file may be intact.
         raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); fix that and try again") from error
@@ -77,12 +81,12 @@ def read_checkpoint(path: str | Path) -> Any:
             raise DamagedError(f"{path} is not a model file but {instead}; give a file such as best.pt") from error
         # torch's own message advises reading the file without protection.
         raise DamagedError(
-            f"{path} is not a checkpoint, or holds more than tensors and plain values and could run code when read; "
-            "nothing in it was run. Save only its state dictionary, or get the file from another source"
+            f"{path} cannot be loaded safely: it is not a checkpoint, or it contains Python objects; nothing in it was "
+            "run. Save only its state dictionary, or get the file from another source"
         ) from error
     except Exception as error:
         # torch and safetensors raise RuntimeError, EOFError, KeyError … on damaged files.
-        raise DamagedError(f"{path} is truncated or not a checkpoint ({error_line(error)}); {ADVICE}") from error
+        raise DamagedError(f"{path} is damaged or is not a checkpoint; {ADVICE}") from error
 
 
 def read_own_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ IN_FLIGHT_PER_WORKER = 4
 OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
 # Limits on YAML texts: PyYAML reads about MAX_YAML characters a second, and some numbers take quadratic time.
+IN_TEXT = '"<unicode string>", '
 MAX_YAML, MAX_YAML_LEVELS, MAX_YAML_ALIASES, MAX_DIGITS = 256 << 10, 20, 20, 100
 SHOWN_BYTES = 512 << 20
 """Smaller files are checked within about a second and need no progress bar."""
@@ -83,10 +84,19 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
             raise
         raise kind(str(error)) from error
     except OSError as error:
-        raise kind(f"{path}: cannot be read ({error.strerror or error_line(error)}); expected {expected}") from error
+        found = f"cannot be read ({error.strerror or error_line(error)})"
+        raise kind(
+            f"{path}: {'there is no such file' if isinstance(error, FileNotFoundError) else found}; expected {expected}"
+        ) from error
     except Exception as error:
         found = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "damaged or of the wrong kind"
-        raise kind(f"{path}: {found} ({error_line(error)}); expected {expected}") from error
+        # The text of these errors is about our code, not about the file.
+        reason = (
+            ""
+            if isinstance(error, LookupError | TypeError | AttributeError | EOFError)
+            else f" ({error_line(error).partition(': ')[2] or type(error).__name__})"
+        )
+        raise kind(f"{path}: {found}{reason}; expected {expected}") from error
 
 
 @contextlib.contextmanager
@@ -129,7 +139,7 @@ def check_regular(path: str | Path) -> None:
     """Refuse anything that exists but is not a regular file."""
     mode = os.stat(path).st_mode  # noqa: PTH116  for every utterance
     if not stat.S_ISREG(mode):
-        raise FileError(f"{path}: not a regular file but a {'folder' if stat.S_ISDIR(mode) else 'pipe or device'}")
+        raise FileError(f"{path} is a {'folder' if stat.S_ISDIR(mode) else 'pipe or device'}; expected a file")
 
 
 def open_text(path: str | Path) -> IO[str]:
@@ -415,7 +425,9 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
                 raise FileError(f"{place(event.start_mark)}: nested too deeply or too long; expected at most {limits}")
         return yaml.compose(text, Loader=_YamlLoader)
     except yaml.YAMLError as error:
-        raise FileError(f"{place(getattr(error, 'problem_mark', None))}: not valid YAML: {error}") from error
+        raise FileError(
+            f"{place(getattr(error, 'problem_mark', None))}: not valid YAML: {str(error).replace(IN_TEXT, '')}"
+        ) from error
 
 
 def yaml_value(node: yaml.Node | None, where: str) -> Any:
@@ -424,7 +436,7 @@ def yaml_value(node: yaml.Node | None, where: str) -> Any:
         return None if node is None else _YamlLoader("").construct_object(node, deep=True)
     except (ValueError, OverflowError, AttributeError, LookupError, TypeError, yaml.YAMLError) as error:
         shown = f"{node.value[:60]!r} is not a value" if isinstance(node, yaml.ScalarNode) else "not a value"
-        raise FileError(f"{where}: {shown}: {error}") from error
+        raise FileError(f"{where}: {shown}: {str(error).replace(IN_TEXT, '')}") from error
 
 
 def read_yaml(text: str, where: str) -> Any:

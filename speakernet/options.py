@@ -39,6 +39,7 @@ DEFAULT_SEED = 10
 LARGE_MARGIN = "large-margin"
 """The stage that training.large_margin_epochs adds."""
 SAMPLE_RATE = 16_000
+TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "nothing"}
 
 Row = TypeVar("Row")
 T = TypeVar("T")
@@ -98,8 +99,10 @@ class OptionError(ValueError):
             self.found = str(first["ctx"]["error"])
         else:
             value = values.get(self.field)
-            found = "missing" if self.field not in values else "empty" if value is None else repr(value)
-            self.found = f"is {found[:100]}; expected {in_words(field.rebuild_annotation())}"
+            found = "missing" if self.field not in values else "empty" if value is None else repr(value)[:100]
+            # On the command line, an option without a value is true.
+            found = "without a value (or true)" if value is True else found
+            self.found = f"is {found}; expected {in_words(field.rebuild_annotation())}"
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
 
 
@@ -211,7 +214,7 @@ def in_words(declared: Any) -> str:
     """A field's type and bounds in words.
 
     >>> in_words(Annotated[int, Ge(1), Le(9)] | Literal["auto"])
-    'int from 1 to 9 or auto'
+    'a whole number from 1 to 9 or auto'
     """
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if origin is Annotated:
@@ -220,11 +223,11 @@ def in_words(declared: Any) -> str:
         }
         if not bounds:
             return in_words(arguments[0])
-        low, high = (f"{one:.7g}" if isinstance(one, float) else str(one) for one in bounds.values())
+        low, high = (f"{one:,.10g}" if isinstance(one, float) else f"{one:,}" for one in bounds.values())
         between = f"above {low}, at most {high}" if "gt" in bounds else f"from {low} to {high}"
         return f"{in_words(arguments[0])} {between}"
     if origin is list:
-        return f"a list in brackets of {in_words(arguments[0])}"
+        return f"a list in brackets, each entry {in_words(arguments[0])}"
     if isinstance(declared, type) and issubclass(declared, Options):
         return f"{{{', '.join(declared.model_fields)}}}"
     if origin is dict:
@@ -235,5 +238,10 @@ def in_words(declared: Any) -> str:
         each = in_words(typing.get_args(arguments[1])[0] if is_short else arguments[1])
         return f"names (letters, digits, _ + -) in braces, each with {'a path or with ' if is_short else ''}{each}"
     if origin in (typing.Union, types.UnionType, Literal):
-        return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
-    return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__
+        *first, last = (
+            one if isinstance(one, str) else in_words(one)
+            for some in arguments
+            for one in (typing.get_args(some) if typing.get_origin(some) is Literal else [some])
+        )
+        return f"{', '.join(first)} or {last}" if first else last
+    return TYPES.get(declared) or declared.__name__

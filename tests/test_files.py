@@ -32,12 +32,19 @@ class OwnError(files.FileError):
     """The error of a package."""
 
 
-ERRORS = [KeyError("name"), MemoryError(), RecursionError("deep"), TypeError("None"), zipfile.BadZipFile()]
+# With what the message shows of the error.
+ERRORS = {
+    KeyError(105): "kind",
+    MemoryError(): r"\(MemoryError\)",
+    RecursionError("deep"): r"\(deep\)",
+    TypeError("None"): "kind",
+    zipfile.BadZipFile(): r"\(BadZipFile\)",
+}
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_every_error_of_a_reader(error):
-    message = rf"^my\.csv: .*{type(error).__name__}.*; expected a table"
+    message = rf"^my\.csv: .*{ERRORS[error]}; expected a table"
     with pytest.raises(OwnError, match=message) as caught, files.reading("my.csv", "a table of two columns", OwnError):
         raise error
     assert caught.value.__cause__ is error
@@ -45,7 +52,7 @@ def test_every_error_of_a_reader(error):
 
 def test_errors_of_system_and_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
-    for name, reason in (("absent", "No such file"), ("latin", "position 3")):
+    for name, reason in (("absent", "no such file"), ("latin", "position 3")):
         message = f"{name}: .*{reason}.*; expected a list"
         with pytest.raises(OwnError, match=message), files.reading(tmp_path / name, "a list", OwnError):
             files.open_text(tmp_path / name).read()
@@ -62,7 +69,7 @@ def test_own_errors_keep_their_message():
 def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", Path("/dev/zero")):
-        with pytest.raises(files.FileError, match=f"{path}: not a regular file"):
+        with pytest.raises(files.FileError, match=f"{path} is a .*expected a file"):
             files.open_regular(path)
 
 
@@ -88,7 +95,7 @@ def test_arrays(tmp_path):
         ("'<i8', 'shape': (1000000000000,)", "claims 8,000,000,000,000 bytes and has 24"),
         ("'<i8', 'shape': (4,)", "claims 32 bytes and has 24"),
         ("'|O', 'shape': (3,)", "Object arrays cannot be loaded"),
-        ("'<i8', 'shape': (3", "TokenError"),
+        ("'<i8', 'shape': (3", "EOF in multi-line"),
         ("'<i8', 'shape': (-1,)", "claims -8 bytes"),
     ],
 )
@@ -183,7 +190,7 @@ def test_component_arguments():
         lookup(table, "prt", "model")
     with pytest.raises(ValueError, match=r"sclae.*did you mean 'scale'"):
         options_of(table, "part", {"sclae": 2})
-    with pytest.raises(ValueError, match="scale is 3; expected float from 0 to 2"):
+    with pytest.raises(ValueError, match="scale is 3; expected a number from 0 to 2"):
         options_of(table, "part", {"scale": 3})
 
 

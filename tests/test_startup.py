@@ -113,6 +113,8 @@ def test_name_that_the_terminal_cannot_show():
     [
         (OSError(errno.ENOSPC, "No space left on device", "a/b.pt"), "a/b.pt: No space left on device"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b.txt"), "a/b.txt: there is no such file or"),
+        (FileExistsError(errno.EEXIST, "File exists", "a/b"), "a/b: a file is in the place of a folder"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
         (MemoryError("2 TiB"), "2 TiB"),
         (RuntimeError("CUDA out of memory. Tried\nGPU 0"), "CUDA out of memory. Tried"),

@@ -355,7 +355,7 @@ class BatchSizeFinder:
                 for name, buffer in self.net.named_buffers():
                     buffer.data.copy_(buffers[name])
             self.tried[size] = found
-            outcome = f"{found.throughput:.1f} items/s" if found.fits else "does not fit"
+            outcome = f"{found.throughput:.1f} utterances/s" if found.fits else "does not fit"
             logger.info("batch %d: %s, %s", size, outcome, human_bytes(found.memory_bytes))
         return self.tried[size]
 
@@ -465,7 +465,8 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
         return f"use {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
     gain = best.throughput / configured.throughput - 1
     if gain < WORTHWHILE_GAIN:
-        return f"keep {keep}: a batch of {best.batch_size} runs only {100 * gain:.0f} % faster"
+        # The configured size is measured last and may be the faster one by a little.
+        return f"keep {keep}; no size is clearly faster ({best.batch_size} by {max(0, round(100 * gain))} %)"
     lists = [one.train_list for one in data.corpora.values()] or [data.train_list]
     exists = all(one and Path(one).is_file() for one in lists)
     utterances = sum(len(read_training_list(one)) for one in lists) if exists else 0

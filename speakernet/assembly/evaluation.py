@@ -94,7 +94,7 @@ def build_validation(
         trials = subset(one.trials, section.max_trials, config.runtime.seed)
         if trials.labels is not None and len(np.unique(trials.labels)) < 2:
             raise ValueError(
-                f"{trials.source}: the {len(trials)} trials evaluated during training are all of one kind; expected "
+                f"{trials.source}: the {len(trials):,} trials evaluated during training are all of one kind; expected "
                 "targets and non-targets, so raise evaluation.max_trials (0: all) or correct the list"
             )
         num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0

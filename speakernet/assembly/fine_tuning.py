@@ -106,8 +106,9 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
                 f"{name} is {found[name]} in the file, {ours[name]} in the configuration" for name in listed
             )
             raise ConfigError(
-                f"training.initial_model: {path} differs from the configuration: {differing}. "
-                "Leave these options out; they are read from the file"
+                f"training.initial_model: {path} differs from the configuration: {differing}. Remove "
+                f"{', '.join(listed)} from the configuration; {'it is' if len(listed) == 1 else 'they are'} read from "
+                f"{path.name}"
             )
     return {"training.initial_model (SHA-256)": sha256_of(path)}
 

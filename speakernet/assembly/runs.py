@@ -168,7 +168,8 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     model = Path(config.training.initial_model or run_folder / BEST)
     if not distributed.from_main(model.is_file):
         raise ConfigError(
-            f"no model file at {model}; give one with --initial_model FILE (training writes <save_path>/best.pt)"
+            f"no model file at {model}; give one with --initial_model FILE (training writes <save_path>/best.pt), or "
+            "evaluate score files with `speakernet evaluate --scores FILE --trials LIST`"
         )
     refuse_differences(_compared_options(config))
     prepare_machine(config)
@@ -237,8 +238,8 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
         raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
     if data.validation_list == data.test_list and chosen_by_validation(config):
         logger.warning(
-            "the best checkpoint is chosen on %s, which is also the reported list; set data.validation_list, "
-            "data.validation_speakers or training.final_model: last to avoid that",
+            "the best checkpoint is chosen on %s, which is also the reported list; to avoid this, set "
+            "data.validation_list or data.validation_speakers, or training.final_model: last",
             data.test_list,
         )
     if inputs.validation.trials.labels is None:

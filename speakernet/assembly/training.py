@@ -243,7 +243,7 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     name, reason = choice.value, choice.reason
     if runtime.deterministic and runtime.precision == "auto" and name == "fp16":
         name, reason = "no", "runtime.deterministic is on, and fp16's loss scale depends on earlier steps"
-    logger.info("precision: %s (%s)", name, reason)
+    logger.info("precision: %s (%s)", "float32" if name == "no" else name, reason)
     return Precision(runtime, name, device)
 
 
@@ -382,6 +382,8 @@ def build_trainer(
         origin={
             "config": {**values, "components": {name: digest for name, (_, digest) in OUTSIDE.items()}},
             "versions": {"torch": str(torch.__version__)},
+            # Relative paths start here.
+            "working_folder": str(Path.cwd()),
             **getattr(loader, "identity", {}),
             **first_stage,
         },

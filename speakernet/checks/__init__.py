@@ -31,7 +31,7 @@ class Finding:
     """The first few items affected."""
 
     def __str__(self) -> str:
-        examples = f" (first: {', '.join(self.examples)})" if self.examples else ""
+        examples = f" (first: {', '.join(self.examples[:3])})" if self.examples else ""
         return f"{self.check}: {self.message}{examples}" + (f"; {self.advice}" if self.advice else "")
 
 

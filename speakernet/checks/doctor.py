@@ -163,8 +163,7 @@ def _open(root: str | Path | None, sample_rate: int, check: str, findings: list[
     try:
         return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:
-        advice = "give the folder (or packed corpus) that the list's paths are relative to"
-        findings.append(Finding("error", check, str(error), advice))
+        findings.append(Finding("error", check, str(error)))
         return None
 
 

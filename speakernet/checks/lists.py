@@ -80,8 +80,8 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
     """Check size and balance of a training list, and look for repeated paths."""
     counts = np.bincount(training.labels, minlength=len(training.speakers))
     low, high = counts.min(), counts.max()
-    each = f"{low} each" if low == high else f"{low} to {high} each (median {np.median(counts):.0f})"
-    size = f"{len(training):,} utterances of {counted(len(counts), 'speaker')}, {each} in {training.source}"
+    each = f"{low} each" if low == high else f"{low} to {high} each, median {np.median(counts):.0f}"
+    size = f"{counted(len(training), 'utterance')} of {counted(len(counts), 'speaker')} ({each}) in {training.source}"
     if len(counts) < 2:
         advice = "training needs at least two speakers; lines are `speaker path`, in utt2spk `utterance speaker`"
         return [Finding("error", "speakers", size, advice)]

@@ -84,20 +84,23 @@ EXIT_STATUSES = {
     75: "a loader worker or another rank died or hung; the same command resumes the run from last.pt",
     129: "ended by SIGHUP (the terminal was closed); training wrote last.pt, and the same command resumes the run",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training wrote last.pt, and the same command resumes the run",
-    BROKEN_PIPE: "the reader closed the output (`speakernet list | head`)",
     138: "ended by SIGUSR1 (the cluster is reclaiming the machine); otherwise like SIGTERM",
+    BROKEN_PIPE: "the reader closed the output (`speakernet list | head`)",
     143: "ended by SIGTERM; training wrote last.pt, and the same command resumes the run",
 }
 
 SYSTEM_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space, then run the same command again",
     errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
-    errno.EROFS: "the disk is read-only: choose another folder (--save_path for a run)",
-    errno.EACCES: "permission denied: choose another folder (--save_path for a run), or change the permissions",
-    errno.ENOTDIR: "part of the path is a file: choose another folder (--save_path for a run)",
+    errno.EROFS: "the disk is read-only: choose another folder",
+    errno.EACCES: "permission denied: choose another folder, or change the permissions",
+    errno.ENOTDIR: "part of the path is a file: choose another folder",
     errno.EIO: "the disk or the network failed: check the system log",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
+    errno.ENOENT: "check the path",
+    errno.EEXIST: "choose another path",
 }
+SYSTEM_REASONS = {errno.ENOENT: "there is no such file or folder", errno.EEXIST: "a file is in the place of a folder"}
 
 
 EXTRAS = {
@@ -309,7 +312,8 @@ def _message(error: Exception) -> str | None:
     # filename2 is the target of a rename.
     where = error.filename2 or error.filename
     advice = SYSTEM_ADVICE.get(error.errno or 0, "fix that, then run the same command again")
-    return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
+    reason = SYSTEM_REASONS.get(error.errno or 0, error.strerror)
+    return f"{where}: {reason}; {advice}" if where else f"{reason}; {advice}"
 
 
 def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":

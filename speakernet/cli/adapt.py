@@ -64,11 +64,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
         audio=arguments.audio,
         device=arguments.device,
     )
-    tried = f"EER on held-out speakers: {adapt.in_words(found.tried)}"
+    tried = ["EER on held-out speakers:", *(f"  {one}" for one in adapt.in_words(found.tried))] if found.tried else []
     people = f" of {counted(found.num_speakers, 'speaker')}" if found.num_speakers else ""
     fitted = f"{found.method}, fitted on {counted(found.num_recordings, 'recording')}{people}"
     thresholds = [f"no calibration; fit one with: speakernet calibrate --model {found.path} --trials LIST"]
     if found.fit is not None:
         thresholds = [f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds]
     written = f"{found.path} was written; {arguments.model} is unchanged"
-    return [*([tried] if found.tried else []), fitted, *found.notes, *thresholds, written]
+    return [*tried, fitted, *found.notes, *thresholds, written]

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from speakernet.data.lists import read_trials
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, compare_scores, short_names
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, MIN_DRAWS, compare_scores, short_names
 from speakernet.evaluation.files import chosen_on_reported, find_scores, list_in_common
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import headline
@@ -47,8 +47,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"{arguments.scores[0]} is the only system; expected two or more to compare")
     if not all(0 < prior < 1 for prior in arguments.priors):
         raise ValueError(f"--priors {arguments.priors}: expected probabilities between 0 and 1")
-    if arguments.draws < 1:
-        raise ValueError(f"--draws {arguments.draws}: expected at least 1")
+    if arguments.draws < MIN_DRAWS:
+        raise ValueError(f"--draws {arguments.draws}: expected at least {MIN_DRAWS}; fewer give no interval")
+    if missing := [path for path in arguments.scores if not path.exists()]:
+        raise ValueError(f"{missing[0]}: there is no such file or folder; give a score file or the folder of a run")
+    if len({path.resolve() for path in arguments.scores}) < len(arguments.scores):
+        raise ValueError(f"a system was given twice: {', '.join(map(str, arguments.scores))}; name each one once")
     trials = read_trials(arguments.trials) if arguments.trials else list_in_common(arguments.scores)
     paths, systems = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     speakers = speakers_of(trials, arguments.speaker_table)
@@ -58,7 +62,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     letters = [chr(ord("A") + number) for number in range(len(paths))]
     names = short_names([str(path) for path in paths])
     lines = [f"{letter} = {name} ({path})" for letter, name, path in zip(letters, names, paths, strict=True)]
-    lines += [f"{len(trials):,} trials of {trials.source}; speakers: {speakers.rule}", ""]
+    taken = f"{speakers.count:,} speakers, taken from the {speakers.rule}"
+    lines += [f"{len(trials):,} trials of {trials.source}; {taken}", ""]
     lines.append(f"{'':<16}" + "".join(f"{letter:>10}" for letter in letters))
     for row in zip(*(headline(one, DIGITS) for one in result.systems), strict=True):
         lines.append(f"{row[0].label:<16}" + "".join(f"{figure.number:>10}" for figure in row))

@@ -18,6 +18,7 @@ from speakernet.checks import Finding, closing_line, table, worst
 from speakernet.checks.doctor import CheckRequest, duration_histogram, full_check, write_duration_png
 from speakernet.cli import load_configuration
 from speakernet.config import Config
+from speakernet.corpora.listing import positive_int
 from speakernet.data.lists import audio_folder_of
 from speakernet.files import is_address
 from speakernet.machine.facts import system_info, usable_cores
@@ -27,7 +28,10 @@ TAKES_CONFIG = True
 
 ARGUMENTS = {
     "--list": {"type": Path, "help": "training list"},
-    "--root": {"type": Path, "help": "folder or packed corpus that the lists' paths are relative to"},
+    "--root": {
+        "type": Path,
+        "help": "folder or packed corpus that the lists' paths are relative to (default: the list's own)",
+    },
     "--trials": {"type": Path, "action": "append", "default": [], "help": "trial list (repeatable)"},
     "--trial_root": {"type": Path, "help": "root of the trial lists, if it differs from --root"},
     "--fast": {"action": "store_true", "help": "read headers only, no samples"},
@@ -38,7 +42,7 @@ ARGUMENTS = {
     },
     "--png": {"type": Path, "help": "also draw the duration histograms to this file"},
     "--json": {"action": "store_true", "help": "print a JSON object with versions, machine and all findings"},
-    "--jobs": {"type": int, "default": usable_cores(), "help": "number of files to read at once"},
+    "--jobs": {"type": positive_int, "default": usable_cores(), "help": "number of files to read at once"},
 }
 
 
@@ -68,11 +72,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:
+    if not arguments.min_seconds >= 0:
+        raise ValueError(f"--min_seconds {arguments.min_seconds:g}; expected at least 0")
     thoroughness = {"min_seconds": arguments.min_seconds, "is_fast": arguments.fast, "num_jobs": arguments.jobs}
     root = arguments.trial_root or arguments.root
-    given = tuple((path, root) for path in arguments.trials)
+    given = tuple((path, root or audio_folder_of(path)) for path in arguments.trials)
     if config is None:
-        return CheckRequest(train_list=arguments.list, train_root=arguments.root, trials=given, **thoroughness)
+        return CheckRequest(
+            train_list=arguments.list,
+            train_root=arguments.root or (audio_folder_of(arguments.list) if arguments.list else None),
+            trials=given,
+            **thoroughness,
+        )
     data = config.data
     save_path = Path(config.training.save_path or "exps")
     if _pending_corpus(config):

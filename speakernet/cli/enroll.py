@@ -54,13 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     # The word "new" reveals a mistyped path, which creates a second store.
     new, left_out = "" if store.exists() else "the new store ", 0
     opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
-    # All names and paths are checked before anybody is enrolled.
-    listed = [
-        (checked_name(name), list(audio_inputs(given, verifier.sample_rate, sys.stdin)[1])) for name, given in people
-    ]
-    for name, files in listed:
+    # All names are checked before anybody is enrolled.
+    for name, given in [(checked_name(name), given) for name, given in people]:
         try:
-            recordings = [verifier.open(file) for file in files]
+            recordings = [verifier.open(file) for file in audio_inputs(given, verifier.sample_rate, sys.stdin)[1]]
             done = enroll(
                 verifier, opened() if store.exists() else opened, name, recordings, is_strict=arguments.strict
             )
@@ -77,5 +74,5 @@ def run(arguments: argparse.Namespace) -> int:
         added = f"{counted(done.added, 'recording')} added{speech}, {done.total} in all"
         sys.stdout.write(f"{done.name}: {added}, in {new}{store}\n")
     if folder:
-        sys.stdout.write(f"{counted(len(listed) - left_out, 'person')} of {len(listed)} enrolled in {store}\n")
+        sys.stdout.write(f"{counted(len(people) - left_out, 'person')} of {len(people)} enrolled in {store}\n")
     return int(left_out > 0)

@@ -20,7 +20,7 @@ import numpy as np
 from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
-from speakernet.evaluation.figures import cautions, figures
+from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures
 from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline
@@ -95,6 +95,11 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
 
 def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
     """Evaluate one score file, or several fused ones."""
+    for name, values in (("--prior", [arguments.prior]), ("--priors", arguments.priors)):
+        if not all(0 < prior < 1 for prior in values):
+            raise ValueError(f"{name} {' '.join(map(str, values))}: expected probabilities between 0 and 1")
+    if arguments.draws != 0 and arguments.draws < MIN_DRAWS:
+        raise ValueError(f"--draws {arguments.draws}: expected 0 (no intervals) or at least {MIN_DRAWS}")
     options = EvaluationOptions(
         dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws, calibration_prior=arguments.prior
     )
@@ -171,5 +176,5 @@ def _details(results: Results) -> list[str]:
     # The first line names the EER and the minDCFs.
     others = headline(results, DIGITS, further=True)[1 + len(results.min_dcf) :]
     lines = [f"{one.name}: {one.text}" for one in others]
-    lines.append(f"{counted(results.num_speakers or 0, 'speaker')} by {results.speaker_rule}")
+    lines.append(f"{counted(results.num_speakers or 0, 'speaker')}, taken from the {results.speaker_rule}")
     return [*lines, *filter(None, [results.interval_note])]

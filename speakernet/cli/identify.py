@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from speakernet.cli import DECISION, MODEL, STORE, answer_first, limits_of, load_verifier, store_key
+from speakernet.terminal import counted
 
 if TYPE_CHECKING:
     from speakernet.inference.verifier import Identification
@@ -53,7 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         quality = inspect_recording(recording, min_speech_seconds=MIN_TEST_SECONDS)
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             found = identify(verifier, store, recording, top=arguments.top, **limits_of(arguments))
-    lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
+    lines = (
+        [json.dumps(dataclasses.asdict(found), ensure_ascii=False)]
+        if arguments.json
+        else answer_lines(found, arguments.far)
+    )
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()
     for warning in quality.warnings:
@@ -61,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer_lines(found: "Identification") -> list[str]:
-    """The answer, the nearest people, and the share of strangers that passes the threshold."""
+def answer_lines(found: "Identification", wanted_rate: float | None = None) -> list[str]:
+    """The answer, the nearest people, and the share of strangers that passes, compared with the rate asked for."""
     if found.decision is None:
         return ["unknown", "nobody is enrolled in this store"]
     decision = found.decision
@@ -73,9 +78,14 @@ def answer_lines(found: "Identification") -> list[str]:
     if found.name is None and decision.same_speaker:
         lines.append("the score reaches the threshold, but two speakers are more likely than one")
     if found.stranger_rate is not None and decision.false_accept_rate is not None:
+        missed = (
+            f", more than the {100 * wanted_rate:.3g} % asked for; the model file has no stricter threshold"
+            if wanted_rate is not None and found.stranger_rate > wanted_rate
+            else ""
+        )
         lines.append(
-            f"on the list that the threshold was fitted on, {100 * decision.false_accept_rate:.3g} % of "
-            f"different-speaker trials pass: up to {100 * found.stranger_rate:.3g} % of strangers are taken for one of "
-            f"the {found.num_people} people"
+            f"on the list it was fitted on, the threshold accepts {100 * decision.false_accept_rate:.3g} % of "
+            f"different-speaker pairs: with {counted(found.num_people, 'person')} enrolled, up to "
+            f"{100 * found.stranger_rate:.3g} % of strangers may be taken for one of them{missed}"
         )
     return lines

@@ -18,7 +18,7 @@ from speakernet.files import FileError, atomic_write, read_yaml_file, refuse_ove
 from speakernet.options import OptionError
 
 ERROR_STATUS = 2
-EXPECTED = "a configuration of wespeaker, with dataset_args, model, optimizer and scheduler_args"
+EXPECTED = "a configuration of wespeaker, with dataset_args, model, optimizer, scheduler and scheduler_args"
 ARGUMENTS = {
     "file": {"type": Path, "help": "wespeaker's configuration"},
     "--large-margin": {"type": Path, "metavar": "FILE", "help": "configuration of its large-margin stage"},
@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
     read, names = [read_yaml_file(one, EXPECTED) for one in files], ", ".join(map(str, files))
+    for one in [one for one, contents in zip(files, read, strict=True) if not isinstance(contents, dict)]:
+        raise FileError(f"{one} is not a YAML mapping; expected {EXPECTED}")
     try:
         sections, notes = converted(*read)
         config_from_dict(sections)
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     except ValueError as error:
         raise FileError(f"{names}: {error}") from error
     except (TypeError, AttributeError) as error:
-        raise FileError(f"{names}: an option has the wrong type ({error}); expected {EXPECTED}") from error
+        raise FileError(f"{names}: an option has the wrong type (--debug shows where); expected {EXPECTED}") from error
     with atomic_write(arguments.out) as file:
         file.write(f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n")
         yaml.safe_dump(sections, file, sort_keys=False)

@@ -15,6 +15,7 @@ At an address, `--part 2/4` is one of four writers, each of which writes a quart
 import argparse
 import logging
 
+from speakernet.corpora.listing import positive_int
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
 from speakernet.data.packed import read_index, verify
@@ -52,9 +53,13 @@ ARGUMENTS = {
         "help": "number of leading folders to drop from names in archives (default: found from the list, if any)",
     },
     "--write-list": {"help": "write a training list of what was packed (raw.list, shards, Kaldi folders with utt2spk)"},
-    "--sample-rate": {"type": int, "default": 16000, "help": "sample rate of the corpus in Hz (default %(default)s)"},
+    "--sample-rate": {
+        "type": positive_int,
+        "default": 16000,
+        "help": "sample rate of the corpus in Hz (default %(default)s)",
+    },
     "--num-threads": {
-        "type": int,
+        "type": positive_int,
         "default": usable_cores(),
         "help": "number of files to decode at once (default: one per core)",
     },
@@ -63,7 +68,7 @@ ARGUMENTS = {
         "metavar": "I/N",
         "help": f"{PART_HELP}; give every process the same sources and lists; the last to finish joins the parts",
     },
-    "--shards": {"type": int, "default": 0, "help": "number of shards at an address (default: 1 per 4,096 utterances)"},
+    "--shards": {"type": positive_int, "default": 0, "help": "shards at an address (default: 1 per 4,096 utterances)"},
     "--merge": {"action": "store_true", "help": "join parts in CORPUS that other machines made"},
     "--verify": {"action": "store_true", "help": "compare every utterance with its checksum"},
 }
@@ -75,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
         raise ValueError("--part needs --source; --merge joins existing parts and takes neither")
-    if arguments.num_threads < 1 or arguments.sample_rate < 1 or min(arguments.strip or 0, arguments.shards) < 0:
-        raise ValueError("--num-threads and --sample-rate must be at least 1, --strip and --shards at least 0")
+    if (arguments.strip or 0) < 0:
+        raise ValueError(f"--strip {arguments.strip}; expected at least 0")
     if is_address(arguments.corpus) and arguments.merge:
         raise ValueError("--merge joins parts in a folder; at an address, the last writer joins them")
     if arguments.shards and not is_address(arguments.corpus):
@@ -132,7 +137,7 @@ def _pack(arguments: argparse.Namespace) -> None:
     if num_missing:
         logger.info("%s: %s from other writers still missing", arguments.corpus, counted(num_missing, "shard"))
     elif missing:
-        logger.info("%s: still missing parts %s", arguments.corpus, list_parts(missing))
+        logger.info("%s: parts still missing: %s", arguments.corpus, list_parts(missing))
     elif arguments.write_list and source.speakers is not None:
         _write_list(
             arguments.write_list, source.names, source.speakers, _names_of(arguments.corpus, arguments.sample_rate)

@@ -1,8 +1,8 @@
 """Manage a store of people: list, remove, purge, reembed, export.
 
 speakernet people list --store people.db             names, recordings, seconds of speech, dates
-speakernet people remove Ada --store people.db       leaves her data in backups
-speakernet people purge Ada --store people.db        erases her data, from backups too
+speakernet people remove Ada --store people.db       keeps copies in backups
+speakernet people purge Ada --store people.db        also erases copies in backups
 speakernet people reembed --model new.pt --store people.db     reads recordings again from their paths
 speakernet people export --store people.db --out people.json [--name Ada]     includes embeddings
 """
@@ -36,20 +36,30 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Perform the action; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.people import PeopleStore
+    from speakernet.inference.people import PeopleStore, backups_of
 
     action, name, problems = arguments.action, arguments.name, []
-    needed = {"remove": "name", "purge": "name", "reembed": "model", "export": "out"}.get(action)
-    if needed and not getattr(arguments, needed):
-        raise ValueError(f"people {action} needs {'the name of a person' if needed == 'name' else f'--{needed}'}")
+    needed = {
+        "remove": ("name", "the person's name"),
+        "purge": ("name", "the person's name"),
+        "reembed": ("model", "the new model with --model"),
+        "export": ("out", "the output file with --out"),
+    }.get(action)
+    if needed and not getattr(arguments, needed[0]):
+        raise ValueError(f"to {action}, give {needed[1]}")
     with PeopleStore(arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)) as store:
         if action == "list":
             text = _listed(store)
         elif action == "remove":
             count = counted(store.remove(name), "recording")
-            text = f"{name} removed ({count}); backups may still hold the data, `speakernet people purge` erases it"
+            text = f"{name} was removed ({count})"
+            if backups_of(store.path):
+                text += (
+                    f". Backups may still hold the data; `speakernet people purge {name!r} --store {store.path}` "
+                    "erases it there too"
+                )
         elif action == "purge":
-            text = f"{name} purged from {', '.join(map(str, store.purge(name)))}"
+            text = f"{name} was purged from {', '.join(map(str, store.purge(name)))}"
         elif action == "export":
             count = counted(store.export(arguments.out, arguments.person), "recording")
             text = f"{arguments.out}: {count}, with unencrypted embeddings"
@@ -64,8 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
                 model=verifier.name,
                 drops_missing=arguments.drop_missing,
             )
-            people = counted(len(store), "person")
-            text = f"{store.path}: {people} embedded again with {verifier.name}; a backup is beside it"
+            backup = max(backups_of(store.path), key=lambda one: one.stat().st_mtime)
+            text = (
+                f"{store.path} now has embeddings of {counted(len(store), 'person')} from {verifier.name}; the old "
+                f"store is kept as {backup}"
+            )
     for problem in problems:
         logger.warning("left out: %s", problem)
     sys.stdout.write(f"{text}\n")

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         return _differences(arguments.diff, arguments.config_arguments)
     loaded = load_configuration(arguments.config_arguments)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
-    logger.info("defaults: %s", loaded.defaults)
+    logger.info("options not given have the defaults of %s", loaded.defaults)
     if arguments.schedule:
         # Late: the schedules of a run need its loss and therefore torch; printing a configuration does not.
         from speakernet.assembly.fine_tuning import schedule_table

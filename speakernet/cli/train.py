@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
         with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
             # A file in sections gets speakernet's defaults, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
-            logger.log(level, "defaults: %s", loaded.defaults)
+            logger.log(level, "options not given have the defaults of %s", loaded.defaults)
             if loaded.evaluate_only:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]

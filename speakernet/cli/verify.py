@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference import recordings
 
     limits, qualities = limits_of(arguments), []
+    if arguments.second == recordings.STANDARD_INPUT:
+        raise ValueError("only the first recording can be -, which is standard input; give a file as the second one")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Refuse impossible limits before audio is read.

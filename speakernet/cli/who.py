@@ -94,15 +94,20 @@ def _check(arguments: argparse.Namespace, wanted: list[tuple[str, str]]) -> None
         raise ValueError("--transcript needs a folder to write to; give one with --out")
     if arguments.audio == STANDARD_INPUT and (wanted or arguments.out or arguments.speakers):
         raise ValueError("--enroll, --out and --speakers need the whole recording, not a pipe; save it to a file first")
-    for label, name in wanted:
-        if not label.strip():
-            raise ValueError(f"--enroll {label}={name}: expected SPEAKER=NAME, such as 'speaker 2=Anna'")
+    if arguments.max_speakers is not None and (arguments.speakers or 0) > arguments.max_speakers:
+        raise ValueError(
+            f"--speakers {arguments.speakers} is more than --max-speakers {arguments.max_speakers}; give only one of "
+            "them: --speakers if the number is known"
+        )
+    for text, (label, name) in zip(arguments.enroll, wanted, strict=True):
+        if not label.strip() or not name.strip():
+            raise ValueError(f"--enroll {text!r}: expected SPEAKER=NAME, such as 'speaker 2=Anna'")
         checked_name(name)
 
 
 def _log(found: "Conversation", seconds: float) -> None:
     factor = f"real-time factor {seconds / found.seconds:.3f}"
-    logger.info("%s of audio in %s (%s)", duration(found.seconds), duration(seconds), factor)
+    logger.info("%.0f s of audio in %.1f s (%s)", found.seconds, seconds, factor)
     if found.detector == "energy":
         logger.warning(
             "speech is detected by energy alone, which takes music and doors for speech; pip install 'speakernet[who]'"
@@ -116,7 +121,8 @@ def summary(found: "Conversation") -> list[str]:
     head = f"{counted(len(found.speakers), 'speaker')} in {duration(found.speech_seconds)} of speech"
     lines = [f"{head}, {duration(found.seconds)} in all"]
     for one in found.speakers:
-        sure = "" if one.posterior is None else f", probability {one.posterior:.4f}"
-        nearest = "" if one.score is None else f", score {one.score:.4f}{sure}"
+        sure = f", probability {one.posterior:.4f}" if one.posterior is not None else ""
+        score = "score" if one.name != one.label else "not named, closest score"
+        nearest = "" if one.score is None else f", {score} {one.score:.4f}{sure}"
         lines.append(f"  {one.name}: {duration(one.seconds)}{nearest}")
     return lines

@@ -47,7 +47,11 @@ def add_file(path: str | Path) -> None:
     """
     file = Path(path).absolute()
     if not file.is_file() or file.suffix != ".py" or not file.stem.isidentifier():
-        raise ValueError(f"--plugin {path}: expected a Python file whose name is an identifier, such as my_parts.py")
+        raise ValueError(
+            f"--plugin {path}: the name must be letters, digits and underscores, ending in .py"
+            if file.is_file()
+            else f"--plugin {path}: there is no such file"
+        )
     # At the end of sys.path, so that the folder shadows nothing; loader workers inherit the path and find the file too.
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))

@@ -69,7 +69,7 @@ class Setting(NamedTuple):
     """At first as written, later dotted: section and option, or `model.options` and an option of the model."""
     value: Any
     where: str
-    """File and line, or the command-line option."""
+    """File and line, or the command line, with the option as written unless it is the dotted key."""
     layer: int = 0
     """Number of its file; the command line comes last."""
 
@@ -119,7 +119,7 @@ def load_config(
     if asked:
         is_classic, why = asked == CLASSIC, "--defaults"
     elif first is not None:
-        is_classic, why = first in flat, f"{files[first]} is {'flat' if first in flat else 'in sections'}"
+        is_classic, why = first in flat, f"{files[first]} {'has no' if first in flat else 'is divided into'} sections"
     elif any(one.key in CLASSIC_NAMES for one in options):
         why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
@@ -156,7 +156,7 @@ def load_config(
         default = Path("exps") / (files[0].stem if files else "exp1")
         config.training.save_path = str(files[0].parent if 0 in copies else default)
     given = frozenset(one.key for one in settings)
-    described = f"{CLASSIC if is_classic else OURS}'s ({why})"
+    described = f"{CLASSIC if is_classic else OURS} ({why})"
     if is_classic and (differing := _differences(config, given)):
         described += f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} selects those"
     return LoadedConfig(config, files, is_classic, scores == "true", given, described)
@@ -260,11 +260,12 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
 def _read_text(setting: Setting) -> Any:
     if not isinstance(setting.value, str) or not setting.value.startswith(("[", "{")):
         return None if setting.value in ("null", "~") else setting.value
-    with reading(setting.where, "a value in YAML", ConfigError):
-        node = yaml_nodes(setting.value, setting.where)
+    where = f"{setting.where}: {setting.key}"
+    with reading(where, "a value in YAML", ConfigError):
+        node = yaml_nodes(setting.value, where)
         if isinstance(node, yaml.MappingNode):
-            _pairs(node, setting.where)
-        return yaml_value(node, setting.where)
+            _pairs(node, where)
+        return yaml_value(node, where)
 
 
 def _no_effect_message(key: str, names: Names) -> str:
@@ -303,7 +304,9 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
     if not set(asked) <= {OURS, CLASSIC}:
         raise ConfigError(f"{COMMAND_LINE}: --defaults is {asked[-1]!r}; expected {OURS} or {CLASSIC}")
     settings = [
-        Setting(name if name in ALIASES else name.replace("-", "_"), value, f"{COMMAND_LINE}: --{name}")
+        Setting(
+            name if name in ALIASES else name.replace("-", "_"), value, COMMAND_LINE + f": --{name}" * ("." not in name)
+        )
         for name, value in pairs
         if name not in ("config", "defaults")
     ]

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 SEED = 10
 #: Steps for the augmentation sets; all of them if none is given.
 STEPS = ("download", "extract", "prepare")
+SCANNED = ("usable by their headers", "skipped", "left out")
 MIN_FOR_AN_INTERVAL = 5
 """Minimum number of speakers for an evaluation to give an interval; a test compares it with `evaluation/figures.py`."""
 
@@ -246,7 +247,7 @@ def prepare_public(
     options = argparse.Namespace(**vars(arguments) | {"root": root, "save_path": root / f"{name}_lists"})
     with exclusive(root):
         summaries = fetch(name, arguments, files=files) if getattr(arguments, "download", False) else []
-        scan = StepSummary("scan", options.save_path, made="usable")
+        scan = StepSummary("scan", options.save_path, *SCANNED)
         listed = list(rows_of(root))
         lists = prepare_lists(listable_rows(listed, (row.name for row in listed), scan), options, scan, split_of)
         # The run folder is named after the file: exps/librispeech, not exps/librispeech_lists.
@@ -306,7 +307,7 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
-            "no sessions are known (they are taken from folders below the speakers' folders): target trials may pair "
+            "no sessions are known, because the speakers' folders have no folders in them. Target trials may pair "
             "recordings of one session, whose common room and microphone make the error rate optimistic"
         )
         return True
@@ -354,7 +355,7 @@ def usable_utterances(
     lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
     short = {
-        row: f"lasts {seconds[row]:.2f} s, shorter than {min_seconds:g} s"
+        row: f"{seconds[row]:.2f} s is shorter than {min_seconds:g} s"
         for row in np.flatnonzero(seconds < min_seconds).tolist()
     }
     for row, problem in sorted((short | lookup.problems).items()):
@@ -382,11 +383,14 @@ def _write_trials(
     path = options.save_path / f"{name}_trials.txt"
     write_trials(path, pairs.rows(utterances))
     num_speakers = len(np.unique(utterances.labels[rows]))
-    logger.info("%s: %d trials over %d speakers, %d of them targets", path, len(pairs), num_speakers, num_targets)
+    logger.info(
+        "%s: %s trials over %s speakers, %s of them targets",
+        *(path, f"{len(pairs):,}", f"{num_speakers:,}", f"{num_targets:,}"),
+    )
     if num_speakers < MIN_FOR_AN_INTERVAL:
         logger.warning(
-            "too few speakers (%d) for a reliable error rate (an interval needs at least %d, a narrow one 20 or more): "
-            "record more speakers, or hold out more of them with --%s_share",
+            "only %d speakers: an interval of the error rate needs at least %d, a narrow one 20 or more; record "
+            "more speakers, or hold out more of them with --%s_share",
             *(num_speakers, MIN_FOR_AN_INTERVAL, name),
         )
     return path

@@ -25,6 +25,7 @@ from speakernet.corpora.listing import (
     LIST_ARGUMENTS,
     LITTLE_DATA,
     LITTLE_DATA_UTTERANCES,
+    SCANNED,
     listable_rows,
     prepare_lists,
     print_next_command,
@@ -88,7 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Prepare the folder and print what to do next: train from scratch, or fine-tune a model."""
     # Checked first, so that nothing is made for a mistyped folder.
     if arguments.table is None and not arguments.root.is_dir():
-        raise ValueError(f"there is no folder {arguments.root}; give the folder that contains the speakers' folders")
+        raise ValueError(
+            f"{arguments.root}: {'this is a file' if arguments.root.is_file() else 'there is no folder of this name'}; "
+            "give the folder that contains the speakers' folders"
+        )
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     save_path = arguments.save_path or Path("data") / arguments.root.resolve().name
@@ -116,7 +120,7 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
         The configurations that train from scratch, the one for fine-tuning, and a summary of each step.
     """
     summaries = []
-    scan = StepSummary("scan", options.save_path, made="usable")
+    scan = StepSummary("scan", options.save_path, *SCANNED)
     listed, split_of = _rows(options, scan)
     rows = list(listed)
     pairs = {
@@ -195,7 +199,7 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
         return listable_rows((row_by_pattern(rule, name) for name in names), names, scan), None
     if names and not any("/" in name for name in names):
         raise ValueError(
-            f"{options.root} contains {len(names)} recordings but no speakers' folders. If they are all of one "
+            f"{options.root} contains {len(names):,} recordings but no speakers' folders. If they are all of one "
             "speaker, give the folder above it, which has the other speakers' folders; if their names contain the "
             "speakers, give --pattern or --csv"
         )

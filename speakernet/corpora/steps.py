@@ -40,16 +40,23 @@ class DiskFullError(FileError):
 class StepSummary:
     """Counts of one step: found = made + skipped + broken; the file of broken items is from the last run.
 
-    `made` and `skipped` are the step's own words for the two counts. Counting is thread-safe.
+    `made`, `skipped` and `left_out` are the step's own words for the three counts. Counting is thread-safe.
     """
 
-    def __init__(self, step: str, folder: str | Path, made: str = "made", skipped: str = "skipped") -> None:
+    def __init__(
+        self,
+        step: str,
+        folder: str | Path,
+        made: str = "made",
+        skipped: str = "skipped",
+        left_out: str = "broken",
+    ) -> None:
         self.step = step
         self.broken_path = Path(folder) / f"broken_{step}.txt"
         self.broken_path.unlink(missing_ok=True)
         self.made = self.skipped = self.broken = 0
         self.first_broken: list[str] = []
-        self._words = (made, skipped)
+        self.words = made, skipped, left_out
         self._lock = threading.Lock()
 
     @property
@@ -66,7 +73,7 @@ class StepSummary:
         line = f"{one_line(item)}\t{one_line(reason)}"
         with self._lock:
             self.broken += 1
-            self.first_broken = [*self.first_broken, line][:MAX_NAMED]
+            self.first_broken = [*self.first_broken, line.replace("\t", ": ")][:MAX_NAMED]
             self.broken_path.parent.mkdir(parents=True, exist_ok=True)
             with self.broken_path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(line + "\n")
@@ -85,8 +92,8 @@ class StepSummary:
         list(parallel_map(outcome, names, num_jobs, description))
 
     def text(self) -> str:
-        made, skipped = self._words
-        counts = f"{self.found} found, {self.made} {made}, {self.skipped} {skipped}, {self.broken} broken"
+        numbered = zip((self.made, self.skipped, self.broken), self.words, strict=True)
+        counts = ", ".join([f"{self.found:,} found", *(f"{number:,} {word}" for number, word in numbered)])
         return f"{self.step}: {counts}" + (f" (listed in {self.broken_path})" if self.broken else "")
 
 
@@ -113,7 +120,7 @@ def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = No
     for summary in summaries:
         logger.info("%s", summary.text())
         for line in summary.first_broken:
-            logger.warning("%s: broken: %s", summary.step, line)
+            logger.warning("%s: %s: %s", summary.step, summary.words[2], line)
     if report_path is not None:
         with atomic_write(report_path) as file:
             file.writelines(summary.text() + "\n" for summary in summaries)

@@ -44,6 +44,7 @@ from speakernet.corpora.utterances import (
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
     ListError,
+    NameIndex,
     StringTable,
     TrainingList,
     TrialList,
@@ -167,6 +168,8 @@ def _make(arguments: argparse.Namespace) -> int:
         raise ValueError("--like needs --calibration AUDIO")
     is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
     utterances = _read_across(arguments, is_table)
+    # A repeated file would be paired with itself.
+    NameIndex(utterances.names).refuse_repeated(arguments.list)
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
@@ -176,7 +179,7 @@ def _make(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{arguments.list} gives no pairs under these rules; relax them")
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
     num_targets = int(pairs.labels.sum())
-    logger.info("%s: %d trials, %d targets", arguments.output, len(pairs), num_targets)
+    logger.info("%s: %s trials, %s targets", arguments.output, f"{len(pairs):,}", f"{num_targets:,}")
     if num_targets in (0, len(pairs)):
         logger.warning("all trials are targets, or all are non-targets: no error rate can be computed")
     return 0
@@ -251,12 +254,17 @@ def _clean(arguments: argparse.Namespace) -> int:
     names = StringTable.from_strings(dict.fromkeys(name for row in rows for name in row[1:]))
     missing = {names[row] for row in source.missing(names).tolist()}
     kept = [row for row in rows if missing.isdisjoint(row[1:])]
+    if not kept:
+        raise ValueError(
+            f"0 of {len(rows):,} rows of {path} have their files in {arguments.root}, so nothing was written; give the "
+            "folder or packed corpus that the paths of the list are relative to with --root"
+        )
     summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
     summary.add(len(kept), len(rows) - len(kept))
     write = write_trials if is_trials else write_training_list
     write(output, kept)
     write(dropped, [row for row in rows if not missing.isdisjoint(row[1:])])
-    logger.info("%s: %d of %d rows kept; dropped rows are in %s", output, len(kept), len(rows), dropped)
+    logger.info("%s: %s of %s rows kept; dropped rows are in %s", output, f"{len(kept):,}", f"{len(rows):,}", dropped)
     return finish([summary])
 
 
@@ -275,7 +283,7 @@ def _rewrite(arguments: argparse.Namespace) -> int:
 
     renamed = [(row[0], *map(rename, row[1:])) for row in rows]
     write_in_form(arguments.output, renamed, arguments.form if is_trials else "training")
-    logger.info("%s: %d rows", arguments.output, len(rows))
+    logger.info("%s: %s rows", arguments.output, f"{len(rows):,}")
     return 0
 
 
@@ -291,8 +299,11 @@ def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
     training, trials = (folder / name for name in HELD_OUT_NAMES)
     write_training_list(training, Utterances.from_list(found.training).pairs())
     write_trials(trials, trial_rows(found.trials))
-    logger.info("%s: %d utterances of %d speakers", training, len(found.training), len(found.training.speakers))
-    logger.info("%s: %d trials, %d targets", trials, len(found.trials), found.trials.labels.sum())  # type: ignore[union-attr]
+    logger.info("%s: %s", training, f"{len(found.training):,} utterances of {len(found.training.speakers):,} speakers")
+    logger.info(
+        "%s: %s trials, %s targets",
+        *(trials, f"{len(found.trials):,}", f"{np.count_nonzero(found.trials.labels):,}"),  # type: ignore[arg-type]
+    )
     return training, trials
 
 

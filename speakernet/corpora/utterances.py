@@ -148,12 +148,14 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
             found = [heading for heading in headings if heading.strip().lower() == session.lower()]
             if not found:
                 near = suggestion(session, headings)
-                raise ListError(f"{path}, line 1: no column {session!r} among {', '.join(headings)} ({near})")
+                raise ListError(
+                    f"{path}, line 1: there is no column {session!r}; the columns are {', '.join(headings)} ({near})"
+                )
             columns["session"] = found[0]
         if missing := {"path", "speaker"} - set(columns):
             near = suggestion(min(missing), headings)
             raise ListError(
-                f"{path}, line 1: no column {min(missing)!r} among {', '.join(headings)} ({near}); "
+                f"{path}, line 1: there is no column {min(missing)!r}; the columns are {', '.join(headings)} ({near}); "
                 f"expected {EXPECTED_HEADINGS}"
             )
         for row in reader:
@@ -169,12 +171,13 @@ def pattern_rule(pattern: str) -> "re.Pattern[str]":
     """A regular expression over relative paths with the group `speaker` and, optionally, `session` and `gender`."""
     try:
         compiled = re.compile(pattern)
-        compiled.groupindex["speaker"]
-    except (re.error, KeyError) as error:
+    except re.error as error:
+        raise ValueError(f"the pattern {pattern!r} is not a regular expression ({error}); correct it") from error
+    if "speaker" not in compiled.groupindex:
         raise ValueError(
-            f"the pattern {pattern!r} is not a regular expression with a group named speaker ({error}); write "
-            r"(?P<speaker>...) for the speaker's name, as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
-        ) from error
+            f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) for the speaker's name, as in "
+            "(?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
+        )
     return compiled
 
 
@@ -231,11 +234,11 @@ def split_speakers(
     """
     num_speakers = len(utterances.speakers)
     if num_speakers < 2:
-        raise ValueError(f"the number of speakers is {num_speakers}; at least two are needed to train and test on")
+        raise ValueError(f"only {num_speakers} speaker has usable recordings; training needs at least two")
     if validation_share < 0 or test_share < 0 or validation_share + test_share >= 1:
         raise ValueError(
-            f"validation {validation_share:g} and test {test_share:g} of the speakers leave none for training; "
-            "expected shares that add up to less than 1"
+            f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no speakers for training; "
+            "expected shares from 0 that add up to less than 1"
         )
     usable = np.flatnonzero(utterances.counts() >= 2)
     if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
@@ -557,8 +560,8 @@ def hold_out(
     most = min(len(usable), len(counts) - 2)
     if not 2 <= num_speakers <= most:
         raise ListError(
-            f"{training.source}: {num_speakers} speakers to hold out of {len(counts)}, of which {len(usable)} have at "
-            f"least two utterances; expected 2 to {max(most, 0)}"
+            f"--speakers {num_speakers}: {training.source} has {len(counts):,} speakers, {len(usable):,} of them with "
+            f"at least two utterances; expected 2 to {max(most, 0)}"
         )
     chosen = numpy_generator(seed, HELD_OUT_STREAM).permutation(usable)[:num_speakers]
     is_held_out = np.isin(training.labels, chosen)

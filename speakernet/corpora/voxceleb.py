@@ -296,8 +296,8 @@ class VoxCelebJob:
             # No table is cached: this only checks, once, whether the files exist.
             num_missing = len(FolderSource(root, keep_lookup=False).missing(trials.names))
             level = logging.WARNING if num_missing else logging.INFO
-            message = "%s: %d trials, %d of %d files are missing"
-            logger.log(level, message, path, len(trials), num_missing, len(trials.names))
+            counts = f"{len(trials):,} trials, {num_missing:,} of {len(trials.names):,} files"
+            logger.log(level, "%s: %s are missing", path, counts)
         if written:
             sys.stdout.write(self.next_command(written) + "\n")
 

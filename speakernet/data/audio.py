@@ -335,7 +335,7 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
         except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
             file.seek(0)
             reason = in_place_of_a_file(file) or _reason(error)
-            raise AudioError(f"{name}: not a readable audio file ({reason})") from error
+            raise AudioError(f"{name}: not a readable audio file ({reason}); expected {EXPECTED}") from error
         if total > size * MAX_SAMPLES_PER_BYTE:
             raise AudioError(
                 f"{name}: broken {format_name.upper()} file: claims {total:,} samples in {size:,} bytes; "
@@ -416,9 +416,14 @@ def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) ->
                     break
             frames = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise AudioError(f"{name}: cannot decode samples {start} to {start + count} ({_reason(error)})") from error
+        raise AudioError(
+            f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded ({_reason(error)}); "
+            "convert it again from its source or leave it out"
+        ) from error
     if len(frames) < count:
-        raise AudioError(f"{name}: decoding stopped after {start + len(frames)} of {start + count} samples")
+        raise AudioError(
+            f"{name}: the file is damaged: decoding stopped after {start + len(frames)} of {start + count} samples"
+        )
     return frames
 
 

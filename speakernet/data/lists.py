@@ -53,7 +53,7 @@ class ListFile:
 
     def expected(self, number: int, form: str, line: bytes) -> None:
         """Report a line that does not have the given form."""
-        self.refuse(number, f"expected {form}, found {line.decode('utf-8')[:SHOWN_CHARACTERS]!r}")
+        self.refuse(number, f"found {line.decode('utf-8')[:SHOWN_CHARACTERS]!r}; expected {form}")
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         expected = self._kind or (
@@ -64,6 +64,8 @@ class ListFile:
             number, rest = 1, b""
             while data := file.read(LONGEST_LINE_BYTES):
                 self.digest.update(data)
+                if number == 1 and b"\0" in data.partition(b"\n")[0]:
+                    raise ListError(f"{self.path} is not a text file in UTF-8; expected {expected}")
                 *lines, rest = (rest + data.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")).split(b"\n")
                 yield from self._text_of(number, lines)
                 number += len(lines)

@@ -152,7 +152,7 @@ def build_lookup_table(
             try:
                 table.put(row, info := audio_info(file))
                 if not info.num_samples:
-                    table.problems[row] = "the file holds no samples (header only)"
+                    table.problems[row] = f"{file}: the file has a header but no samples; replace it or leave it out"
             except AudioError as error:
                 table.problems[row] = str(error)
                 for name in COLUMNS:

@@ -79,7 +79,10 @@ def open_source(
             f"{root}: no such folder or packed corpus; give the folder that the list's paths are relative to"
         )
     if not Path(root).is_dir():
-        raise AudioError(f"{root}: expected a folder of audio files or a packed corpus, found a file")
+        raise AudioError(
+            f"{root}: expected a folder of audio files or a packed corpus, found a file; give the one that "
+            "the list's paths are relative to"
+        )
     if is_kaldi(root):
         return KaldiSource(root, sample_rate, **options)
     return FolderSource(root, sample_rate, **options)  # type: ignore[arg-type]

@@ -160,8 +160,8 @@ def pack(
                         writer.skip(f"{source.names[row]}\t{result}")
                     else:
                         raise AudioError(
-                            f"{result}; the utterances packed so far are kept: fix the file and run the same command "
-                            "again, or add --skip-bad to leave such files out"
+                            f"{result}. Correct the file or the list and run the same command again (what is packed is "
+                            "kept), or add --skip-bad to leave such files out"
                         ) from result
             finally:
                 # Utterances decoded before an error need not be decoded again.

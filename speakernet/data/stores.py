@@ -88,6 +88,8 @@ class Store:
             except Exception as error:
                 # Each kind of address has its own library, which may raise anything.
                 reason = error_line(error)
+                if "rotocol not known" in reason:
+                    raise ShardError(f"{place}: unknown kind of address; expected one such as s3://…") from error
                 if attempt == ATTEMPTS:
                     raise ShardError(f"{place}: {ATTEMPTS} attempts failed, the last with {reason}") from error
                 logger.warning("%s: attempt %d of %d failed (%s)", place, attempt, ATTEMPTS, reason)

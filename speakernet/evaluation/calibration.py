@@ -184,8 +184,9 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
             points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
         else:
             refused.append(
-                f"no threshold at a false-accept rate of {100 * rate:g} %: the list has only {rates.num_nontargets:,} "
-                f"non-targets, but at least {round(MIN_EXPECTED_ERRORS / rate):,} are needed"
+                f"no threshold at a false-accept rate of {100 * rate:g} %: there are only "
+                f"{rates.num_nontargets:,} different-speaker pairs, but at least "
+                f"{round(MIN_EXPECTED_ERRORS / rate):,} are needed"
             )
     ascending, thresholds = rates.thresholds, []
     for name, point in points:

@@ -290,11 +290,13 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     if not lookup.problems:
         return np.asarray(lookup.num_samples)
     rows = sorted(lookup.problems)
-    found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
+    found = f"{len(rows):,} of {len(names):,} utterances cannot be read from {source.root}"
     # If all fail, the folder is probably wrong, and one example is enough.
     if len(rows) == len(names):
-        found, rows = f"{found}; give the folder that the list's paths start from (--test_path or --audio)", rows[:1]
-    shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])
+        found, rows = f"{found}; give the folder that the list's paths start from", rows[:1]
+    # Most problems begin with the path of the file.
+    found_in = ((names[row], lookup.problems[row]) for row in rows[:MAX_NAMED])
+    shown = "; ".join(problem if name in problem else f"{name}: {problem}" for name, problem in found_in)
     raise AudioError(f"{found}: {shown}" + " …" * (len(rows) > MAX_NAMED))
 
 

@@ -26,7 +26,7 @@ from speakernet.terminal import Bar
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of published VoxCeleb figures: 0.01 in papers, 0.05 in the challenges."""
-CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this very list: these error rates are optimistic"
+CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this same list: these error rates are optimistic"
 WORSE_THAN_CHANCE = 50.0
 """EER in percent."""
 MIN_SPEAKERS = 5
@@ -120,7 +120,7 @@ def why_no_error_rate(trials: TrialList) -> str:
     kind = metrics.missing_kind(trials.labels)
     if not kind:
         return ""
-    return f"none of the {len(trials)} trials of {trials.source} is a {kind} trial; an error rate needs both kinds"
+    return f"none of the {len(trials):,} trials of {trials.source} is a {kind} trial; an error rate needs both kinds"
 
 
 def cautions(results: Results) -> list[str]:
@@ -136,19 +136,20 @@ def cautions(results: Results) -> list[str]:
     odd = (
         (
             (results.eer_percent or 0.0) > WORSE_THAN_CHANCE,
-            "worse than chance: higher scores must mean the same speaker; are these distances, or are labels swapped?",
+            "the scores are worse than chance; higher scores must mean the same speaker: check for distances or "
+            "swapped labels",
         ),
         (num_contradicting, f"{num_contradicting:,} trials appear with both labels; one of the labels is wrong"),
         (num_repeated, f"{num_repeated:,} trials occur more than once in the list and count each time"),
         (
             results.num_same_session_targets,
-            f"{results.num_same_session_targets} of {results.num_targets or 0} target trials pair recordings of one "
-            "session, whose shared microphone and room make the error rate optimistic",
+            f"{results.num_same_session_targets or 0:,} of {results.num_targets or 0:,} target trials pair recordings "
+            "of one session, whose shared microphone and room make the error rate optimistic",
         ),
         (
             results.num_targets and results.num_same_session_targets is None,
-            "sessions are unknown (no folders between speaker and file, no column session in "
-            "evaluation.speaker_table); if target trials pair recordings of one session, the error rate is optimistic",
+            "the list does not show which recordings share a session; if same-speaker pairs come from one session, "
+            "the error rate is optimistic",
         ),
         (results.interval_note, results.interval_note),
         (
@@ -280,7 +281,7 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
 def speakers_note(num_speakers: int) -> str:
     """A note on an interval over few speakers; empty if there are enough."""
     too_few = f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
-    rough = f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
+    rough = f"there are only {num_speakers} speakers, so the interval is rough" if num_speakers < ROUGH_SPEAKERS else ""
     return too_few if num_speakers < MIN_SPEAKERS else rough
 
 
@@ -308,7 +309,8 @@ class Difference:
             return f"{text}; {self.note}"
         low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
         verdict = "not significant" if low <= 0 <= high else "significant"
-        return f"{text}, interval {low:.3f} … {high:.3f}: {verdict}" + (f" ({self.note})" if self.note else "")
+        text += f" ({LEVEL_PERCENT:g} % interval {low:.3f} to {high:.3f}), which is {verdict}"
+        return f"{text}; {self.note}" if self.note else text
 
 
 def mean_differences(

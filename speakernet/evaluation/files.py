@@ -77,10 +77,12 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
         return path, scores_for(trials, path)
     found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
     own, named = path / SCORES, evaluation_folder(path, trials.source) / SCORES
-    names = ", ".join(one.parent.name for one in found) or "no folder with scores"
+    names = ", ".join(one.parent.name for one in found)
     refused = ListError(
-        f"{path}: no {SCORES} of {Path(trials.source).stem} ({path}/{EVALUATIONS} has {names}); score the list with "
-        "--eval, or give the folder of one of these"
+        f"{path}: no scores of {Path(trials.source).stem}, only of {names} in {path}/{EVALUATIONS}; score the list "
+        "with --eval, or give the folder of one of these"
+        if found
+        else f"{path} contains no scores; give a run or evaluation folder that has {SCORES}"
     )
     # If the folder is not named after the list, its results identify the list by checksum.
     known = ((one, read_results(one.with_name(RESULTS))) for one in found if len(found) > 1)
@@ -142,8 +144,9 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
     # Not `>`, since NaN compares as false.
     if len(bad := np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])):
         lines = ", ".join(str(_line_of(path, int(row))) for row in bad[:MAX_NAMED]) + " …" * (len(bad) > MAX_NAMED)
-        what = f"{len(bad)} of {len(scores)} scores are NaN, infinite or beyond {LARGEST_SCORE:g}"
-        raise ValueError(f"{path}: {what}: {plural(len(bad), 'line')} {lines}")
+        what = f"NaN, infinite or beyond {LARGEST_SCORE:g}: {plural(len(bad), 'line')} {lines}"
+        are = "is" if len(bad) == 1 else "are"
+        raise ValueError(f"{path}: {len(bad):,} of {len(scores):,} scores {are} {what}; expected finite numbers")
     if trials.labels is not None and found.labels is not None:
         other = np.flatnonzero(trials.labels != found.labels[rows])
         if len(other):
@@ -166,14 +169,19 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     there = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
     order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
     if not np.array_equal(wanted[order], there[their_order]):
-        found = [f"{theirs.source} has {len(theirs):,} scores, {ours.source} has {len(ours):,} trials"]
-        for trials, keys, others in ((ours, wanted, there), (theirs, there, wanted)):
-            alone = np.flatnonzero(~np.isin(keys, others))
-            if len(alone):
-                found.append(f"{len(alone):,} are only in {trials.source}, first {_entry(trials, int(alone[0]))}")
-        if len(found) == 1:
+        total, found = f"{len(ours):,} trials of {ours.source}", []
+        if len(alone := np.flatnonzero(~np.isin(wanted, there))):
+            found.append(
+                f"{theirs.source} has scores for {len(ours) - len(alone):,} of the {total}; the first trial without a "
+                f"score is {_entry(ours, int(alone[0]))}"
+            )
+        if len(alone := np.flatnonzero(~np.isin(there, wanted))):
+            share = f"{len(alone):,} of the {len(theirs):,} scores of {theirs.source}"
+            found.append(f"{share} are of other pairs, the first in {_entry(theirs, int(alone[0]))}")
+        if not found:
             again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
-            found += [f"pairs are not repeated alike, first repeat {_entry(theirs, int(row))}" for row in again[:1]]
+            first = "".join(f", first repeat {_entry(theirs, int(row))}" for row in again[:1])
+            found = [f"{theirs.source} has {len(theirs):,} scores for the {total}: pairs are not repeated alike{first}"]
         raise ListError("; ".join(found) + "; expected the scores of exactly this list")
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
@@ -371,7 +379,7 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
             moved = {key: one.get(key, 0) + end for key, end in ends.items()}
             metrics.append({**one, **moved, "begun": {"stage": stage, **ends}})
     if results is None and not metrics:
-        raise FileError(f"{folder}: neither {RESULTS} nor {METRICS}; give the folder of a run or an evaluation")
+        raise FileError(f"{folder} contains neither {RESULTS} nor {METRICS}; give the folder of a run or an evaluation")
     config = ""
     for path in (run_folder / CONFIG, folder / CONFIG):
         if path.is_file():
@@ -398,7 +406,7 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
     if not (folder / SCORES).is_file():
         return run
     trials, scores = read_scores(folder / SCORES)
-    refuse_rows(~np.isfinite(scores), f"of {folder / SCORES} NaN or infinite")
+    refuse_rows(~np.isfinite(scores), f"NaN or infinite in {folder / SCORES}")
     labels = run.arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
@@ -461,16 +469,14 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
                 return trials if run is None else replace(trials, source=run.list_name)
             except ListError as error:
                 refused = refused or error
-    if refused is None:
-        raise ListError(f"{names}: no labelled scores; give their list with --trials")
-    raise ListError(f"{names}: expected scores of the same trial list; {refused}") from refused
+    raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
 
 
 def chosen_on_reported(scores: Path) -> str:
     """The warning, from the results beside a score file, that its model was selected on the same list; else empty."""
     results = read_results(scores.with_name(RESULTS))
     warnings = (results.warnings if results else None) or []
-    return next((one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(":")[0])), "")
+    return next((one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(" same list")[0])), "")
 
 
 def read_results(path: Path) -> Results | None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from speakernet.evaluation.options import UNIT_COST
-from speakernet.terminal import MAX_NAMED
+from speakernet.terminal import MAX_NAMED, plural
 
 Rates = TypeVar("Rates", float, np.ndarray)
 
@@ -87,7 +87,8 @@ def refuse_rows(is_bad: np.ndarray, what: str) -> None:
     """Refuse bad scores; the message names the first ten rows, counted from 1."""
     if rows := (np.flatnonzero(is_bad) + 1).tolist():
         named = ", ".join(map(str, rows[:MAX_NAMED])) + " …" * (len(rows) > MAX_NAMED)
-        raise ValueError(f"{len(rows)} of {len(is_bad)} scores are {what}: trials {named}")
+        share = f"{len(rows):,} of {len(is_bad):,} scores {'is' if len(rows) == 1 else 'are'}"
+        raise ValueError(f"{share} {what}: {plural(len(rows), 'trial')} {named}; expected finite numbers")
 
 
 def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:

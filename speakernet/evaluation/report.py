@@ -24,7 +24,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from speakernet.data.audio import SAMPLE_RATE, flac_address
+from speakernet.data.audio import SAMPLE_RATE, AudioError, flac_address
 from speakernet.data.lists import identify_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
@@ -206,9 +206,8 @@ def write_report(
         "facts": _facts(run),
     }
     epochs = max((one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0)
-    # Time spent on steps and evaluations, without interruptions. `step_seconds` is the mean over the steps since the
-    # previous record.
-    steps = [(one.get("step", 0), one.get("step_seconds", 0.0)) for one in run.metrics if one.get("kind") == "step"]
+    # Time spent on steps and evaluations, without interruptions. `step_seconds` is a mean over the steps of an epoch.
+    steps = [(one.get("step", 0), one.get("step_seconds", 0.0)) for one in run.metrics if one.get("kind") == "epoch"]
     seconds = sum(max(0, step - before) * mean for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps]))
     seconds += sum(one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation")
     subtitle = (
@@ -480,8 +479,9 @@ def _operating_points(
         threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
         rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
     note = (
-        "A miss rejects a same-speaker pair, a false accept accepts a different-speaker pair. The "
-        f"{'other ' if kept else ''}thresholds were chosen on this list; with other speakers their error rates differ."
+        "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. The "
+        f"thresholds {'below the first row ' if kept else ''}were chosen on this list; with other speakers their error "
+        "rates differ."
     )
     note += f" {refused[0].capitalize()}." if refused else ""
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
@@ -663,7 +663,11 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
                 if durations is not None:
                     facts.append(f"{durations[one]:.1f} s")
                 if audio is not None:
-                    waveform = audio.read(run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate)
+                    try:
+                        waveform = audio.read(run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate)
+                    except AudioError as error:
+                        advice = f"give with --audio the folder that the list's paths start from ({error})"
+                        raise AudioError(f"audio cannot be read from {audio.root}; {advice}") from error
                     sound = flac_address(waveform, audio.sample_rate)
                 sides.append({"text": run.trials.names[one], "note": ", ".join(facts), "audio": sound})
             cells.append([*sides, f"{run.scores[row]:.4f}"])
@@ -776,16 +780,18 @@ def _differences(runs: Sequence[RunData]) -> Section:
     lines = compare_scores(trials, scores, speakers, num_draws=num_draws, seed=DRAW_SEED).sentences(
         [run.name for run in shown]
     )
-    note = f"All runs are measured on the same draws of speakers. Speakers: {speakers.rule}."
+    note = f"All runs are measured on the same draws of speakers, taken from the {speakers.rule}."
     card = {"heading": f"Compared with {shown[0].name}", "note": note, "lines": lines, "is_wide": True}
     return {"cards": [card], "remarks": remarks}
 
 
 def _settings(runs: Sequence[RunData]) -> Section:
-    tables = [_flat(run.configuration) for run in runs]
+    # A score file of another tool has no settings.
+    own = {run.name: flat for run in runs if (flat := _flat(run.configuration))}
+    tables = [*own.values()] if len(own) > 1 else []
     found = {key: [one.get(key, MISSING) for one in tables] for one in tables for key in one}
     rows = [[key, *values] for key, values in found.items() if len(set(values)) > 1]
     if not rows:
         return {"remarks": ["All runs have the same configuration."] if found else []}
-    table = {"header": ["option", *(run.name for run in runs)], "rows": rows}
+    table = {"header": ["option", *own], "rows": rows}
     return {"cards": [{"heading": "Configuration", "table": table, "is_wide": True}]}

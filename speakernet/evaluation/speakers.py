@@ -71,12 +71,12 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
         return replace(found, sessions=_numbered([row["session"] for row in rows], "").ids)
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
-        rule = "first part of the name (unchecked: the list has no labels)"
+        rule = "first part of each path (unchecked: the list has no labels)"
         return _numbered([one[0] for one in folders], rule)
     # The last part is the file name, which is never the speaker.
     for position in range(min(map(len, folders)) - 1):
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
-        rule = f"{ordinal} part of the name (equal in all target trials, different in all others)"
+        rule = f"{ordinal} part of each path (it is equal in all target trials and different in all others)"
         found = _numbered([one[position] for one in folders], rule)
         if np.array_equal(found.ids[trials.enrol] == found.ids[trials.test], trials.labels == 1):
             if min(map(len, folders)) < position + 3:

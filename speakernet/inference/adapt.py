@@ -140,7 +140,7 @@ def adapt(
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     target = Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
     if target.resolve() == Path(model).resolve():
-        raise ValueError(f"{target} is the model itself, which is never changed; give a different file to write")
+        raise ValueError(f"{target} is the model itself, which is never changed; give a different file (--out)")
     check_writable(target)
     verifier = load(model, device)
     given = read_trials(trials) if trials else None
@@ -190,13 +190,13 @@ def _chosen(
     tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
     name = min(fitters, key=tried.__getitem__)
     if method == "auto" and tried[name] >= as_it_is:
-        raise ValueError(f"no method beats the unchanged model: {in_words(tried)}; nothing was written")
+        raise ValueError(f"no method beats the unchanged model: {', '.join(in_words(tried))}; nothing was written")
     return name, fitters[name](own, who[0]), tried, found[name][1]
 
 
-def in_words(tried: Mapping[str, float]) -> str:
+def in_words(tried: Mapping[str, float]) -> list[str]:
     """Error rates by method, lowest first."""
-    return ", ".join(f"{name} {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1]))
+    return [f"{name}: {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1])]
 
 
 def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
@@ -271,7 +271,9 @@ def _fitters(
         # Each fit leaves out one fold of the speakers.
         shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
     elif method in ("lda", "wccn") or (method == "plda" and others is None):
-        raise ValueError(f"{method} needs speaker labels; give --labels (or, for plda, --out-of-domain)")
+        raise ValueError(
+            f"{method} needs speaker labels; give --labels{' or --out-of-domain' if method == 'plda' else ''}"
+        )
     elif method == "auto":
         # With fewer recordings the covariance would be a guess.
         method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
@@ -348,8 +350,8 @@ def _usable(
     listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
-            f"{counted(len(rows), 'usable recording')} of {len(names)} in {', '.join(roots)[:200]}; expected at least "
-            f"{MIN_RECORDINGS}, from many people{f' ({listed})' if refused else ''}"
+            f"only {counted(len(rows), 'usable recording')} of {len(names)} in {', '.join(roots)[:200]}; adaptation "
+            f"needs at least {MIN_RECORDINGS}, from many people{f' ({listed})' if refused else ''}"
         )
     if refused:
         notes.append(f"left out {counted(len(refused), 'recording')}: {listed}")

@@ -19,7 +19,7 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import Fit, fit_scores
 from speakernet.evaluation.embedding import Embedder, embed_utterances, load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.evaluate import fit_for_verifying
-from speakernet.evaluation.figures import figures
+from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import WHOLE as WHOLE_UTTERANCES
@@ -30,7 +30,7 @@ from speakernet.inference.people import PeopleStore
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED
-from speakernet.terminal import MAX_NAMED, Bar
+from speakernet.terminal import MAX_NAMED, Bar, counted
 
 BLOCK_UTTERANCES = 64
 """Utterances written together; a kill loses at most one block."""
@@ -38,8 +38,6 @@ BLOCKS_SUFFIX = ".parts"
 WAY = {"embedding": "whole", "wrapped": False}
 MAX_TRIALS = 20_000_000
 """Limit on comparisons of enrolled people; more take too much memory."""
-SWAPPED_EER_PERCENT = 75.0
-"""Above this EER the model separates people, but the labels are swapped."""
 
 
 def embed_files(
@@ -67,8 +65,8 @@ def embed_files(
     problems = [text if names[row] in text else f"{names[row]}: {text}" for row, text in sorted(broken.items())]
     if problems and not skips_broken:
         raise AudioError(
-            f"{len(problems)} of {len(names)} recordings cannot be embedded (--skip-broken skips them): "
-            f"{'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
+            f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded (--skip-broken leaves out such "
+            f"recordings): {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
         )
     rows = np.array([row for row in range(len(names)) if row not in broken], dtype=np.int64)
     folder = out.with_name(out.name + BLOCKS_SUFFIX)
@@ -147,7 +145,10 @@ def calibrate_on_trials(
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
     embedder = Embedder(verifier.embedding_net, WHOLE_UTTERANCES, verifier.device)
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
-    return _write(verifier, fits, figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED), out)
+    results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
+    return _write(
+        verifier, fits, results, out, "check that 1 marks trials of one speaker, and that the network is trained"
+    )
 
 
 def calibrate_on_people(
@@ -166,7 +167,8 @@ def calibrate_on_people(
         )
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES))
-    return _write(verifier, [fit], figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)
+    results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
+    return _write(verifier, [fit], results, out, "check who is enrolled under which name")
 
 
 def _own_trials(
@@ -213,14 +215,14 @@ def _own_trials(
 
 
 def _write(
-    verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
+    verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None, advice: str
 ) -> tuple[Fit, Results, Path | None]:
-    """Write the fits and return the last; ValueError if labels look swapped or a fit on more pairs would be lost."""
+    """Write the fits and return the last; ValueError if none beats chance or a fit on more pairs would be lost."""
     fit, changes = fits[-1], dict[str, Any]()
-    # Even an untrained model has an EER of only 50 %.
-    if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
+    if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
         raise ValueError(
-            f"{fit.origin['list']}: the EER is {results.eer_percent:.2f} %; are labels swapped? Nothing was written"
+            f"{fit.origin['list']}: the EER is {results.eer_percent:.2f} %, so recordings of different people score as "
+            f"high as those of one person, or higher; {advice}. Nothing was written"
         )
     old = fits[0].replaced(verifier.contents) if out is None else None
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))

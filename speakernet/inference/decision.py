@@ -182,10 +182,12 @@ class DecisionRule:
         elif isinstance(threshold, str):
             if threshold not in known:
                 rates = ", ".join(f"{100 * one:g}" for one in FALSE_ACCEPT_RATES)
+                wanted = (
+                    repr(threshold) if false_accept_rate is None else f"for {100 * false_accept_rate:g} % false accepts"
+                )
                 raise NotCalibratedError(
-                    f"the model file has no threshold {threshold!r}, only {', '.join(known)}; `speakernet calibrate` "
-                    f"fits the rates {rates} %, each if the list has enough non-targets for ten false accepts; for "
-                    "any other rate, give a score with `--threshold NUMBER`"
+                    f"the model file has no threshold {wanted}; it has {', '.join(known)}. `speakernet calibrate` adds "
+                    f"those for {rates} % if the trial list is long enough; or give a score with `--threshold NUMBER`"
                     if known
                     else self.advice
                 )
@@ -213,7 +215,7 @@ class DecisionRule:
 def _checked_rate(rate: float | None) -> float:
     wanted = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
     if not 0 < wanted < 1:
-        raise ValueError(f"false_accept_rate {wanted}; expected a share between 0 and 1, such as 0.01")
+        raise ValueError(f"the false-accept rate (--far) is {wanted:g}; expected a share between 0 and 1, such as 0.01")
     return wanted
 
 

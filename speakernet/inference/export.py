@@ -73,8 +73,7 @@ class Parity:
 
     def __str__(self) -> str:
         return (
-            f"lowest cosine {self.cosine:.8f}, largest difference {self.difference:.2g} between numbers of up to "
-            f"{self.scale:.3g}"
+            f"lowest cosine {self.cosine:.8f}, largest difference {self.difference:.2g} (values reach {self.scale:.3g})"
         )
 
 
@@ -112,13 +111,14 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
     """The path to write to, checked before any work is done."""
     path = Path(out)
     if path.suffix not in FORMATS or path.is_dir():
-        raise ValueError(f"{out}: expected a file name ending in {', '.join(FORMATS)}, which selects the format")
+        raise ValueError(f"{out}: expected a file name ending in {' or '.join(FORMATS)}; the ending selects the format")
     if int8 and path.suffix != ".onnx":
         raise ValueError(f"{out}: --int8 needs a file name ending in .onnx")
     if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)):
         raise ValueError(
-            f"--for {runtime} with {out}: expected {' or '.join(RUNTIMES)} and a file name ending in .onnx, without "
-            f"--int8 for {SHERPA}"
+            f"--for {runtime} with {out}: expected a file name ending in .onnx, without --int8 for {SHERPA}"
+            if runtime in RUNTIMES
+            else f"--for {runtime}: unknown program; expected {' or '.join(RUNTIMES)}"
         )
     check_writable(path)
     return path
@@ -196,8 +196,8 @@ def sherpa_bytes(model: ModelFile) -> bytes:
         listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
         its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
         raise ValueError(
-            f"{SHERPA} does not support the front end or scoring of this model: found {listed}, expected {its_own}; "
-            "train with the expected `frontend` options, or export a graph of waveforms without --for"
+            f"{SHERPA} needs {its_own}; this model has {listed}. Train with these `frontend` options, or export a "
+            "graph of waveforms without --for"
         )
     metadata = {
         "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
@@ -328,7 +328,7 @@ def quantized(content: bytes) -> bytes:
         if entry.key == "pkg.torch.onnx.name_scopes" and "net.front_end" in entry.value
     ]
     assert kept, "the nodes of the front end are no longer marked"
-    with tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
+    with _quiet(), tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
         target = Path(folder) / "int8.onnx"
         # Have intermediate shapes inferred again: the old ones do not fit transposed weights.
         del model.graph.value_info[:]

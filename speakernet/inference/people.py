@@ -76,6 +76,14 @@ ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
 CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
 """
 NEW_STORE = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};{SCHEMA};{ADD_DIGESTS}"
+# Word in SQLite's message -> what to do; the last one fits every message.
+SQLITE_ADVICE = {
+    "locked": "end the process that writes it",
+    "full": "free space on the disk",
+    "readonly": "allow writing to the file and its folder",
+    "malformed": f"the file is damaged, so use a backup (FILE.{BACKUP_WORD}-…)",
+    "": f"if the file is damaged, use a backup (FILE.{BACKUP_WORD}-…)",
+}
 NUM_TABLES = "SELECT COUNT(*) FROM sqlite_master"
 
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -298,7 +306,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                 # Moved pages leave copies of their rows, perhaps since an earlier purge that was killed before this.
                 connection.execute("VACUUM")
         if not found:
-            raise self._nobody(name)
+            raise self._nobody(name, "in the store or in a backup")
         return found
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
@@ -538,8 +546,8 @@ class PeopleStore(contextlib.AbstractContextManager):
             raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite numbers")
         return found
 
-    def _nobody(self, name: str) -> StoreError:
-        return StoreError(f"{self.path}: nobody is called {name!r}; `speakernet people list` shows all names")
+    def _nobody(self, name: str, where: str = "in the store") -> StoreError:
+        return StoreError(f"{self.path}: nobody is called {name!r} {where}; `speakernet people list` shows all names")
 
 
 @functools.lru_cache(maxsize=4)
@@ -632,10 +640,8 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
             yield connection
     except sqlite3.Error as error:
         reason = " ".join(str(error).split())
-        raise StoreError(
-            f"{path}: cannot be used ({reason}); nothing was changed. If it is locked, end the process that writes it; "
-            f"if the disk is full, free space; if it is damaged, use a backup ({path.name}.{BACKUP_WORD}-…)"
-        ) from error
+        advice = next(text for word, text in SQLITE_ADVICE.items() if word in reason)
+        raise StoreError(f"{path} cannot be used ({reason}), and nothing was changed; {advice}") from error
 
 
 def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:

@@ -147,7 +147,9 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
     if path.is_dir():
         found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in AUDIO_SUFFIXES and one.is_file())
         if not found:
-            raise AudioError(f"{path}: no audio in this folder; expected files ending in {', '.join(AUDIO_SUFFIXES)}")
+            raise AudioError(
+                f"{path}: no audio in this folder; expected files ending in {', '.join(sorted(AUDIO_SUFFIXES))}"
+            )
         return found
     if path.suffix.lower() in LIST_SUFFIXES:
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
@@ -166,9 +168,10 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
             str(place) for one in candidates for place in (folder / one.strip(), Path(one.strip())) if place.is_file()
         ]
         if candidates and not found:
+            places = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
             raise ListError(
-                f"{where}, line {number}: no file {candidates[0][:200]!r} in the working directory or {folder}; "
-                f"expected {LIST_FORM}"
+                f"{where}, line {number}: found no file {' nor '.join(repr(one[:200]) for one in candidates[::-1])} in "
+                f"{places}; expected {LIST_FORM}"
             )
         names += found[:1]
     return names
@@ -259,8 +262,9 @@ def inspect_recording(
     # Clipped at full scale, or at the recording's own peak below it.
     num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
     found = {
+        f"no speech was found in {recording.seconds:.2f} s of audio": not speech_seconds,
         f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at least "
-        f"{min_speech_seconds:g} s": speech_seconds < min_speech_seconds,
+        f"{min_speech_seconds:g} s": 0 < speech_seconds < min_speech_seconds,
         "cut off: the file is shorter than its header says; copy or record it again": recording.is_cut_off,
         "clipped: too many samples are at the peak level; record at a lower level": (
             num_clipped > CLIPPED_SHARE * recording.num_samples

@@ -517,6 +517,8 @@ def enroll(
         raise AudioError(f"no recording of {name!r} was given; expected at least one")
     opened = [verifier.open(one, sample_rate) for one in recordings]
     qualities = [inspect_recording(one) for one in opened]
+    if mute := [one for one in qualities if not one.speech_seconds]:
+        raise AudioError(f"{mute[0].name}: {mute[0].warnings[0]}; enrol a recording in which {name!r} speaks")
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
     embeddings = np.asarray(verifier.embed(opened))
     there = existing.recordings(name) if existing else []
@@ -530,7 +532,7 @@ def enroll(
     everything, rows = np.concatenate([embeddings, kept]), []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
-            warnings.append(f"{quality.name}: already enrolled as {name!r}, skipped")
+            warnings.append(f"{quality.name} is already enrolled as {name!r} and was skipped")
         else:
             rows.append(row)
         known.add(quality.digest)
@@ -602,5 +604,9 @@ def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
     count = torch.cuda.device_count()
     # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
     if str(wanted) not in ("cpu", *["cuda"][:count], *(f"cuda:{number}" for number in range(count))):
-        raise ValueError(f"device {wanted!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs)")
+        raise ValueError(
+            f"the device {str(wanted)!r} needs a GPU, but torch finds none; use the device cpu"
+            if str(wanted).startswith("cuda") and not count
+            else f"device {str(wanted)!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs)"
+        )
     return torch.device(str(wanted))

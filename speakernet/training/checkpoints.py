@@ -232,30 +232,33 @@ def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], sour
 
 def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
     """Log the options that differ from those of the checkpoint; the current values apply."""
-    changes = changed_options(saved.get("config", {}), now.get("config", {}))
+    changes = changed_options(saved.get("config", {}), now.get("config", {}), folder=saved.get("working_folder", ""))
     if saved.get("training_list", now.get("training_list")) != now.get("training_list"):
         changes.append("the training list has different utterances or a different order")
     if changes:
         changed = "; ".join(changes)
-        logger.warning("resuming with options that differ from those %s was trained with: %s", source, changed)
+        logger.warning("these options have changed since %s was written: %s", source, changed)
 
 
 def changed_options(
-    saved: Mapping[str, Any], now: Mapping[str, Any], sections: Iterable[str] | None = None
+    saved: Mapping[str, Any], now: Mapping[str, Any], sections: Iterable[str] | None = None, folder: str = ""
 ) -> list[str]:
-    """The options whose values differ, with both values; options that only one side has are not compared."""
+    """The options whose values differ, with both values; options that only one side has are not compared.
+
+    Saved paths may be relative to `folder`; empty: the working directory.
+    """
     changes = []
     for section in now if sections is None else sections:
         for name, value in now.get(section, {}).items():
             key, before = f"{section}.{name}", saved.get(section, {}).get(name, value)
             if isinstance(value, Mapping) and isinstance(before, Mapping) and value.keys() == before.keys():
-                changes += changed_options({key: before}, {key: value})
-            elif not _is_same(before, value):
+                changes += changed_options({key: before}, {key: value}, folder=folder)
+            elif not _is_same(before, value, folder):
                 changes.append(f"{key} {value!r} (was {before!r})")
     return changes
 
 
-def _is_same(before: Any, now: Any) -> bool:
+def _is_same(before: Any, now: Any, folder: str) -> bool:
     """Whether two option values are equal; relative and absolute forms of a path count as equal."""
     is_text = isinstance(before, str) and isinstance(now, str) and before and now
-    return Path(before).absolute() == Path(now).absolute() if is_text else bool(before == now)
+    return bool(before == now) or bool(is_text and Path(folder, before).absolute() == Path(now).absolute())

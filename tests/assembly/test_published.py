@@ -171,7 +171,7 @@ class Harm:
 def test_no_code_is_run(server, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Harm()}, tmp_path / "authors" / "tiny.pt")
-    assert "could run code" in refused(capsys, "fetch", "redimnet/tiny")
+    assert "nothing in it was run" in refused(capsys, "fetch", "redimnet/tiny")
     assert not Path("harmed").exists() and not models_kept(tmp_path)
 
 

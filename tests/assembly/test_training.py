@@ -84,6 +84,15 @@ def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
     assert resumed.state.step == 1 + len(resumed.loader) and resumed.state.utterances == BATCH_SIZE + UTTERANCES
 
 
+def test_resume_from_another_folder(tiny_corpus, tmp_path, caplog, monkeypatch):
+    config = tiny_config(tiny_corpus, training={"max_epochs": 1})
+    monkeypatch.chdir(tiny_corpus)
+    ready(replaced(config, data={"train_list": "train_list.txt"}), tmp_path)[0].train()
+    monkeypatch.chdir(tmp_path)
+    ready(config, tmp_path)[0].train()
+    assert "nothing to train" in caplog.text and "have changed since" not in caplog.text
+
+
 def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     config = tiny_config(tiny_corpus, training={"max_epochs": 1})
     trainer, _, _ = ready(config, tmp_path)
@@ -103,7 +112,7 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     assert changed_options(before, now) == ["model.options.b 3 (was 2)"]
     with pytest.raises(CheckpointError, match=r"model.embedding_dim 4 \(was 8\)") as refused:
         resumed(turned, model={"embedding_dim": 4})[0].train()
-    assert "state_dict" not in str(refused.value) and "resuming with" not in caplog.text
+    assert "state_dict" not in str(refused.value) and "have changed since" not in caplog.text
     other, _, _ = resumed(turned, training={"max_epochs": 2}, optimizer={"weight_decay": 0.25})
     other.train()
     assert "optimizer.weight_decay 0.25 (was " in caplog.text

@@ -1,5 +1,6 @@
 """The checks: defects of audio and lists are found, named and counted, and the machine is described."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -78,6 +79,7 @@ def test_broken_files(corpus):
     (corpus / "b/1.wav").write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))
     fast = found(look(corpus, is_fast=True), "training audio: headers")
     assert fast.level == "error" and fast.message.startswith("2 ")
+    assert all(name in one for name, one in zip(("a/1.wav", "a/2.wav"), fast.examples, strict=True))
     assert "b/1.wav" in found(look(corpus), "training audio: damaged").examples[0]
 
 
@@ -168,6 +170,24 @@ def test_status(corpus, train, config, status, capsys):
     assert "--list" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_default_root_is_the_folder_of_the_list(corpus, monkeypatch, capsys):
+    (corpus / "elsewhere").mkdir()
+    monkeypatch.chdir(corpus / "elsewhere")
+    options = ["doctor", "--list", "../train.txt", "--trials", "../trials.txt", "--fast"]
+    assert main(options) == 0
+    assert "training audio: length" in capsys.readouterr().out
+    for number in (1, 2):
+        (corpus / f"c/{number}.wav").unlink()
+    assert main(options[:1] + options[3:]) == 1
+
+
+@pytest.mark.parametrize("option", [("--jobs", "0"), ("--min_seconds", "-1")])
+def test_numbers_out_of_range(option, capsys):
+    with contextlib.suppress(SystemExit):
+        assert main(["doctor", *option]) == 1
+    assert f"{option[1]}; expected at least" in capsys.readouterr().err
+
+
 def test_json_and_png(corpus, capsys):
     options = ["doctor", "--list", "train.txt", "--root", ".", "--trials", "trials.txt", "--fast"]
     assert main([*options, "--json", "--png", "durations.png"]) == 0
@@ -206,7 +226,7 @@ def check(corpus, train=None, trials=None, **others):
 @pytest.mark.parametrize(
     ("train", "trials", "name", "level", "start", "examples"),
     [
-        ("a a/1.wav\na a/2.wav\n", None, "speakers", "error", "2 utterances of 1 speaker,", ()),
+        ("a a/1.wav\na a/2.wav\n", None, "speakers", "error", "2 utterances of 1 speaker (", ()),
         ("a a/1.wav\nb b/1.wav\nb b/2.wav\n", None, "few utterances", "warning", "1 speaker ", ("a (1)",)),
         ("a a/1.wav\na a/1.wav\nb b/1.wav\nb a/1.wav\n", None, "repeated rows", "warning", "2 ", ("a/1.wav",) * 2),
         (None, "1 c/1.wav c/1.wav\n0 c/1.wav d/1.wav\n", "self trials", "warning", "1 ", ("c/1.wav c/1.wav",)),

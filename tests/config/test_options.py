@@ -46,7 +46,7 @@ def words(owner, field):
     return in_words(owner.model_fields[field].rebuild_annotation())
 
 
-NUMBERS = [one for one in OPTIONS if "int" in words(*one[2:]).split() or "float" in words(*one[2:]).split()]
+NUMBERS = [one for one in OPTIONS if "number" in words(*one[2:]).split()]
 
 
 def test_described_and_default_valid():
@@ -144,7 +144,7 @@ def test_broken_file(name, tmp_path, monkeypatch):
     ids=lambda text: text[:20],
 )
 def test_broken_value_in_a_line(text, tmp_path):
-    with pytest.raises(ConfigError, match=r"--model\.options"):
+    with pytest.raises(ConfigError, match=r"^command line: model\.options"):
         load_config(["--model.name", "ResNet", "--model.options", text])
     with pytest.raises(ConfigError, match=r"my\.yaml"):
         load_config(["--config", write(tmp_path, f"model:\n  name: ResNet\n  options: '{text}'\n")])

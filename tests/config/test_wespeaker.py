@@ -161,6 +161,11 @@ def test_unsupported_options(changes, words, tmp_path, capsys):
     assert words in line and not (tmp_path / "ours.yaml").exists()
 
 
+def test_no_mapping(tmp_path, capsys):
+    assert convert(tmp_path, ["a", "b"]) == 2
+    assert "theirs.yaml is not a YAML mapping" in capsys.readouterr().err
+
+
 def test_options_without_counterpart(tmp_path, capsys):
     assert convert(tmp_path, changed({"dataset_args": {"new_option": 3}})) == 0
     assert "not converted: dataset_args.new_option: 3" in capsys.readouterr().out

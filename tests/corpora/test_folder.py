@@ -179,7 +179,8 @@ def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog
         path.unlink()
     assert prepare(split_folder, tmp_path / "out") == 0
     assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
-    assert "keep their splits" in caplog.text and "30 found, 30 usable, 0 skipped, 0 broken" in caplog.text
+    assert "keep their splits" in caplog.text
+    assert "30 found, 30 usable by their headers, 0 skipped, 0 left out" in caplog.text
     training = read_training_list(tmp_path / "out" / "train_list.txt")
     assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
     assert not list(split_folder.rglob("*.wav")), "nothing is written beside the originals"
@@ -204,7 +205,7 @@ def test_warnings(tmp_path, caplog, patterns, errors):
     assert any(errors in one for one in warnings) if errors else not any("session" in one for one in warnings)
 
 
-def test_unusable_files_are_listed(tmp_path):
+def test_unusable_files_are_listed(tmp_path, caplog):
     root, out = tmp_path / "voices", tmp_path / "out"
     write_voices(root, 10, 3, "spk{speaker}/{utterance}.wav", 0.6)
     write_audio(root / "spk0/short.wav", voice(0, 9, 0.1), 16000)
@@ -217,6 +218,7 @@ def test_unusable_files_are_listed(tmp_path):
     for name in ("short.wav", "empty.wav", "text.flac", "beside.wav", r"line\nbreak.wav"):
         assert name in listed
     assert len(listed.splitlines()) == 5
+    assert "scan: left out: spk0/short.wav: 0.10 s is shorter than 0.5 s" in caplog.text
     parts = ("train", "validation", "test")
     assert sum(len((out / f"{part}_list.txt").read_text().splitlines()) for part in parts) == 30
 
@@ -224,4 +226,4 @@ def test_unusable_files_are_listed(tmp_path):
 def test_real_speech(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
-    assert "1440 found, 1440 usable, 0 skipped, 0 broken" in (out / "summary.txt").read_text()
+    assert "1,440 found, 1,440 usable by their headers, 0 skipped, 0 left out" in (out / "summary.txt").read_text()

@@ -129,7 +129,7 @@ def test_impossible_length(tmp_path, read):
 
 def test_false_length_takes_no_memory(tmp_path):
     path = flac_with_length(tmp_path / "a.flac", 200_000_000)
-    with limited_memory(256 << 20), pytest.raises(AudioError, match=r"decoding stopped|cannot decode"):
+    with limited_memory(256 << 20), pytest.raises(AudioError, match="the file is damaged"):
         read_audio(path)
 
 

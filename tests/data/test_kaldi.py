@@ -61,7 +61,7 @@ def test_audio(kaldi, tmp_path):
     [
         ("b sph2pipe -f wav b.sph |", r"wav\.scp, line 2: 'sph2pipe -f wav b\.sph \|' is a command"),
         ("b corpus.ark:1234", r"line 2: 'corpus\.ark:1234' is a place in a Kaldi archive"),
-        ("b", r"line 2: expected 'utterance file', found 'b'"),
+        ("b", r"line 2: found 'b'; expected 'utterance file'"),
         ("a other.wav", r"wav\.scp: 'a' appears twice"),
     ],
 )
@@ -73,12 +73,12 @@ def test_bad_wav_scp(tmp_path, row, message):
 
 def test_other_mistakes(kaldi, tmp_path):
     (kaldi / "utt2spk").write_text("a spk 1\n")
-    with pytest.raises(ListError, match=r"utt2spk, line 1: expected 'utterance speaker', found 'a spk 1'"):
+    with pytest.raises(ListError, match=r"utt2spk, line 1: found 'a spk 1'; expected 'utterance speaker'"):
         read_training_list(kaldi)
     (kaldi / "utt2spk").write_text("\nlonely\nb spk1\n")
     found = read_training_list(kaldi, malformed := [])
     assert list(found.paths) == ["b"]
-    assert malformed == ["line 2: expected 'utterance speaker', found 'lonely'"]
+    assert malformed == ["line 2: found 'lonely'; expected 'utterance speaker'"]
     (kaldi / "segments").write_text("a rec 0 1\n")
     with pytest.raises(ListError, match=r"segments: "):
         open_source(kaldi)

@@ -32,9 +32,10 @@ def test_training_list(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a 1.wav\nb\nc 2.wav\n", r"line 2: expected 'speaker path', found 'b'"),
+        ("a 1.wav\nb\nc 2.wav\n", r"line 2: found 'b'; expected 'speaker path'"),
         ("", "the list is empty"),
         (b"a 1.wav\nb \x00.wav\n", "line 2: not text"),
+        (b"RIFF\x24\x00\x00\x00WAVE\n", "is not a text file"),
         ("x" * 300 + " a.wav\n", "speaker name of 300 bytes"),
     ],
 )
@@ -67,11 +68,11 @@ def test_forms_of_trials(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("1 a b\n2 a b\n", "line 2: expected '1 enrol test' or '0 enrol test'"),
-        ("a b target\na b maybe\n", "line 2: expected 'enrol test target'"),
-        ("a b\na\n", "line 2: expected 'enrol test'"),
-        ("a b c d\n", "line 1: expected '1 enrol test'"),
-        ("\t1\t \tb\n", r"line 1: expected '1 enrol test'"),
+        ("1 a b\n2 a b\n", "line 2: found .*; expected '1 enrol test' or '0 enrol test'"),
+        ("a b target\na b maybe\n", "line 2: found .*; expected 'enrol test target'"),
+        ("a b\na\n", "line 2: found .*; expected 'enrol test'"),
+        ("a b c d\n", "line 1: found .*; expected '1 enrol test'"),
+        ("\t1\t \tb\n", r"line 1: found .*; expected '1 enrol test'"),
         ("", "empty"),
     ],
 )

@@ -20,7 +20,7 @@ from speakernet.data.options import DataOptions
 from speakernet.data.packed import PackedError
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
 from speakernet.data.shards import HEADER_BYTES
-from speakernet.data.stores import ShardError
+from speakernet.data.stores import ShardError, Store
 from speakernet.files import hold_lock
 from tests.data.object_store import object_store
 from tests.tiny_recipe import write_recipe
@@ -227,6 +227,8 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
             for name in names:
                 np.testing.assert_array_equal(source.read(name), files.read(name))
             assert not faults.kinds and len(faults.fetched) >= NUM_SHARDS
+        with pytest.raises(ShardError, match=r"foo://bucket.*unknown kind of address"):
+            Store("foo://bucket").has("corpus.json")
         faulty(["wrong"] * 100, source, faults)
         with pytest.raises(ShardError, match=r"part-0001-of-0005/samples.npy: 6 attempts"):
             source.shards.hold(0)

@@ -62,11 +62,11 @@ def make_run(folder, trials, noise=1.2, seed=1):
     lines = []
     for step in range(1, 41):
         values = {"loss": 8 / step, "accuracy_percent": 2.0 * step, "learning_rate": 1e-3 / step, "margin": 0.01 * step}
-        speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03, "step_seconds": 4.5}
+        speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03, "step_seconds": 4.0}
         lines.append({"kind": "step", "step": step, "epoch": 1 + step // 10, **values, **speed})
         if step % 10 == 0:
             epoch = {"step": step, "epoch": step // 10}
-            lines.append({"kind": "epoch", **epoch, "loss": 8 / step})
+            lines.append({"kind": "epoch", **epoch, "loss": 8 / step, "step_seconds": 4.5})
             found = {"eer_percent": 30 / step, "eer_interval_percent": [20 / step, 45 / step]}
             lines.append({"kind": "evaluation", **epoch, **found, "evaluation_seconds": 15.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

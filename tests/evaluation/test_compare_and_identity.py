@@ -42,7 +42,7 @@ def run(monkeypatch, tmp_path, trials, capsys):
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
-        status = main([*words, "--trials", trials.source, "--draws", "20"])
+        status = main([*words, "--trials", trials.source, "--draws", "100"])
         written = capsys.readouterr()
         return status, written.out + written.err
 
@@ -57,10 +57,20 @@ def test_compare(trials, systems, run):
     status, out = run("compare", "a", "b/scores.txt")
     difference = eer(systems["b"], trials.labels) - eer(systems["a"], trials.labels)
     assert status == 0
-    assert f"EER (%): A is better than B by {difference:.3f}, interval " in out and ": significant" in out
-    assert "A and B are equal, interval 0.000 … 0.000: not significant" in run("compare", "b", "b/scores.txt")[1]
-    for wrong in (["--priors", "1.5"], ["--draws", "0"]):
+    assert f"EER (%): A is better than B by {difference:.3f} (95 % interval " in out and "is significant" in out
+    out = run("compare", "b", "b/scores.txt")[1]
+    assert "A and B are equal (95 % interval 0.000 to 0.000), which is not significant" in out
+    for wrong in (["--priors", "1.5"], ["--draws", "0"], ["--draws", "99"]):
         assert main(["compare", "a", "b", "--trials", trials.source, *wrong]) == 1
+    for systems, named in ((("a", "a/"), "twice: a, a"), (("a", "nope"), "nope: there is no")):
+        status, out = run("compare", *systems)
+        assert status == 1 and named in out
+
+
+@pytest.mark.parametrize("wrong", [("--prior", "7.0"), ("--priors", "0.0"), ("--draws", "-1"), ("--draws", "99")])
+def test_wrong_options_are_named(wrong, trials, systems, run, capsys):
+    assert main(["evaluate", "--scores", "a", "--trials", trials.source, *wrong]) == 1
+    assert " ".join(wrong) in capsys.readouterr().err
 
 
 def test_fusion(trials, run, random):
@@ -102,7 +112,7 @@ def test_fusion(trials, run, random):
 def test_run_in_its_eval_folder(systems, run):
     Path("run/eval").mkdir(parents=True)
     status, out = run("compare", "run", "b")
-    assert status == 1 and "no scores.txt of trials" in out
+    assert status == 1 and "run contains no scores" in out
     Path("a").rename("run/eval/other")
     status, out = run("compare", "run", "b")
     assert status == 0 and "run/eval/other/scores.txt)" in out
@@ -119,12 +129,12 @@ def test_several_systems_with_a_stored_list(systems, run, capsys):
         Path(name, "scores.txt").rename(f"{name}.txt")
     values = results_in("a/eval/trials") | {"warnings": ["the best checkpoint was chosen on this very list: x"]}
     Path("a/eval/trials/results.json").write_text(json.dumps(values))
-    assert main(["compare", "a", "b", "c", "--draws", "20"]) == 0
+    assert main(["compare", "a", "b", "c", "--draws", "100"]) == 0
     out = capsys.readouterr().out
     assert "A is better than B" in out and "C is better than A" in out and "A: the best checkpoint was chosen on" in out
     assert [len(line.split()) for line in out.splitlines() if line.startswith("minDCF(0.01) ")] == [4]
     # A score file has no labels, so they come from the folder, in any order.
-    assert main(["compare", "a.txt", "b", "--draws", "20"]) == 0
+    assert main(["compare", "a.txt", "b", "--draws", "100"]) == 0
     assert main(["compare", "a.txt", "b.txt"]) == 1
     assert main(["compare", "a"]) == 1
     assert "--trials" in capsys.readouterr().err
@@ -148,15 +158,15 @@ def test_other_results_are_not_overwritten(trials, systems, run):
     [
         ("c b -1 target\na b 3 nontarget\na c 0.5 nontarget\n", r"2 of 3 .*trials\.txt, .*line 2: 'a b'"),
         # b against a is not the same trial as a against b.
-        ("b c -1\na b 3\na c 0.5\n", r"1 .*trials\.txt, .*line 4: 'c b'; .*line 1: 'b c'"),
-        ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores, .* 3 trials; .* line 2: "),
+        ("b c -1\na b 3\na c 0.5\n", r"2 of the 3 .*trials\.txt; .*line 4: 'c b'; 1 of the 3 .*line 1: 'b c'"),
+        ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores .* 3 trials .* line 2: "),
         ("a b 0.5\n\na c nan\nc b -1e308\n", r"2 of 3 scores .*: lines 3, 4"),
-        ("a b 3 maybe\n", r"line 1: expected 'enrol test score', .* found 'a b 3 maybe'"),
-        ("a b 1\na b\n", "line 2: expected"),
-        ("a b 1\na b half\n", "line 2: expected"),
-        ("a b 1\na b 0.1 target more\n", "line 2: expected"),
+        ("a b 3 maybe\n", r"line 1: found 'a b 3 maybe'; expected 'enrol test score'"),
+        ("a b 1\na b\n", "line 2: found .*; expected"),
+        ("a b 1\na b half\n", "line 2: found .*; expected"),
+        ("a b 1\na b 0.1 target more\n", "line 2: found .*; expected"),
         ("\n\n", "no scores"),
-        (None, "cannot be read"),
+        (None, "scores.txt: there is no such file"),
     ],
 )
 def test_bad_score_files(tmp_path, text, message):

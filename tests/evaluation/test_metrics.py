@@ -124,7 +124,7 @@ def test_threshold_at_a_rate():
     [
         (0.2, [1, 1], "a non-target trial"),
         (0.2, [0, 0], "a target trial"),
-        (np.nan, [0, 1], "scores are NaN: trials 2"),
+        (np.nan, [0, 1], "1 of 2 scores is NaN: trial 2"),
     ],
 )
 def test_lists_without_error_rates(last, labels, found):
@@ -320,7 +320,7 @@ def test_interval_without_errors(mistakes, note):
 def test_speakers_by_name():
     rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
     found = speakers_of(trial_list(rows))
-    assert found.rule.startswith("second part of the name")
+    assert found.rule.startswith("second part of")
     assert (found.count, found.ids.tolist()) == (2, [0, 0, 1, 1])
     assert list(found.names) == ["s1", "s2"] and found.sessions is None
 

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 
 import speakernet
 from speakernet.cli import main
-from speakernet.data.audio import read_audio_bytes, write_audio
+from speakernet.data.audio import AudioError, read_audio_bytes, write_audio
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import BY_QUALITY
 from speakernet.evaluation.files import Evaluation, embedding_map, read_run
@@ -172,6 +172,8 @@ def test_hardest_trials(run, trials, tmp_path):
         assert f'{cells}<td class="number">{scores[row]:.4f}</td>' in text
     for row, name in enumerate(trials.names):
         write_audio(corpus / name, np.full(1600 + row, 0.25, dtype=np.float32))
+    with pytest.raises(AudioError, match=f"cannot be read from {tmp_path}; .*--audio"):
+        write_report(run, audio=tmp_path)
     assert main(["report", str(run), "--audio", str(corpus)]) == 0
     page = Checker(run / "report.html")
     sounds = [link for link in page.links if link.startswith("data:audio/flac;base64,")]
@@ -243,12 +245,16 @@ def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
     assert main(["report", str(run), str(second)]) == 0
     assert capsys.readouterr().out == "comparison.html\n"
     page = Checker(tmp_path / "comparison.html")
-    assert "EER (%): first is better than second by" in page.text and ": significant" in page.text
+    assert "EER (%): first is better than second by" in page.text and "is significant" in page.text
     assert "<td>data.batch_size</td><td>64</td><td>128</td>" in page.text and "model.name" not in page.text
     assert (tmp_path / "comparison_plots" / "det.png").is_file()
     with pytest.raises(ValueError, match="twice"):
         write_side_by_side([run, run.parent / "first"], tmp_path / "both.html")
     assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
+    # Scores of another tool have no settings that could differ.
+    (second / "config.yaml").unlink()
+    write_side_by_side([run, second], tmp_path / "comparison.html")
+    assert "data.batch_size" not in Checker(tmp_path / "comparison.html").text
 
 
 def test_export(run, tmp_path):

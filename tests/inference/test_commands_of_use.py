@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,6 +94,7 @@ def test_verify_errors(call, voices, calibrated, tmp_path, monkeypatch):
     options = ("--far=2", "--far=0.0001", "--threshold=nan", "--threshold=often", "--fat=1")
     assert [call("verify", good, good, "--model", calibrated, one)[0] for one in options] == [2] * 5
     assert "--modl" in call("verify", good, good, "--modl", calibrated)[2].splitlines()[-1]
+    assert "first" in call("verify", good, "-", "--model", calibrated)[2]
     status, _, err = call("verify", good, "absent.wav", "--model", calibrated, "--debug")
     assert status == 2 and "Traceback" in err
     # A bug in the program must not look like an answer either.
@@ -137,6 +139,10 @@ def test_identify(call, voices, calibrated, store):
     assert right >= 7
     status, out, _ = call("identify", voices / "s00/4.wav", *words, "--threshold", "2")
     assert status == 0 and out.startswith("unknown score ") and len(out.splitlines()) == 6
+    # At most 1 % per comparison, eight times, against the share asked for.
+    for share, is_missed in (("0.02", True), ("0.08", False)):
+        last = call("identify", voices / "s00/4.wav", *words, "--far", share)[1].splitlines()[-1]
+        assert "up to 8 % of strangers" in last and ("than the 2 %" in last) == is_missed
     found = json.loads(call("identify", voices / "s03/4.wav", *words, "--top", "2", "--json")[1])
     # 0.01 over eight people needs 0.00125 per comparison, so the strictest threshold of the file is used.
     strictest = max(one["threshold"] for one in read_checkpoint(calibrated)["thresholds"])
@@ -156,7 +162,12 @@ def test_mistakes_with_stores(call, voices, calibrated, uncalibrated, store, tmp
     assert status == 1 and "people reembed" in err
     # A failed enrolment does not create a store.
     write_audio(silent := tmp_path / "silent.wav", np.zeros(16000), 16000)
-    for name, file in (("X", "absent.wav"), ("X", silent), (".", good)):
+    write_audio(noise := tmp_path / "noise.wav", np.random.default_rng(0).normal(0, 0.1, 48000), 16000)
+    assert (
+        "noise.wav: no speech was found in 3.00 s"
+        in call("enroll", "X", noise, "--model", calibrated, "--store", store)[2]
+    )
+    for name, file in (("X", "absent.wav"), ("X", silent), ("X", noise), (".", good)):
         assert call("enroll", name, file, "--model", calibrated, "--store", tmp_path / "new.db")[0] == 1
         assert not (tmp_path / "new.db").exists()
 
@@ -170,9 +181,11 @@ def test_enroll_many(call, voices, calibrated, tmp_path, caplog):
     (folder / ".hidden").mkdir()
     (folder / "notes.txt").write_text("not a person")
     write_audio(folder / "Bo" / "silent.wav", np.zeros(16000), 16000)
+    (folder / "Abe").mkdir()
     status, out, _ = call("enroll", "--folder", folder, *words)
-    assert status == 1 and "2 people of 3 enrolled" in out and "Bo" not in out
-    assert "Bo is left out" in caplog.text and "silent.wav" in caplog.text
+    assert status == 1 and "2 people of 4 enrolled" in out and "Bo" not in out
+    assert "Bo is left out" in caplog.text and "silent.wav" in caplog.text and "Abe is left out" in caplog.text
+    (folder / "Abe").rmdir()
     (folder / "Bo" / "silent.wav").unlink()
     status, out, _ = call("enroll", "--folder", folder, *words)
     assert status == 0 and "3 people of 3 enrolled" in out and "Bo: 2 recordings added" in out
@@ -199,7 +212,7 @@ def test_enroll_strict(call, voices, calibrated, tmp_path, caplog):
     assert status == 1 and not out and "s06/0.wav: does not sound like" in err and not (tmp_path / "p.db").exists()
     assert "Ada: 4 recordings added (" in call("enroll", "Ada", *names, *words)[1] and "does not sound" in caplog.text
     # One file of the batch again, by itself.
-    assert "0 recordings added" in call("enroll", "Ada", names[1], *words)[1] and "s00/1.wav: already" in caplog.text
+    assert "0 recordings added" in call("enroll", "Ada", names[1], *words)[1] and "s00/1.wav is already" in caplog.text
     assert "sounds like 'Ada'" in call("enroll", "Eve", voices / "s00/3.wav", *words, "--strict")[2]
     for is_copy in (False, True):
         caplog.clear()
@@ -249,7 +262,12 @@ def test_embed_skipped_files(call, voices, uncalibrated, tmp_path):
     assert status == 1 and "2 of 3 recordings" in err and not (tmp_path / "x.npz").exists()
     status, out, _ = call(*words, "--out", tmp_path / "x.npz", "--skip-broken")
     assert status == 1 and "1 embedding of 11 numbers; 2 left out" in out
+    listed.write_text("spk nope.wav\n")
+    err = call("embed", listed, "--model", uncalibrated, "--out", tmp_path / "y.npz")[2]
+    assert "line 1" in err and "'nope.wav'" in err
     (tmp_path / "nothing").mkdir()
+    err = call("embed", tmp_path / "nothing", "--model", uncalibrated, "--out", tmp_path / "y.npz")[2]
+    assert (suffixes := re.findall(r"\.\w+", err.partition("ending in")[2])) == sorted(suffixes) and ".wav" in suffixes
     for given, target in ((voices / "s00", "e.txt"), (voices / "s00", "."), (tmp_path / "nothing", "y.npz")):
         status, out, err = call("embed", given, "--model", uncalibrated, "--out", tmp_path / target)
         assert status == 1 and not out and str(tmp_path) in err
@@ -282,7 +300,9 @@ def test_people(call, calibrated, store, tmp_path):
     path = shutil.copy(store, tmp_path / "p.db")
     out = call("people", "list", "--store", path)[1]
     assert out.splitlines()[1].split()[:3] == ["Voice", "0", "3"] and "8 people, model" in out
-    assert [call("people", "remove", "Voice 1", "--store", path)[0] for _ in range(2)] == [0, 1]
+    # `purge` would have nothing to do without a backup.
+    assert "purge" not in call("people", "remove", "Voice 1", "--store", path)[1]
+    assert call("people", "remove", "Voice 1", "--store", path)[0] == 1
     assert call("people", "export", "--store", path, "--out", tmp_path / "all.npz")[0] == 0
     assert call("people", "export", "--store", path, "--out", tmp_path / "one.json", "--name", "Voice 2")[0] == 0
     everybody = PeopleStore(path, fingerprint=None, embedding_dim=None).recordings()
@@ -291,7 +311,10 @@ def test_people(call, calibrated, store, tmp_path):
     kept = json.loads((tmp_path / "one.json").read_text())
     assert [one["name"] for one in kept["recordings"]] == ["Voice 2"] * 3 and kept["embedding_dim"] == 11
     verifier = speakernet.load(with_other_bias(calibrated, tmp_path / "new.pt"), "cpu")
-    assert call("people", "reembed", "--model", verifier.name, "--store", path)[0] == 0
+    assert "p.db.backup-" in call("people", "reembed", "--model", verifier.name, "--store", path)[1]
+    assert "purge 'Voice 3'" in call("people", "remove", "Voice 3", "--store", path)[1]
+    for action, needed in (("remove", "name"), ("reembed", "--model"), ("export", "--out")):
+        assert needed in call("people", action, "--store", path)[2]
     first = verifier.people(path).recordings("Voice 2")[0]
     np.testing.assert_allclose(first.embedding, verifier.embed(first.source)[0], atol=1e-5)
     assert call("people", "purge", "Voice 2", "--store", path)[1].count("p.db") == 2
@@ -341,6 +364,12 @@ def test_good_calibration_is_kept(call, voices, calibrated, store, tmp_path):
     for words in (["--trials", swapped, "--audio", voices], ["--store", store]):
         status, out, err = call("calibrate", "--model", path, *words)
         assert status == 1 and not out and ("swapped" if "--audio" in words else "--out") in err
+    # Worse than chance: each person has the recordings of two voices.
+    for name, speaker in (("Ada", 0), ("Ada", 5), ("Bo", 6), ("Bo", 7)):
+        words = ["--model", path, "--store", tmp_path / "p.db"]
+        assert call("enroll", name, voices / f"s0{speaker}/0.wav", *words)[0] == 0
+    status, out, err = call("calibrate", *words, "--out", tmp_path / "new.pt")
+    assert status == 1 and not out and "who is enrolled" in err and not (tmp_path / "new.pt").exists()
     assert path.read_bytes() == calibrated.read_bytes() and not list(tmp_path.glob("m.before*"))
 
 

@@ -52,7 +52,7 @@ def test_threshold_for_many_people(thresholds, num_people, rate, expected):
 
 def test_refused_rates_and_thresholds():
     for rate in (0.0, 1.0, float("nan")):
-        with pytest.raises(ValueError, match=r"false_accept_rate"):
+        with pytest.raises(ValueError, match=rf"{rate:g}; expected"):
             rule(*LONG_LIST)[1].threshold_of_many(1, rate)
     with pytest.raises(NotCalibratedError):
         rule()[1].threshold_of_many(1)

@@ -214,7 +214,7 @@ def test_purge(path, tmp_path, key):
     (tmp_path / "p.db.half-backup-1").write_bytes(content)
     assert store.purge("Melusine Purged") == [*backups_of(path), path] and len(store) == 39
     assert nearest(store, voice(3, 3)[0]) == "person3"
-    with pytest.raises(StoreError, match="nobody is called 'Melusine Purged'"):
+    with pytest.raises(StoreError, match=r"nobody is called 'Melusine Purged' .*backup"):
         store.purge("Melusine Purged")
     for file in tmp_path.iterdir():
         assert not any(trace in file.read_bytes() for trace in (*names, *embeddings)), file
@@ -348,7 +348,7 @@ def test_damaged_store(path):
         assert path.read_bytes() == bytes(broken)
     assert refused >= 10
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError, match=r"malformed.*backup"):
         opened(path)
 
 
@@ -362,7 +362,7 @@ def test_waiting_for_a_writer(path, monkeypatch):
         timer.join()
         monkeypatch.setattr(people, "BUSY_SECONDS", 0.1)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match=r"p.db: cannot be used .*locked"):
+        with pytest.raises(StoreError, match=r"p.db cannot be used .*locked"):
             store.enroll("Bo", voice(1))
     assert [one.name for one in store.people()] == ["Ada"]
     with pytest.raises(StoreError, match=r"inside.db"):

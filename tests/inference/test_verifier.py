@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import speakernet
-from speakernet.checkpoint import write_checkpoint
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference.verifier import WINDOW_SECONDS
@@ -113,8 +113,10 @@ def test_bad_input(verifier, call, found):
 def test_other_files_and_devices(model_path, tmp_path):
     with pytest.raises(ValueError, match="no checkpoint at"):
         speakernet.load(tmp_path / "absent.pt")
+    with pytest.raises(ValueError, match=r"no checkpoint at wespeaker/resnet34; .*`speakernet fetch"):
+        read_checkpoint("wespeaker/resnet34")
     for device in ("gpu", "mps", "cuda:999", 3.5):
-        with pytest.raises(ValueError, match=r"device .*auto"):
+        with pytest.raises(ValueError, match=r"device .*(auto|GPU)"):
             speakernet.load(model_path, device=device)
 
 

@@ -99,7 +99,9 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
     capsys.readouterr()
     for words, part in {
         (audio, *model, "--speakers", "99"): "99 speakers",
-        (audio, *model, "--speakers", "0"): "0 speakers",
+        (audio, *model, "--speakers", "0"): "--speakers",
+        (audio, *model, "--speakers", "3", "--max-speakers", "2"): "--max-speakers 2",
+        (audio, *model, "--enroll", "speaker 1", "--store", str(store)): "SPEAKER=NAME",
         (audio, "--model", str(uncalibrated), "--store", str(store)): "speakernet calibrate",
         (audio, *model, "--enroll", "speaker 9=Zoë", "--store", str(store)): "speaker 9",
         (audio, *model, "--enroll", "speaker 1=Zoë"): "--store",
@@ -187,17 +189,35 @@ def test_error_rates(tmp_path, capsys):
     # Shared by reference and hypothesis: 10 of 11 s of a, 6 of 8 s of b.
     assert of_x[4] == pytest.approx(100 * (1 / 11 + 2 / 8) / 2, abs=0.006)
     assert float(lines[5].split()[1]) == 100 and "against" in lines[-1]
+    # Two recordings give no interval, five do.
+    assert "at least 5" in lines[-1] and "significant" not in lines[-1]
+    five = [
+        written(f"{name}.rttm", *[(str(n), 0, 4 + n * more, "a") for n in range(5)])
+        for name, more in (("p", 0), ("q", 1))
+    ]
+    assert main(["der", five[0], *five]) == 0
+    assert "significant" in capsys.readouterr().out.splitlines()[-1]
     (tmp_path / "only.uem").write_text("x 1 0 8\ny 1 0 4\n")
     assert main(["der", true, ours, "--uem", str(tmp_path / "only.uem")]) == 0
     assert float(capsys.readouterr().out.splitlines()[1].split()[1]) == 0
     (tmp_path / "bad.rttm").write_text("SPEAKER x 1 zero 1 <NA> <NA> a <NA> <NA>\n")
-    for words in (
-        (true, str(tmp_path / "bad.rttm")),
-        (true, ours, "--draws", "0"),
-        (true, str(tmp_path / "none.rttm")),
-    ):
-        assert main(["der", *words]) == 1
-        assert "Traceback" not in capsys.readouterr().err
+    (tmp_path / "lacks.uem").write_text("x 1 0 8\n")
+    (tmp_path / "back.uem").write_text("x 1 0 8\ny 1 4 0\n")
+    (tmp_path / "empty.rttm").write_text("")
+    for words, part in {
+        (true, str(tmp_path / "bad.rttm")): "line 1",
+        (true, ours, "--draws", "0"): "--draws 0",
+        (true, ours, "--collar", "-1"): "--collar -1",
+        (true, ours, "--collar", "100"): "100 s",
+        (true, ours, "--uem", str(tmp_path / "lacks.uem")): "for y",
+        (true, ours, "--uem", str(tmp_path / "back.uem")): "line 2",
+        (true, ours, "--uem", str(tmp_path / "none.uem")): "UEM",
+        (true, str(tmp_path / "none.rttm")): "none.rttm",
+        (true, str(tmp_path / "empty.rttm")): "empty",
+    }.items():
+        assert main(["der", *words]) == 1, words
+        err = capsys.readouterr().err
+        assert part in err and "Traceback" not in err, err
 
 
 def test_transcripts(tmp_path):

@@ -140,7 +140,7 @@ def make_corpus(
     num_files = sum(count for count, _, _ in waiting)
     if num_workers is None:
         num_workers = usable_cores() if num_files >= MIN_UTTERANCES_FOR_PROCESSES else 0
-    logger.info("Making the synthetic corpus in %s: %d files", folder, num_files)
+    logger.info("Making the synthetic corpus in %s: %s files", folder, f"{num_files:,}")
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(Bar("synthetic corpus", num_files, is_shown=show_progress))

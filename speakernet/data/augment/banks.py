@@ -185,7 +185,10 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     lengths = np.asarray(table.num_samples)
     usable = lengths > 0
     if not usable.any():
-        raise AudioError(f"{root}: no readable audio among {len(names)} noise files; expected MUSAN's layout")
+        raise AudioError(
+            f"{root} contains {len(names):,} noise files, none of them readable; expected MUSAN's folders noise, music "
+            "and speech"
+        )
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
         logger.warning("%s: %d unreadable noise files are skipped: %s", root, (~usable).sum(), ", ".join(bad))
@@ -194,7 +197,7 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     folders = ([*name.split("/")[:-1], root.name] for name in names)
     kinds = np.array([next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders])
     if unnamed := int((kinds == "").sum()):
-        logger.warning("%s: %d files outside folders noise, music and speech count as noise", root, unnamed)
+        logger.warning("%s: %s outside folders noise, music and speech count as noise", root, counted(unnamed, "file"))
     banks = {}
     for kind in MUSAN_FOLDERS.values():
         rows = np.flatnonzero(((kinds == kind) | ((kinds == "") & (kind == "noise"))) & usable)

@@ -645,9 +645,12 @@ class Address:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
-        except (OSError, OverflowError) as error:
+        except OverflowError:
+            raise ValueError(f"--port {self.port}: expected 0 to 65535; 0 picks a free one") from None
+        except OSError as error:
             raise ValueError(
-                f"{self.host} port {self.port}: {error}; choose a different --port (0: any), or --host 127.0.0.1"
+                f"{self.host} port {self.port}: {(error.strerror or str(error)).partition(' (while')[0]}; choose "
+                "another --port (0 picks a free one), or --host 127.0.0.1"
             ) from error
 
 
@@ -705,12 +708,21 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return error.response()
     if isinstance(error, HTTPException):
         code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
-        message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+        path = request.url.path[:100]
+        methods = {one for route in request.app.routes if route.path_regex.match(path) for one in route.methods or ()}
+        message = {
+            404: f"there is no address {path}",
+            405: f"{path} does not accept {request.method}; it accepts {', '.join(sorted(methods))}",
+        }.get(error.status_code, f"{request.method} {path}: {error.detail}")
         return ApiError(error.status_code, code, message, dict(error.headers or {})).response()
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(str(name)[:50] for name in first["loc"][1:4])
-        return ApiError(422, "bad_request", f"{field}: {first['msg']}").response()
+        return ApiError(
+            422,
+            "bad_request",
+            f"the field {field!r} is missing" if first["type"] == "missing" else f"{field}: {first['msg']}",
+        ).response()
     if not isinstance(error, ValueError):
         # uvicorn logs the traceback.
         return ApiError(500, "failed", "internal server error; see the server's log").response()

@@ -108,7 +108,7 @@ def who_speaks(
 ) -> Conversation:
     """Implement `SpeakerVerifier.who`."""
     if (least := min(max_speakers, max_speakers if num_speakers is None else num_speakers)) < 1:
-        raise ValueError(f"{least} speakers; expected at least 1")
+        raise ValueError(f"--speakers or --max-speakers is {least}; expected at least 1")
     limits = limits or {"false_accept_rate": STRANGERS_NAMED}
     if store is not None:
         # Fail before embedding, which takes a long time.
@@ -269,7 +269,10 @@ def enroll_speaker(store: PeopleStore, conversation: Conversation, label: str, n
     """
     known = {text: one for one in conversation.speakers for text in (one.name, one.label)}
     if label not in known:
-        raise ValueError(f"{conversation.recording} has no speaker {label!r}; expected one of {', '.join(known)}")
+        raise ValueError(
+            f"{conversation.recording} has no speaker {label!r}; its speakers are: "
+            f"{', '.join(map(repr, known)) or 'none, as no speech was found'}"
+        )
     speaker = known[label]
     weight = min(max(speaker.seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
     # `source` is left out: the file holds other people too, so `reembed` must not use it.

@@ -72,11 +72,14 @@ def read_uem(path: Path) -> dict[str, Timeline]:
 
 def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, float, str | None]]:
     """Recording, start and end in seconds, and speaker, which is None in .uem and for an empty file."""
+    expected = (
+        EXPECTED if suffixes[0] != ".uem" else "UEM (`file channel start end` on each line), or a folder of these"
+    )
     files = sorted(one for one in path.rglob("*") if one.suffix in suffixes) if path.is_dir() else [path]
     if not files:
-        raise FileError(f"{path}: no {' or '.join(suffixes)} file in this folder; expected {EXPECTED}")
+        raise FileError(f"{path}: no {' or '.join(suffixes)} file in this folder; expected {expected}")
     for file in files:
-        with reading(file, EXPECTED), open_text(file) as text:
+        with reading(file, expected), open_text(file) as text:
             lines = text.read().splitlines()
         name_at, begin_at, length_at, speaker_at = FORMS.get(file.suffix, FORMS[suffixes[0]])
         # An empty RTTM means that nobody speaks in the recording it is named after.
@@ -90,10 +93,17 @@ def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, flo
                 begin, length = float(fields[begin_at]), float(fields[length_at])
                 speaker = None if speaker_at is None else fields[speaker_at]
             except (IndexError, ValueError):
-                begin, length, speaker = -1.0, -1.0, None
+                raise FileError(
+                    f"{file}, line {number}: {line[:100]!r} lacks a column, or a time is not a number; expected "
+                    f"{expected}"
+                ) from None
             end = length if speaker_at is None else begin + length
-            if not (length >= 0 and np.isfinite(end) and begin >= 0):
-                raise FileError(f"{file}, line {number}: {line[:100]!r}; expected {EXPECTED}")
+            if not (begin >= 0 and np.isfinite(end) and (end > begin if speaker_at is None else length >= 0)):
+                last, least = ("end", "an end after it") if speaker_at is None else ("duration", "no negative duration")
+                raise FileError(
+                    f"{file}, line {number}: the start is {begin:g} and the {last} {length:g}; expected seconds, with "
+                    f"a start of at least 0 and {least}"
+                )
             yield fields[name_at], begin, end, speaker
 
 
@@ -113,13 +123,21 @@ def diarization_errors(
         scored: scored regions; by default from the first to the last turn in reference or hypothesis.
         collar: unscored seconds on each side of each border of the reference.
         skips_overlap: leave out regions in which two people speak.
+
+    Raises:
+        ValueError: `scored` lacks a recording of the reference, or leaves none of its speech, as a wide collar may do.
     """
+    if scored is not None and (lacking := sorted(reference.keys() - scored.keys())):
+        raise ValueError(
+            f"the UEM has no line for {lacking[0]}, which is in the reference ({len(lacking)} such in all); add the "
+            "regions to score in every recording of the reference"
+        )
     parts, num_right = [], 0
     for name, true in reference.items():
         given = hypothesis.get(name, Annotation(uri=name))
         # In pyannote.metrics, a collar is the total width around a border.
         extent = Timeline([one.get_timeline().extent() for one in (true, given) if one]).extent()
-        region = (scored or {}).get(name) or Timeline([extent] if extent else [])
+        region = Timeline([extent] if extent else []) if scored is None else scored[name]
         found = {
             key: value
             for metric in (DiarizationErrorRate(2 * collar, skips_overlap), JaccardErrorRate())
@@ -127,4 +145,9 @@ def diarization_errors(
         }
         parts.append([found[column] for column in COLUMNS])
         num_right += len(true.crop(region).labels()) == len(given.crop(region).labels())
+    if any(reference.values()) and not any(part[COLUMNS.index("total")] for part in parts):
+        raise ValueError(
+            f"no speech of the reference is left to score in {', '.join([*reference][:3])}, with a collar of "
+            f"{collar:g} s around each boundary; use a narrower collar, and check the UEM if there is one"
+        )
     return DiarizationErrors(tuple(reference), np.array(parts, dtype=np.float64), num_right)

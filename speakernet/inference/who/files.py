@@ -97,7 +97,8 @@ def read_transcript(path: Path) -> Any:
         if not all(float(word["end"]) >= float(word["start"]) for word in _words(given)):
             raise ValueError("a word ends before it starts")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path}: {error!r}; expected {TRANSCRIPT_FORM}") from error
+        reason = f" ({error})" if isinstance(error, ValueError) else ""
+        raise FileError(f"{path}: cannot be read as JSON with timed words{reason}; expected {TRANSCRIPT_FORM}") from error
     return given
 
 

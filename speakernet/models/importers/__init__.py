@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.files import error_line
 from speakernet.models.importers import but, redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
 from speakernet.models.importers.weights import (
     Describe,
@@ -51,7 +50,8 @@ def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
         return CheckpointError(f"{message}; import files of {', '.join(PUBLISHED)} with `speakernet import-weights`")
     file = shlex.quote(str(path))
     commands = " or ".join(f"`speakernet import-weights {file} {one} --out model.pt`" for one in found)
-    return CheckpointError(f"{message}; convert it with {commands}")
+    differ = ". Give the toolkit that trained it: their front ends differ, and the wrong one silently spoils all scores"
+    return CheckpointError(f"{message}; convert it with {commands}{differ if len(found) > 1 else ''}")
 
 
 def import_network(
@@ -67,8 +67,10 @@ def import_network(
         described = _described(format, format.models(contents), name, weights)
         renamed, left = _fitted(format, described, weights, path)
         net = _network(format, described)
+    except CheckpointError:
+        raise
     except MISFITS as error:
-        reason = str(error) if isinstance(error, ValueError) else error_line(error)
+        reason = str(error) if isinstance(error, ValueError) else "its tensors do not have the sizes of this model"
         raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
     # Foreign files do not contain our front end's state.
     net.load_state_dict(net.state_dict() | renamed)
@@ -79,7 +81,7 @@ def _described(format: ModuleType, models: Mapping[str, Describe], name: str, we
     if name in models:
         return models[name](weights)
     if name not in MODELS:
-        raise ValueError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
+        raise CheckpointError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
     for describe in models.values():
         try:
             described = describe(weights)
