@@ -98,7 +98,7 @@ def read_transcript(path: Path) -> Any:
             raise ValueError("a word ends before it starts")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) else ""
-        raise FileError(f"{path}: cannot be read as JSON with timed words{reason}; expected {TRANSCRIPT_FORM}") from error
+        raise FileError(f"{path}: not JSON with timed words{reason}; expected {TRANSCRIPT_FORM}") from error
     return given
 
 
