@@ -36,6 +36,8 @@ BLOCK_UTTERANCES = 64
 """Utterances written together; a kill loses at most one block."""
 BLOCKS_SUFFIX = ".parts"
 WAY = {"embedding": "whole", "wrapped": False}
+SWAPPED_EER_PERCENT = 75.0
+"""Above this EER the network separates people, but the labels are swapped."""
 MAX_TRIALS = 20_000_000
 """Limit on comparisons of enrolled people; more take too much memory."""
 
@@ -146,9 +148,13 @@ def calibrate_on_trials(
     embedder = Embedder(verifier.embedding_net, WHOLE_UTTERANCES, verifier.device)
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
-    return _write(
-        verifier, fits, results, out, "check that 1 marks trials of one speaker, and that the network is trained"
-    )
+    # Even an untrained network has an EER of only about 50 %.
+    if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
+        raise ValueError(
+            f"{trials_path}: the EER is {results.eer_percent:.2f} %; check that 1 marks trials of one speaker. Nothing "
+            "was written"
+        )
+    return _write(verifier, fits, results, out)
 
 
 def calibrate_on_people(
@@ -168,7 +174,12 @@ def calibrate_on_people(
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES))
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
-    return _write(verifier, [fit], results, out, "check who is enrolled under which name")
+    if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
+        raise ValueError(
+            f"{store.path}: the EER is {results.eer_percent:.2f} %, so recordings of different people score as high as "
+            "those of one person, or higher; check who is enrolled under which name. Nothing was written"
+        )
+    return _write(verifier, [fit], results, out)
 
 
 def _own_trials(
@@ -215,15 +226,10 @@ def _own_trials(
 
 
 def _write(
-    verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None, advice: str
+    verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
 ) -> tuple[Fit, Results, Path | None]:
-    """Write the fits and return the last; ValueError if none beats chance or a fit on more pairs would be lost."""
+    """Write the fits and return the last; ValueError if a fit on more pairs would be lost."""
     fit, changes = fits[-1], dict[str, Any]()
-    if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
-        raise ValueError(
-            f"{fit.origin['list']}: the EER is {results.eer_percent:.2f} %, so recordings of different people score as "
-            f"high as those of one person, or higher; {advice}. Nothing was written"
-        )
     old = fits[0].replaced(verifier.contents) if out is None else None
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):

@@ -28,6 +28,7 @@ from speakernet.inference.identification import Identification, identify_embeddi
 from speakernet.inference.people import TOP, PeopleStore, checked_name
 from speakernet.inference.recordings import (
     MAX_SPEECH_SECONDS,
+    MIN_TEST_SECONDS,
     MIN_WEIGHT_SECONDS,
     Array,
     Audio,
@@ -517,7 +518,8 @@ def enroll(
         raise AudioError(f"no recording of {name!r} was given; expected at least one")
     opened = [verifier.open(one, sample_rate) for one in recordings]
     qualities = [inspect_recording(one) for one in opened]
-    if mute := [one for one in qualities if not one.speech_seconds]:
+    # A shorter recording may have no pause from which speech could be distinguished.
+    if mute := [one for one in qualities if not one.speech_seconds and one.seconds >= MIN_TEST_SECONDS]:
         raise AudioError(f"{mute[0].name}: {mute[0].warnings[0]}; enrol a recording in which {name!r} speaks")
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
     embeddings = np.asarray(verifier.embed(opened))
