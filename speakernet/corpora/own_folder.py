@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Checked first, so that nothing is made for a mistyped folder.
     if arguments.table is None and not arguments.root.is_dir():
         raise ValueError(
-            f"{arguments.root}: {'this is a file' if arguments.root.is_file() else 'there is no folder of this name'}; "
+            f"{arguments.root} {'is a file, not a folder' if arguments.root.is_file() else 'does not exist'}; "
             "give the folder that contains the speakers' folders"
         )
     if arguments.ffmpeg:

@@ -151,7 +151,7 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
 
 
 REFUSED = {
-    "no folder": ("spk{speaker}/{utterance}.wav", [], "there is no folder"),
+    "no folder": ("spk{speaker}/{utterance}.wav", [], "nothing does not"),
     "a malformed pattern": ("spk{speaker}/{utterance}.wav", ["--pattern", "("], "not a regular"),
     "a pattern without a speaker": ("spk{speaker}/{utterance}.wav", ["--pattern", "(a)"], "speaker"),
     "no splits": ("spk{speaker}/{utterance}.wav", ["--layout", "parts"], "spk0"),
