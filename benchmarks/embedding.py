@@ -1,7 +1,8 @@
-"""Part of the suite `--scoring`: embedding a folder of recordings by the classic pipeline and by ours.
+"""Part of the suite `--scoring`: embedding a folder of recordings by the classic pipeline and by
+ours.
 
-Each runs in its own process with its usual settings: the classic one with torch's defaults and the network's plain
-definition, ours with the memory settings of all our commands.
+Each runs in its own process with its usual settings: the classic one with torch's defaults and the
+network's plain definition, ours with the memory settings of all our commands.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ CROPS, CROP_FRAMES = 10, 400
 
 
 def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Speedup:
-    """Ten crops of 4 s by ResNetSE34L in float32: the classic pipeline, one utterance per batch, against ours.
+    """Ten crops of 4 s by ResNetSE34L in float32: the classic pipeline, one utterance per batch,
+    against ours.
 
     Args:
         folder: recordings, sampled at regular intervals.
@@ -41,7 +43,14 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         ValueError: the folder has no recordings, or a pipeline failed; the message has its errors.
     """
     count = len(_chosen(folder, num_utterances))
-    given = ("--recordings", str(folder), "--num_utterances", str(num_utterances), "--threads", str(threads))
+    given = (
+        "--recordings",
+        str(folder),
+        "--num_utterances",
+        str(num_utterances),
+        "--threads",
+        str(threads),
+    )
     with contextlib.ExitStack() as stack:
 
         def way(name: str) -> Way:
@@ -54,7 +63,9 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         return compare(measure, way(CLASSIC), way(OURS), rounds=rounds, wanted=3, unit="utterances")
 
 
-def serve_embedding(config: Config, folder: Path, num_utterances: int, threads: int, name: str) -> None:
+def serve_embedding(
+    config: Config, folder: Path, num_utterances: int, threads: int, name: str
+) -> None:
     """Run in a separate process: embed the recordings with one pipeline for every line of input."""
     torch.manual_seed(config.runtime.seed)
     net = SpeakerNet.named(NETWORK, embedding_dim=DIMENSIONS).eval()

@@ -1,7 +1,9 @@
-"""The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see `embedding.py`).
+"""The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see
+`embedding.py`).
 
-Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate process, so that its peak
-memory (including interpreter and torch) is not affected by the other parts. Figures are medians after one warm-up run.
+Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate
+process, so that its peak memory (including interpreter and torch) is not affected by the other
+parts. Figures are medians after one warm-up run.
 """
 
 import concurrent.futures
@@ -68,11 +70,15 @@ def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Calla
     """Cosine scores of a list of VoxCeleb1-O's size."""
     num_utterances, enrol, test = _list(generator, trials)
     units = mean_embeddings(_normal(generator, num_utterances, LIST_DIM))
-    name = f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
+    name = (
+        f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
+    )
     return name, len(enrol), lambda: cosine_scores(units, enrol, test)
 
 
-def mean_distance(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
+def mean_distance(
+    generator: np.random.Generator, trials: str
+) -> tuple[str, int, Callable[[], object]]:
     """The same list, with voxceleb_trainer's score."""
     num_utterances, enrol, test = _list(generator, trials)
     crops = _normal(generator, num_utterances, CROPS, LIST_DIM)
@@ -115,7 +121,10 @@ def all_metrics(generator: np.random.Generator, _: str) -> tuple[str, int, Calla
 
     def run() -> tuple[object, ...]:
         rates = metrics.error_rates(scores, labels)
-        costs = [(metrics.min_dcf_point(rates, p), metrics.act_dcf(rates, p)) for p in (0.01, 0.05, 0.001)]
+        costs = [
+            (metrics.min_dcf_point(rates, p), metrics.act_dcf(rates, p))
+            for p in (0.01, 0.05, 0.001)
+        ]
         return (
             metrics.equal_error_point(rates),
             metrics.hull_eer_percent(rates),
@@ -180,7 +189,11 @@ def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray,
         read = read_trials(trials)
         return len(read.names), read.enrol, read.test
     enrol = np.repeat(np.arange(LIST_UTTERANCES, dtype=np.int32), TRIALS_EACH)
-    return LIST_UTTERANCES, enrol, generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32)
+    return (
+        LIST_UTTERANCES,
+        enrol,
+        generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32),
+    )
 
 
 def _normal(generator: np.random.Generator, *shape: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """List the available models, poolings, features, losses, optimizers, schedules and recipes.
 
-With a kind, also lists the options of its components (all sizes of a model family share theirs) and the cost of models.
-Nothing is built, so this takes less than a second.
+With a kind, also lists the options of its components (all sizes of a model family share theirs) and
+the cost of models. Nothing is built, so this takes less than a second.
 """
 
 import argparse
@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         if kind == "recipes":
             lines += _recipes()
         else:
-            names = [f"  {name:<24} {one.summary}" for name, one in CHOICES[HOLDERS[kind]].table.items()]
+            names = [
+                f"  {name:<24} {one.summary}" for name, one in CHOICES[HOLDERS[kind]].table.items()
+            ]
             lines += _models() if arguments.kind == "models" else names
             lines += _options(HOLDERS[kind]) if arguments.kind else []
     return lines

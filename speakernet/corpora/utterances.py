@@ -1,8 +1,8 @@
-"""The utterances of a corpus as compact arrays (name, speaker, session, gender); splits into training, validation and
-test, and trials made from them.
+"""The utterances of a corpus as compact arrays (name, speaker, session, gender); splits into
+training, validation and test, and trials made from them.
 
-Built from list files, tables or folder walks; no audio is read here. A pair occurs only once, in one of its orders, and
-no utterance is paired with itself.
+Built from list files, tables or folder walks; no audio is read here. A pair occurs only once, in
+one of its orders, and no utterance is paired with itself.
 """
 
 import csv
@@ -90,14 +90,17 @@ class Utterances:
         speakers, labels = np.unique([row.speaker for row in listed], return_inverse=True)
         numbers: dict[tuple[str, str], int] = {}
         sessions = [
-            numbers.setdefault((row.speaker, row.session), len(numbers)) if row.session else UNKNOWN for row in listed
+            numbers.setdefault((row.speaker, row.session), len(numbers)) if row.session else UNKNOWN
+            for row in listed
         ]
         letters: dict[str, str] = {}
         for row in listed:
             if row.gender:
                 letters.setdefault(row.speaker, row.gender.strip().lower()[:1])
         kinds = list(dict.fromkeys(letters.values()))
-        genders = [kinds.index(letters[one]) if one in letters else UNKNOWN for one in speakers.tolist()]
+        genders = [
+            kinds.index(letters[one]) if one in letters else UNKNOWN for one in speakers.tolist()
+        ]
         return cls(
             names=StringTable.from_strings(row.name for row in listed),
             labels=labels.astype(np.int32),
@@ -131,12 +134,16 @@ class Utterances:
 
 
 def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
-    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order; others are ignored).
+    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order;
+    others are ignored).
 
     `session` names a different column to use as the session; no row may leave it empty.
     """
     path = Path(path)
-    with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
+    with (
+        reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError),
+        open_text(path) as file,
+    ):
         first = file.readline()
         file.seek(0)
         reader = csv.DictReader(file, delimiter="\t" if "\t" in first else ",")
@@ -149,34 +156,46 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
             if not found:
                 near = suggestion(session, headings)
                 raise ListError(
-                    f"{path}, line 1: there is no column {session!r}; the columns are {', '.join(headings)} ({near})"
+                    f"{path}, line 1: there is no column {session!r}; the columns are "
+                    f"{', '.join(headings)} ({near})"
                 )
             columns["session"] = found[0]
         if missing := {"path", "speaker"} - set(columns):
             near = suggestion(min(missing), headings)
             raise ListError(
-                f"{path}, line 1: there is no column {min(missing)!r}; the columns are {', '.join(headings)} ({near}); "
-                f"expected {EXPECTED_HEADINGS}"
+                f"{path}, line 1: there is no column {min(missing)!r}; the columns are "
+                f"{', '.join(headings)} ({near}); expected {EXPECTED_HEADINGS}"
             )
         for row in reader:
             values = {meaning: (row[heading] or "").strip() for meaning, heading in columns.items()}
             if not values["path"] or not values["speaker"]:
-                raise ListError(f"{path}, line {reader.line_num}: no path or no speaker in this row")
+                raise ListError(
+                    f"{path}, line {reader.line_num}: no path or no speaker in this row"
+                )
             if session and not values["session"]:
                 raise ListError(f"{path}, line {reader.line_num}: no {session} in this row")
-            yield Row(values["speaker"], values["path"], values.get("session", ""), values.get("gender", ""))
+            yield Row(
+                values["speaker"],
+                values["path"],
+                values.get("session", ""),
+                values.get("gender", ""),
+            )
 
 
 def pattern_rule(pattern: str) -> "re.Pattern[str]":
-    """A regular expression over relative paths with the group `speaker` and, optionally, `session` and `gender`."""
+    """A regular expression over relative paths with the group `speaker` and, optionally, `session`
+    and `gender`.
+    """
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is not a regular expression ({error}); correct it") from error
+        raise ValueError(
+            f"the pattern {pattern!r} is not a regular expression ({error}); correct it"
+        ) from error
     if "speaker" not in compiled.groupindex:
         raise ValueError(
-            f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) for the speaker's name, as in "
-            "(?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
+            f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) for the "
+            "speaker's name, as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
         )
     return compiled
 
@@ -186,11 +205,14 @@ def row_by_pattern(rule: "re.Pattern[str]", name: str) -> Row | None:
     match = rule.search(name)
     groups = match.groupdict(default="") if match else {"speaker": ""}
     speaker = groups["speaker"]
-    return Row(speaker, name, groups.get("session", ""), groups.get("gender", "")) if speaker else None
+    return (
+        Row(speaker, name, groups.get("session", ""), groups.get("gender", "")) if speaker else None
+    )
 
 
 def row_by_folder(name: str, depth: int = 0) -> Row | None:
-    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` folders; None if not that deep.
+    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` folders; None
+    if not that deep.
 
     >>> row_by_folder("anna/monday/1.wav")
     Row(speaker='anna', name='anna/monday/1.wav', session='monday', gender='')
@@ -202,17 +224,22 @@ def row_by_folder(name: str, depth: int = 0) -> Row | None:
 
 
 def row_by_speaker_folder(speaker: str, name: str) -> Row:
-    """The row of a training list; its session is the folders between the speaker's folder and the file.
+    """The row of a training list; its session is the folders between the speaker's folder and the
+    file.
 
     >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
     Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
     """
     folders = name.split("/")[:-1]
-    return Row(speaker, name, "/".join(folders[folders.index(speaker) + 1 :]) if speaker in folders else "")
+    return Row(
+        speaker, name, "/".join(folders[folders.index(speaker) + 1 :]) if speaker in folders else ""
+    )
 
 
 class Split(NamedTuple):
-    """Rows of the training, validation and test utterances, int64, ascending; `test` may be empty."""
+    """Rows of the training, validation and test utterances, int64, ascending; `test` may be
+    empty.
+    """
 
     train: np.ndarray
     validation: np.ndarray
@@ -228,17 +255,20 @@ def split_speakers(
 ) -> Split:
     """Speaker-disjoint split with evenly spread genders, determined by the speakers and the seed.
 
-    Speakers with a single utterance cannot give target trials and stay in training. With fewer than eight speakers
-    there is no test split; with fewer than four, validation uses held-out utterances of the training speakers.
-    `min_held_out` is the minimum number of speakers in a held-out split: trials within a gender need two of each.
+    Speakers with a single utterance cannot give target trials and stay in training. With fewer than
+    eight speakers there is no test split; with fewer than four, validation uses held-out utterances
+    of the training speakers. `min_held_out` is the minimum number of speakers in a held-out split:
+    trials within a gender need two of each.
     """
     num_speakers = len(utterances.speakers)
     if num_speakers < 2:
-        raise ValueError(f"only {num_speakers} speaker has usable recordings; training needs at least two")
+        raise ValueError(
+            f"only {num_speakers} speaker has usable recordings; training needs at least two"
+        )
     if validation_share < 0 or test_share < 0 or validation_share + test_share >= 1:
         raise ValueError(
-            f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no speakers for training; "
-            "expected shares from 0 that add up to less than 1"
+            f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no "
+            "speakers for training; expected shares from 0 that add up to less than 1"
         )
     usable = np.flatnonzero(utterances.counts() >= 2)
     if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
@@ -246,10 +276,17 @@ def split_speakers(
     order = _interleaved(usable, utterances.genders[usable], seed)
 
     def held_out(share: float, available: int) -> int:
-        return 0 if share == 0 else min(max(min_held_out, round(num_speakers * share)), max(0, available))
+        return (
+            0
+            if share == 0
+            else min(max(min_held_out, round(num_speakers * share)), max(0, available))
+        )
 
     if num_speakers < MIN_SPEAKERS_FOR_TEST and test_share > 0:
-        logger.warning("too few speakers (%d) for a test split; the validation trials are used instead", num_speakers)
+        logger.warning(
+            "too few speakers (%d) for a test split; the validation trials are used instead",
+            num_speakers,
+        )
         test_share = 0
     num_validation = held_out(validation_share, len(order))
     num_test = held_out(test_share, len(order) - num_validation)
@@ -258,7 +295,8 @@ def split_speakers(
     split[order[num_validation : num_validation + num_test]] = 2
     if (num_train := int((split == 0).sum())) < 2:
         raise ValueError(
-            f"{num_speakers} speakers leave {num_train} for training; lower --validation_share or --test_share"
+            f"{num_speakers} speakers leave {num_train} for training; lower --validation_share or "
+            "--test_share"
         )
     of_row = split[utterances.labels]
     return Split(*(np.flatnonzero(of_row == number) for number in range(3)))
@@ -272,15 +310,16 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
         logger.warning("only one of the corpus's splits is on disk: the speakers are split again")
         return None
     if not len(rows[1]):
-        # Without a validation split, the test split chooses the best checkpoint, and the report says so.
+        # Without a validation split, the test split chooses the best checkpoint, and the report
+        # says so.
         rows[1], rows[2] = rows[2], rows[1]
     shared = np.intersect1d(utterances.labels[rows[0]], utterances.labels[np.concatenate(rows[1:])])
     if len(shared):
         names = ", ".join(utterances.speakers[label] for label in shared[:NUM_EXAMPLES].tolist())
         raise ValueError(
-            f"{len(shared)} speakers are in both the training and a held-out split (first: {names}), so error rates "
-            "say nothing about new speakers. Check that the corpus is complete; for your own folders, --layout pooled "
-            "splits the speakers again"
+            f"{len(shared)} speakers are in both the training and a held-out split (first: "
+            f"{names}), so error rates say nothing about new speakers. Check that the corpus is "
+            "complete; for your own folders, --layout pooled splits the speakers again"
         )
     return Split(*rows)
 
@@ -298,10 +337,12 @@ def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.nda
 
 
 def _split_utterances(utterances: Utterances, seed: int) -> Split:
-    """A third of each speaker's utterances, at least two, for validation; whole sessions first if known."""
+    """A third of each speaker's utterances, at least two, for validation; whole sessions first if
+    known.
+    """
     logger.warning(
-        "too few speakers (%d) for speaker-disjoint validation: utterances of the training speakers are held out, "
-        "so the error rate is optimistic for new speakers",
+        "too few speakers (%d) for speaker-disjoint validation: utterances of the training "
+        "speakers are held out, so the error rate is optimistic for new speakers",
         len(utterances.speakers),
     )
     held = []
@@ -318,11 +359,15 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
         held.append(order[: max(2, len(order) // 3)])
     if len(held) < 2:
         raise ValueError(
-            f"too few recordings for validation: {len(held)} of {len(utterances.speakers)} speakers have four or more "
-            "utterances; at least two speakers need them"
+            f"too few recordings for validation: {len(held)} of {len(utterances.speakers)} "
+            "speakers have four or more utterances; at least two speakers need them"
         )
     validation = np.sort(np.concatenate(held))
-    return Split(np.setdiff1d(np.arange(len(utterances)), validation), validation, np.empty(0, dtype=np.int64))
+    return Split(
+        np.setdiff1d(np.arange(len(utterances)), validation),
+        validation,
+        np.empty(0, dtype=np.int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -335,7 +380,9 @@ class PairRules:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Trials as rows of the utterances: enrol, test int64 (trials,) and labels int8 (trials,), 1 for targets."""
+    """Trials as rows of the utterances: enrol, test int64 (trials,) and labels int8 (trials,), 1
+    for targets.
+    """
 
     enrol: np.ndarray
     test: np.ndarray
@@ -351,11 +398,15 @@ class Pairs:
 
     def rows(self, utterances: Utterances) -> Iterator[tuple[int, str, str]]:
         """(label, enrol, test) with names, ready for `write_trials`."""
-        for label, enrol, test in zip(self.labels.tolist(), self.enrol.tolist(), self.test.tolist(), strict=True):
+        for label, enrol, test in zip(
+            self.labels.tolist(), self.enrol.tolist(), self.test.tolist(), strict=True
+        ):
             yield label, utterances.names[enrol], utterances.names[test]
 
 
-def allowed(utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules) -> np.ndarray:
+def allowed(
+    utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules
+) -> np.ndarray:
     """Which pairs the rules allow, bool with the shape of the pairs."""
     left, right = utterances.labels[enrol], utterances.labels[test]
     is_target = left == right
@@ -382,8 +433,12 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
     return Pairs.of(utterances, np.concatenate(enrol), np.concatenate(test))
 
 
-def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int) -> Pairs:
-    """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not that many."""
+def random_pairs(
+    utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int
+) -> Pairs:
+    """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not
+    that many.
+    """
     random = numpy_generator(seed)
     # If a large share of all pairs is wanted, repeated draws would find little that is new.
     if num_trials * 4 >= len(rows) * (len(rows) - 1) // 2:
@@ -413,8 +468,8 @@ def balanced_pairs(
 ) -> Pairs:
     """The same number of trials for every speaker, as far as the utterances allow.
 
-    Each speaker gives up to `targets_per_speaker` target pairs and, for each of these, `nontargets_per_target` pairs
-    with an utterance of another speaker, drawn uniformly.
+    Each speaker gives up to `targets_per_speaker` target pairs and, for each of these,
+    `nontargets_per_target` pairs with an utterance of another speaker, drawn uniformly.
     """
     labels = utterances.labels[rows]
     speakers = np.unique(labels)
@@ -449,9 +504,11 @@ def calibration_pairs(
     seed: int,
     nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> tuple[Utterances, Pairs]:
-    """Balanced pairs among a few utterances of each speaker, with durations drawn like the wanted ones.
+    """Balanced pairs among a few utterances of each speaker, with durations drawn like the wanted
+    ones.
 
-    A speaker's utterances come from as many sessions as possible; those of a single session are paired within it.
+    A speaker's utterances come from as many sessions as possible; those of a single session are
+    paired within it.
 
     Args:
         utterances: for example those of a training list.
@@ -466,7 +523,10 @@ def calibration_pairs(
     """
     chosen, logs = [], np.log(np.maximum(seconds, 1e-3))
     for speaker in range(len(utterances.speakers)):
-        own, random = np.flatnonzero(utterances.labels == speaker), numpy_generator(seed, CALIBRATION_STREAM, speaker)
+        own, random = (
+            np.flatnonzero(utterances.labels == speaker),
+            numpy_generator(seed, CALIBRATION_STREAM, speaker),
+        )
         sessions, times_used = utterances.sessions[own], np.zeros(len(own))
         for one in np.log(random.choice(wanted, min(CALIBRATION_UTTERANCES, len(own)))):
             # The utterance with the nearest duration, from the least used sessions.
@@ -480,25 +540,38 @@ def calibration_pairs(
         if len(np.unique(found.sessions[own])) == 1:
             found.sessions[own] = UNKNOWN
     rows = np.arange(len(found))
-    return found, balanced_pairs(found, rows, rules, seed, nontargets_per_target=nontargets_per_target)
+    return found, balanced_pairs(
+        found, rows, rules, seed, nontargets_per_target=nontargets_per_target
+    )
 
 
 def hard_pairs(
-    utterances: Utterances, rows: np.ndarray, embeddings: np.ndarray, rules: PairRules, nearest: int, seed: int
+    utterances: Utterances,
+    rows: np.ndarray,
+    embeddings: np.ndarray,
+    rules: PairRules,
+    nearest: int,
+    seed: int,
 ) -> Pairs:
-    """The `nearest` most similar utterances of other speakers for every utterance, and the balanced targets.
+    """The `nearest` most similar utterances of other speakers for every utterance, and the balanced
+    targets.
 
-    `embeddings` has one of any norm for each of `rows`, float (rows, dim); the seed is for the targets.
+    `embeddings` has one of any norm for each of `rows`, float (rows, dim); the seed is for the
+    targets.
     """
     # In float32 the scores take half the memory; ranking neighbours does not need more digits.
-    unit = (embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    unit = (
+        embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
+    ).astype(np.float32)
     codes = []
     nearest = min(nearest, len(rows) - 1)
     for start in range(0, len(rows), BLOCK_ROWS):
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))
         scores = unit[left] @ unit.T
         enrol, test = np.broadcast_arrays(rows[left][:, None], rows[None, :])
-        keep = allowed(utterances, enrol, test, rules) & (utterances.labels[enrol] != utterances.labels[test])
+        keep = allowed(utterances, enrol, test, rules) & (
+            utterances.labels[enrol] != utterances.labels[test]
+        )
         scores[~keep] = -np.inf
         best = np.argpartition(-scores, nearest - 1, axis=1)[:, :nearest]
         is_real = np.isfinite(np.take_along_axis(scores, best, axis=1))
@@ -521,7 +594,9 @@ def _nontarget_pairs(
     random: np.random.Generator,
     seen: set[tuple[int, int]],
 ) -> np.ndarray:
-    """Up to `wanted` new pairs of own utterances with those of other speakers, int64 (pairs, 2); updates `seen`."""
+    """Up to `wanted` new pairs of own utterances with those of other speakers, int64 (pairs, 2);
+    updates `seen`.
+    """
     pairs: list[tuple[int, int]] = []
     for _ in range(MAX_ROUNDS if len(others) else 0):
         for left in random.choice(own, size=wanted).tolist():
@@ -545,13 +620,17 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(
-    training: TrainingList, num_speakers: int, seed: int, nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET
+    training: TrainingList,
+    num_speakers: int,
+    seed: int,
+    nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> HeldOut:
-    """Hold out `num_speakers` speakers, drawn from those with at least two utterances, and pair their utterances.
+    """Hold out `num_speakers` speakers, drawn from those with at least two utterances, and pair
+    their utterances.
 
-    Every held-out speaker gives up to 50 target trials and several non-target trials for each of these. The same
-    list, number and seed give the same speakers and trials. Sessions are unknown here: if speakers have several, use
-    `prepare folder` for a better split.
+    Every held-out speaker gives up to 50 target trials and several non-target trials for each of
+    these. The same list, number and seed give the same speakers and trials. Sessions are unknown
+    here: if speakers have several, use `prepare folder` for a better split.
     """
     utterances = Utterances.from_list(training)
     counts = utterances.counts()
@@ -560,15 +639,19 @@ def hold_out(
     most = min(len(usable), len(counts) - 2)
     if not 2 <= num_speakers <= most:
         raise ListError(
-            f"--speakers {num_speakers}: {training.source} has {len(counts):,} speakers, {len(usable):,} of them with "
-            f"at least two utterances; expected 2 to {max(most, 0)}"
+            f"--speakers {num_speakers}: {training.source} has {len(counts):,} speakers, "
+            f"{len(usable):,} of them with at least two utterances; expected 2 to {max(most, 0)}"
         )
     chosen = numpy_generator(seed, HELD_OUT_STREAM).permutation(usable)[:num_speakers]
     is_held_out = np.isin(training.labels, chosen)
     left = utterances.take(np.flatnonzero(~is_held_out))
     rest = TrainingList(left.names, left.labels, left.speakers, training.source, training.sha256)
     pairs = balanced_pairs(
-        utterances, np.flatnonzero(is_held_out), PairRules(), seed, nontargets_per_target=nontargets_per_target
+        utterances,
+        np.flatnonzero(is_held_out),
+        PairRules(),
+        seed,
+        nontargets_per_target=nontargets_per_target,
     )
     used, numbers = np.unique(np.concatenate([pairs.enrol, pairs.test]), return_inverse=True)
     enrol, test = numbers[: len(pairs)].astype(np.int32), numbers[len(pairs) :].astype(np.int32)

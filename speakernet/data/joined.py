@@ -1,7 +1,9 @@
-"""Several training corpora as one list and one source; each corpus is a folder, packed or at an address.
+"""Several training corpora as one list and one source; each corpus is a folder, packed or at an
+address.
 
-Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker is in two corpora.
-This file decides each corpus's share of a batch; `mixing.mixed` decides the order.
+Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker
+is in two corpora. This file decides each corpus's share of a batch; `mixing.mixed` decides the
+order.
 """
 
 import functools
@@ -32,13 +34,22 @@ def join(
 ) -> tuple[TrainingList, "JoinedSource"]:
     """The lists of several corpora joined one after the other, and the source that reads them."""
     lists, what = {name: listed for name, (listed, _) in corpora.items()}, " + ".join(corpora)
-    digest = hashlib.sha256(json.dumps([(name, one.sha256) for name, one in lists.items()]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps([(name, one.sha256) for name, one in lists.items()]).encode()
+    ).hexdigest()
 
     def make() -> TrainingList:
         firsts = itertools.accumulate((len(one.speakers) for one in lists.values()), initial=0)
-        labels = [one.labels + np.int32(first) for first, one in zip(firsts, lists.values(), strict=False)]
-        paths, speakers = ({name: getattr(one, kind) for name, one in lists.items()} for kind in ("paths", "speakers"))
-        return TrainingList(_prefixed(paths), np.concatenate(labels), _prefixed(speakers), what, digest)
+        labels = [
+            one.labels + np.int32(first) for first, one in zip(firsts, lists.values(), strict=False)
+        ]
+        paths, speakers = (
+            {name: getattr(one, kind) for name, one in lists.items()}
+            for kind in ("paths", "speakers")
+        )
+        return TrainingList(
+            _prefixed(paths), np.concatenate(labels), _prefixed(speakers), what, digest
+        )
 
     sizes = [len(one) for one in lists.values()]
     joined = mapped_list(f"joined {digest}", make) if sum(sizes) >= LONG_ROWS else make()
@@ -50,11 +61,15 @@ def join(
 
 
 def _prefixed(tables: Mapping[str, StringTable]) -> StringTable:
-    return StringTable.from_bytes(f"{name}/".encode() + raw for name, table in tables.items() for raw in table.raws())
+    return StringTable.from_bytes(
+        f"{name}/".encode() + raw for name, table in tables.items() for raw in table.raws()
+    )
 
 
 class Split:
-    """Each name's corpus, int16 (names,), its place among the corpus's own names, int32 (names,), and those names."""
+    """Each name's corpus, int16 (names,), its place among the corpus's own names, int32 (names,),
+    and those names.
+    """
 
     def __init__(self, owners: np.ndarray, own: list[StringTable]) -> None:
         self.owners, self.own, self.places = owners, own, np.empty(len(owners), np.int32)
@@ -66,7 +81,10 @@ class JoinedSource(AudioSource):
     """The audio of several corpora, by utterance names prefixed with the corpus's name."""
 
     def __init__(
-        self, sources: Mapping[str, AudioSource], lists: Mapping[str, TrainingList], options: DataOptions
+        self,
+        sources: Mapping[str, AudioSource],
+        lists: Mapping[str, TrainingList],
+        options: DataOptions,
     ) -> None:
         super().__init__(" + ".join(sources), options.sample_rate)
         self.sources, self._lists, self._options = dict(sources), lists, options
@@ -93,9 +111,13 @@ class JoinedSource(AudioSource):
         """Split a list of this source: one list per corpus, with the corpus's own names."""
         split, found = self._split(training.paths), []
         for number, (own, listed) in enumerate(zip(split.own, self._lists.values(), strict=True)):
-            labels, renumbered = np.unique(training.labels[split.owners == number], return_inverse=True)
+            labels, renumbered = np.unique(
+                training.labels[split.owners == number], return_inverse=True
+            )
             speakers = (training.speakers[label].partition("/")[2] for label in labels.tolist())
-            found.append(TrainingList(own, renumbered, StringTable.from_strings(speakers), listed.source))
+            found.append(
+                TrainingList(own, renumbered, StringTable.from_strings(speakers), listed.source)
+            )
         return found
 
     def keep(self, names: StringTable, split: Split) -> Split:
@@ -108,7 +130,9 @@ class JoinedSource(AudioSource):
         if id(names) in self._splits:
             return self._splits[id(names)]
         numbers = {name.encode(): number for number, name in enumerate(self.sources)}
-        owners = np.fromiter((numbers[raw.partition(b"/")[0]] for raw in names.raws()), np.int16, len(names))
+        owners = np.fromiter(
+            (numbers[raw.partition(b"/")[0]] for raw in names.raws()), np.int16, len(names)
+        )
         some = (names.raws(np.flatnonzero(owners == number)) for number in range(len(numbers)))
         own = [StringTable.from_bytes(raw.partition(b"/")[2] for raw in raws) for raws in some]
         return self.keep(names, Split(owners, own))
@@ -116,13 +140,20 @@ class JoinedSource(AudioSource):
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         split, table = self._split(names), LookupTable.empty(len(names), self.sample_rate)
         for number, (source, own) in enumerate(zip(self.sources.values(), split.own, strict=True)):
-            found, rows = source.lookup_table(own, num_threads), np.flatnonzero(split.owners == number)
+            found, rows = (
+                source.lookup_table(own, num_threads),
+                np.flatnonzero(split.owners == number),
+            )
             for column in COLUMNS:
                 getattr(table, column)[rows] = getattr(found, column)
-            table.problems.update({int(rows[row]): problem for row, problem in found.problems.items()})
+            table.problems.update(
+                {int(rows[row]): problem for row, problem in found.problems.items()}
+            )
         return table
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "JoinedRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "JoinedRows":
         """See `AudioSource.rows`."""
         split = self._split(names)
         # One per corpus, since a cache is keyed by the corpus's own rows.
@@ -133,10 +164,17 @@ class JoinedSource(AudioSource):
         ]
         return JoinedRows(split.owners, split.places, readers)
 
-    def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
+    def order(
+        self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int
+    ) -> None:
         """Give every batch of a sampler the same share of each corpus."""
-        size, numbers = sampler.batch_size, {name: number for number, name in enumerate(self.sources)}
-        of_speaker = np.array([numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16)
+        size, numbers = (
+            sampler.batch_size,
+            {name: number for number, name in enumerate(self.sources)},
+        )
+        of_speaker = np.array(
+            [numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16
+        )
         owners = of_speaker[sampler.labels[sampler.eligible]]
         parts = self._parts(np.bincount(owners, minlength=len(numbers)), size)
         self._samplers = {}
@@ -158,15 +196,20 @@ class JoinedSource(AudioSource):
     def _parts(self, utterances: np.ndarray, batch_size: int) -> list[int]:
         """How many items of a batch each corpus gets, given its number of usable utterances."""
         given = [one.weight for one in self._options.corpora.values()]
-        weights = utterances ** (1 / self._options.corpora_temperature) if "auto" in given else np.array(given)
+        weights = (
+            utterances ** (1 / self._options.corpora_temperature)
+            if "auto" in given
+            else np.array(given)
+        )
         exact = weights / weights.sum() * batch_size
         parts = np.floor(exact).astype(np.int64)
         parts[np.argsort(parts - exact, kind="stable")[: batch_size - parts.sum()]] += 1
         for name, part, count in zip(self.sources, parts, utterances, strict=True):
             if not part or not count:
                 raise ValueError(
-                    f"data.corpora: {name} gets {part} of the {batch_size} items in a batch (it has {count} usable "
-                    "utterances); raise its weight, corpora_temperature or batch_size, or leave it out"
+                    f"data.corpora: {name} gets {part} of the {batch_size} items in a batch (it "
+                    f"has {count} usable utterances); raise its weight, corpora_temperature or "
+                    "batch_size, or leave it out"
                 )
         return parts.tolist()
 

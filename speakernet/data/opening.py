@@ -18,15 +18,18 @@ def is_kaldi(folder: str | Path) -> bool:
 
 
 class KaldiSource(FolderSource):
-    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start in the working directory."""
+    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start in the
+    working directory.
+    """
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
         super().__init__(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
         if (Path(root) / SEGMENTS).exists():
             raise ListError(
-                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as its own file "
-                "(Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
+                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as "
+                "its own file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that "
+                "folder"
             )
         self._wav_scp = Path(root) / WAV_SCP
         recordings = read_wav_scp(self._wav_scp)
@@ -47,10 +50,14 @@ class KaldiSource(FolderSource):
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = super()._look_up(files := self._files_of(names), num_threads)
-        table.problems.update({row: self._lacks(names[row]) for row, file in enumerate(files) if not file})
+        table.problems.update(
+            {row: self._lacks(names[row]) for row, file in enumerate(files) if not file}
+        )
         return table
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> FolderRows:
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> FolderRows:
         """See `AudioSource.rows`."""
         return super().rows(self._files_of(names), table, cache)
 
@@ -63,9 +70,15 @@ class KaldiSource(FolderSource):
 
 
 def open_source(
-    root: str | Path, sample_rate: int = SAMPLE_RATE, *, shard_cache_gigabytes: float | None = None, **options: bool
+    root: str | Path,
+    sample_rate: int = SAMPLE_RATE,
+    *,
+    shard_cache_gigabytes: float | None = None,
+    **options: bool,
 ) -> AudioSource:
-    """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a folder of files."""
+    """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a
+    folder of files.
+    """
     if is_address(root):
         # Imported late: it loads fsspec, which a corpus on disk does not need.
         from speakernet.data.shards import RemoteSource
@@ -76,12 +89,13 @@ def open_source(
         return PackedSource(root, sample_rate)
     if not Path(root).exists():
         raise AudioError(
-            f"{root}: no such folder or packed corpus; give the folder that the list's paths are relative to"
+            f"{root}: no such folder or packed corpus; give the folder that the list's paths are "
+            "relative to"
         )
     if not Path(root).is_dir():
         raise AudioError(
-            f"{root}: expected a folder of audio files or a packed corpus, found a file; give the one that "
-            "the list's paths are relative to"
+            f"{root}: expected a folder of audio files or a packed corpus, found a file; give the "
+            "one that the list's paths are relative to"
         )
     if is_kaldi(root):
         return KaldiSource(root, sample_rate, **options)

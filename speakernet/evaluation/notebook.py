@@ -30,7 +30,10 @@ class Report:
     def _repr_html_(self) -> str:
         page = self.run.folder / REPORT
         text = page.read_text(encoding="utf-8") if page.is_file() else self.results._repr_html_()
-        return f'<iframe srcdoc="{escape(text)}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        return (
+            f'<iframe srcdoc="{escape(text)}" style="width: 100%; height: 40em; border: '
+            '0"></iframe>'
+        )
 
     def plot_det(self) -> Figure:
         """The detection error trade-off, with a band of 95 % intervals."""
@@ -44,7 +47,9 @@ class Report:
         return figure
 
     def frame(self) -> Any:
-        """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label` and `llr`."""
+        """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label`
+        and `llr`.
+        """
         # Imported late: pandas is needed only here and may not be installed.
         import pandas
 

@@ -9,7 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Faults:
-    """The faults of the next answers to GET requests for samples; `kinds` is consumed from its front."""
+    """The faults of the next answers to GET requests for samples; `kinds` is consumed from its
+    front.
+    """
 
     def __init__(self):
         self.kinds, self.fetched, self.delay_seconds = [], [], 0.0
@@ -41,7 +43,13 @@ class Proxy(BaseHTTPRequestHandler):
             time.sleep(2)
         self.send_response(status)
         for name, value in answer.getheaders():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
+            if name.lower() not in (
+                "content-length",
+                "transfer-encoding",
+                "connection",
+                "server",
+                "date",
+            ):
                 self.send_header(name, value)
         length = answer.getheader("content-length") if self.command == "HEAD" else len(content)
         self.send_header("Content-Length", str(length or 0))
@@ -59,7 +67,9 @@ class Proxy(BaseHTTPRequestHandler):
 
 @contextmanager
 def object_store(monkeypatch):
-    """The faults of an S3 server, named by the environment, with an empty bucket called `bucket`."""
+    """The faults of an S3 server, named by the environment, with an empty bucket called
+    `bucket`.
+    """
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer

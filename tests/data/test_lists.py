@@ -21,7 +21,9 @@ def write(folder, content):
 
 
 def test_training_list(tmp_path):
-    path = write(tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav")
+    path = write(
+        tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav"
+    )
     found = read_training_list(path)
     assert list(found.paths) == ["b/1 with space.wav", "a/1.wav", "b/2.wav", "c/é.wav"]
     assert list(found.speakers) == ["al", "bea", "cé"]
@@ -56,7 +58,11 @@ def test_malformed_rows_are_collected(tmp_path):
 def test_forms_of_trials(tmp_path):
     found = read_trials(write(tmp_path, "1 a b\n0 a c\n\n0 c b\n"))
     assert list(found.names) == ["a", "b", "c"] and found.labels is not None
-    assert (found.enrol.tolist(), found.test.tolist(), found.labels.tolist()) == ([0, 0, 2], [1, 2, 1], [1, 0, 0])
+    assert (found.enrol.tolist(), found.test.tolist(), found.labels.tolist()) == (
+        [0, 0, 2],
+        [1, 2, 1],
+        [1, 0, 0],
+    )
     kaldi = read_trials(write(tmp_path, "a b target\na c nontarget\n"))
     assert kaldi.labels is not None and kaldi.labels.tolist() == [1, 0]
     pairs = read_trials(write(tmp_path, "a b\nb c\n"))
@@ -93,7 +99,9 @@ def test_round_trip(tmp_path):
     pairs = [("b", "b/1 x.wav"), ("a", "a/1.wav")]
     write_training_list(tmp_path / "train.txt", pairs)
     found = read_training_list(tmp_path / "train.txt")
-    assert [(found.speakers[label], path) for label, path in zip(found.labels, found.paths, strict=True)] == pairs
+    assert [
+        (found.speakers[label], path) for label, path in zip(found.labels, found.paths, strict=True)
+    ] == pairs
     rows = [(1, "a x", "b"), (0, "b", "c")]
     write_trials(tmp_path / "trials.txt", rows)
     trials = read_trials(tmp_path / "trials.txt")
@@ -122,7 +130,12 @@ def test_string_table():
 
 def test_malformed_trials(tmp_path):
     for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
-        rows = ["nothing here at all", form.format("a", "b", yes), "a b", form.format("b", "c", "2")]
+        rows = [
+            "nothing here at all",
+            form.format("a", "b", yes),
+            "a b",
+            form.format("b", "c", "2"),
+        ]
         rows += [form.format("b", "c", no), "a", ""]
         notes = []
         trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
@@ -136,7 +149,11 @@ def test_cache_of_a_long_list(tmp_path, monkeypatch):
     path = tmp_path / "list.txt"
     for text in ("b b/1.wav\na a/1 1.wav\nb b/2.wav\n", "c c/1.wav\n"):
         path.write_text(text)
-        plain, kept, again = read_training_list(path), mapped_training_list(path), mapped_training_list(path)
+        plain, kept, again = (
+            read_training_list(path),
+            mapped_training_list(path),
+            mapped_training_list(path),
+        )
         for other in (kept, again):
             assert other.paths == plain.paths and other.speakers == plain.speakers
             assert other.labels.tolist() == plain.labels.tolist() and other.sha256 == plain.sha256

@@ -100,12 +100,17 @@ def test_archives_in_parts(folder, tmp_path, expected):
     third = len(content) // 3
     parts = [tmp_path / f"dev_part{letters}" for letters in ("aa", "ab", "ac")]
     for part, start in zip(parts, (0, third, 2 * third), strict=True):
-        part.write_bytes(content[start : start + third] if part is not parts[2] else content[start:])
+        part.write_bytes(
+            content[start : start + third] if part is not parts[2] else content[start:]
+        )
     write_audio(folder / "extra/one.wav", np.ones(500) / 4)
     with zipfile.ZipFile(tmp_path / "test.zip", "w") as archive:
         archive.write(folder / "extra/one.wav", "extra/one.wav")
     names = StringTable.from_strings([*NAMES, "extra/one.wav"])
-    pack(open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names), tmp_path / "corpus")
+    pack(
+        open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names),
+        tmp_path / "corpus",
+    )
     found = content_of(tmp_path / "corpus")
     assert len(found.pop("extra/one.wav")) == 2000
     assert found == expected
@@ -140,9 +145,16 @@ def test_resuming(kind, folder, tmp_path, expected):
     assert summary.num_resumed == 7 and summary.num_utterances == 12
     assert content_of(corpus) == expected and verify(corpus) == []
     assert not (tmp_path / "corpus.partial").exists()
-    assert sorted(one.name for one in corpus.iterdir()) == ["corpus.json", "index.npz", "samples.npy"]
+    assert sorted(one.name for one in corpus.iterdir()) == [
+        "corpus.json",
+        "index.npz",
+        "samples.npy",
+    ]
     for name in ("samples.npy", "index.npz"):
-        assert kind != "folder" or (corpus / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+        assert (
+            kind != "folder"
+            or (corpus / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+        )
 
 
 SLOW_PACK = """
@@ -192,7 +204,11 @@ def test_existing_corpus(folder, tmp_path):
     first = pack(FolderInput(folder), tmp_path / "corpus")
     before = (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns
     again = pack(FolderInput(folder), tmp_path / "corpus")
-    assert (again.num_utterances, again.num_samples, again.num_resumed) == (12, first.num_samples, 12)
+    assert (again.num_utterances, again.num_samples, again.num_resumed) == (
+        12,
+        first.num_samples,
+        12,
+    )
     assert (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns == before
     with pytest.raises(PackedError, match="exists with different utterances"):
         pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
@@ -214,7 +230,9 @@ def test_bad_files(folder, tmp_path):
     assert pack(FolderInput(folder, names), tmp_path / "corpus").num_skipped == 2
 
 
-@pytest.mark.parametrize("name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"])
+@pytest.mark.parametrize(
+    "name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"]
+)
 def test_names_outside_the_folder(name, folder, tmp_path):
     content = (folder / NAMES[0]).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

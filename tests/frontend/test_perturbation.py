@@ -1,4 +1,6 @@
-"""SpecAugment, dither and vocal tracts: drawn by utterance, resumed, never in evaluation; values by hand."""
+"""SpecAugment, dither and vocal tracts: drawn by utterance, resumed, never in evaluation; values by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -124,7 +126,10 @@ def test_distribution_of_dither():
     assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
     # With 320,000 numbers the standard error of a mean or a correlation is 0.0018.
     pairs = [(noise[:, :-1], noise[:, 1:]), (noise[:, :-2], noise[:, 2:]), (noise[:-1], noise[1:])]
-    assert all((one * other).mean().abs() < 0.009 for one, other in pairs) and noise.mean().abs() < 0.009
+    assert (
+        all((one * other).mean().abs() < 0.009 for one, other in pairs)
+        and noise.mean().abs() < 0.009
+    )
 
 
 @pytest.mark.parametrize("factor", [0.7, 0.9, 1.0, 1.1, 1.4])
@@ -132,7 +137,8 @@ def test_warp(factor):
     hertz = torch.linspace(0, 8000, 801, dtype=torch.float64)
     moved = warped(hertz, factor, 16000)
     assert moved[0] == 0 and moved[-1] == pytest.approx(8000) and (moved.diff() > 0).all()
-    # By hand: below the boundary (4800 Hz, or 4800 / factor if that is lower) frequencies are multiplied.
+    # By hand: below the boundary (4800 Hz, or 4800 / factor if that is lower) frequencies are
+    # multiplied.
     low = hertz <= 4800 * min(factor, 1) / factor
     torch.testing.assert_close(moved[low], hertz[low] * factor)
     assert int(low.sum()) == {0.7: 481, 0.9: 481, 1.0: 481, 1.1: 437, 1.4: 343}[factor]
@@ -153,7 +159,9 @@ def test_factors_by_utterance(name, speech):
     for row in (1, 2):
         assert not torch.allclose(mixed[row], expected[row], atol=1e-2)
         warping.tracts.take_warps(np.array([row]))
-        torch.testing.assert_close(warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4
+        )
     warping.tracts.take_warps(np.zeros(3, np.int64))
     with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
         warping(speech)

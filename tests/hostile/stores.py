@@ -1,4 +1,6 @@
-"""Commands on a store of people, killed or with a failing disk at each call that changes the disk."""
+"""Commands on a store of people, killed or with a failing disk at each call that changes the
+disk.
+"""
 
 import shutil
 import signal
@@ -22,7 +24,9 @@ NEW = "enroll into a new store"
 
 
 class StoreFaults:
-    """Makes a command on a small store with a backup fail at one call, and checks the outcome of the next attempt."""
+    """Makes a command on a small store with a backup fail at one call, and checks the outcome of
+    the next attempt.
+    """
 
     def __init__(self, starter: Starter) -> None:
         self.starter, self.folder = starter, starter.folder / "stores"
@@ -34,7 +38,9 @@ class StoreFaults:
                 net.embedding.weight.add_(seed)
             write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
         # Embedding again with the same model makes a backup with everybody.
-        enrolled = [self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))]
+        enrolled = [
+            self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))
+        ]
         for arguments in (*enrolled, self._reembed(whole, "model.pt")):
             assert starter.command(arguments, whole) == 0, printed(whole)
         self.places: list[tuple[str, int]] = []
@@ -42,7 +48,9 @@ class StoreFaults:
         for command in self.commands(whole):
             folder, count = self.folder / "straight", self.folder / "count.txt"
             order = fault(folder / "people.db", 0, 0, False, count)
-            assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(folder)
+            assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(
+                folder
+            )
             self.places += [(command, call) for call in range(1, int(count.read_text()) + 1)]
             self.after[command] = _state(folder)
 
@@ -73,13 +81,21 @@ class StoreFaults:
         if found not in ((expected,) if status == 0 else (begun, expected)):
             problems.append(f"half done: {found}")
         (folder / "output.txt").unlink()
-        if self.starter.command(arguments, folder) and not any(end in printed(folder) for end in SAME_ENDS):
+        if self.starter.command(arguments, folder) and not any(
+            end in printed(folder) for end in SAME_ENDS
+        ):
             problems.append(f"does not resume: {printed(folder)}")
         if _state(folder) != expected:
             problems.append("the next try does not come to what it should")
-        if command == "purge" and any(GONE.encode() in one.read_bytes() for one in folder.glob("people.db*")):
+        if command == "purge" and any(
+            GONE.encode() in one.read_bytes() for one in folder.glob("people.db*")
+        ):
             problems.append(f"{GONE} can still be read")
-        left = [one.name for one in folder.iterdir() if one.name.endswith("-journal") or HALF_WORD in one.name]
+        left = [
+            one.name
+            for one in folder.iterdir()
+            if one.name.endswith("-journal") or HALF_WORD in one.name
+        ]
         return problems + [f"{name} was left behind" for name in left]
 
     def _begin(self, folder: Path, command: str) -> list[str]:
@@ -90,21 +106,42 @@ class StoreFaults:
         return self.commands(folder)[command]
 
     def _enroll(self, folder: Path, name: str, speaker: int) -> list[str]:
-        audio = [str(self.starter.folder / "corpus" / f"spk{speaker}" / f"{row}.wav") for row in range(2)]
-        return ["enroll", name, *audio, "--model", str(self.folder / "model.pt"), "--store", str(folder / "people.db")]
+        audio = [
+            str(self.starter.folder / "corpus" / f"spk{speaker}" / f"{row}.wav") for row in range(2)
+        ]
+        return [
+            "enroll",
+            name,
+            *audio,
+            "--model",
+            str(self.folder / "model.pt"),
+            "--store",
+            str(folder / "people.db"),
+        ]
 
     def _reembed(self, folder: Path, model: str) -> list[str]:
-        return ["people", "reembed", "--model", str(self.folder / model), "--store", str(folder / "people.db")]
+        return [
+            "people",
+            "reembed",
+            "--model",
+            str(self.folder / model),
+            "--store",
+            str(folder / "people.db"),
+        ]
 
 
 def _state(folder: Path) -> Any:
-    """The people in the store of a folder and its model; None if it is empty or does not exist yet."""
+    """The people in the store of a folder and its model; None if it is empty or does not exist
+    yet.
+    """
     path = folder / "people.db"
     if not path.exists() or not path.stat().st_size:
         return None
     try:
         with PeopleStore(path, fingerprint=None, embedding_dim=None) as store:
-            kept = sorted((one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings())
+            kept = sorted(
+                (one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings()
+            )
             return (store.facts["fingerprint"], kept) if kept else None
     except ValueError as error:
         # Its creation was undone, or it has no model yet.

@@ -10,10 +10,20 @@ import pickle
 import pytest
 import torch
 
-from speakernet.checkpoint import CheckpointError, read_checkpoint, read_own_checkpoint, write_checkpoint
+from speakernet.checkpoint import (
+    CheckpointError,
+    read_checkpoint,
+    read_own_checkpoint,
+    write_checkpoint,
+)
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
-from speakernet.models.model_file import laid_out, load_initial_weights, load_model_file, model_file_contents
+from speakernet.models.model_file import (
+    laid_out,
+    load_initial_weights,
+    load_model_file,
+    model_file_contents,
+)
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 from tests.small_networks import SMALLEST
@@ -22,7 +32,15 @@ BACKEND = {"score": "cosine"}
 GONE = object()
 SMALL = {"channels": 8, "blocks": [1, 1]}
 KEYS = {
-    *("format_version", "model", "front_end", "sample_rate", "weights", "loss_normalizes", "embedding_mean"),
+    *(
+        "format_version",
+        "model",
+        "front_end",
+        "sample_rate",
+        "weights",
+        "loss_normalizes",
+        "embedding_mean",
+    ),
     *("embedding_mean_of", "calibration", "thresholds", "training_summary"),
 }
 
@@ -54,7 +72,9 @@ def test_round_trip(model_path):
     waves = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0))
     loaded = load_model_file(model_path)
     lengths = torch.tensor([8000, 8000])
-    found, expected = (net.embed(waves, lengths, sample_rate=16000) for net in (loaded.net, small_net()))
+    found, expected = (
+        net.embed(waves, lengths, sample_rate=16000) for net in (loaded.net, small_net())
+    )
     assert torch.equal(found, expected) and not loaded.net.training
     assert set(loaded.contents) == KEYS and loaded.contents["format_version"] == 1
     for name in ("calibration", "thresholds", "training_summary"):
@@ -70,7 +90,9 @@ def test_initial_weights_and_head(model_path, tmp_path):
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, path).head == "new"
     # As many speakers, but different ones.
-    write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
+    write_checkpoint(
+        path, contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}}
+    )
     assert load_initial_weights(small_net(), same, path, speakers=7).head == "loaded"
     assert load_initial_weights(small_net(), same, path, speakers=8).head == "new"
     assert load_initial_weights(small_net(), other, model_path).head == "new"
@@ -86,7 +108,12 @@ def test_another_network(model_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "read", [load_model_file, read_own_checkpoint, lambda path: load_initial_weights(small_net(), None, path)]
+    "read",
+    [
+        load_model_file,
+        read_own_checkpoint,
+        lambda path: load_initial_weights(small_net(), None, path),
+    ],
 )
 def test_pickles(tmp_path, read):
     class Evil:
@@ -190,8 +217,12 @@ def test_every_network_loads_its_weights(name):
         expected = SpeakerNet.named(name).state_dict()
     with laid_out(expected, "my.pt"):
         found = SpeakerNet.named(name).state_dict()
-    assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in expected.items()}
-    assert all(value.device.type == "meta" for key, value in found.items() if value.is_floating_point())
+    assert {key: value.shape for key, value in found.items()} == {
+        key: value.shape for key, value in expected.items()
+    }
+    assert all(
+        value.device.type == "meta" for key, value in found.items() if value.is_floating_point()
+    )
 
 
 def test_truncated_archive_and_pipe(tmp_path):

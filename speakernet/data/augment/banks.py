@@ -1,8 +1,10 @@
-"""The audio that augmentation reads from disk: clips of noise, music and talkers, and RIRs with their spectra.
+"""The audio that augmentation reads from disk: clips of noise, music and talkers, and RIRs with
+their spectra.
 
-An RIR is a room impulse response. This file handles folders and files; random choices and mixing are in `augmenter.py`.
-`ResidentBanks` keep everything on the device where batches are augmented, so that no utterance needs a read; their
-results equal those of the banks on the host (a test compares them).
+An RIR is a room impulse response. This file handles folders and files; random choices and mixing
+are in `augmenter.py`. `ResidentBanks` keep everything on the device where batches are augmented, so
+that no utterance needs a read; their results equal those of the banks on the host (a test compares
+them).
 """
 
 import functools
@@ -24,7 +26,14 @@ from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
 from speakernet.data.sharing import shared_zeros
-from speakernet.data.sources import INT16_SCALE, AudioCache, AudioSource, FolderRows, FolderSource, RowReader
+from speakernet.data.sources import (
+    INT16_SCALE,
+    AudioCache,
+    AudioSource,
+    FolderRows,
+    FolderSource,
+    RowReader,
+)
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, counted
@@ -35,13 +44,17 @@ CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")
 # Folder names of MUSAN -> our names for the kinds of noise.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
-# Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic rooms.
+# Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic
+# rooms.
 NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
-# Transform lengths are multiples of this: few different lengths, which is faster, with many factors of two.
+# Transform lengths are multiples of this: few different lengths, which is faster, with many factors
+# of two.
 FFT_BLOCK = 1024
 # Responses of microphones are stored at this many frequencies, evenly spaced in log frequency.
 RESPONSE_POINTS, LOWEST_RESPONSE_HZ, RESPONSE_FFT = 64, 60.0, 1 << 14
-DEEPEST_RESPONSE_DB = 40.0  # below the mean; frequencies that a device does not pass would only be silence
+DEEPEST_RESPONSE_DB = (
+    40.0  # below the mean; frequencies that a device does not pass would only be silence
+)
 ENERGY_BLOCK = 64  # samples per stored energy
 BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before anyone could look at a progress bar
@@ -50,7 +63,9 @@ SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
 
 @dataclass(frozen=True)
 class Drawn:
-    """Every choice for one batch. Sources are the clips to add, in the order of their utterances."""
+    """Every choice for one batch. Sources are the clips to add, in the order of their
+    utterances.
+    """
 
     kinds: np.ndarray
     rirs: np.ndarray
@@ -63,7 +78,8 @@ class Drawn:
     telephone: np.ndarray
     codec: np.ndarray
     microphones: np.ndarray
-    """Utterances with a different microphone, and its response in dB (these utterances, RESPONSE_POINTS)."""
+    """Utterances with a different microphone, and its response in dB (these utterances,
+    RESPONSE_POINTS)."""
     responses_db: np.ndarray
 
 
@@ -78,7 +94,9 @@ class Ingredients(NamedTuple):
 
 
 def block_energies(samples: np.ndarray) -> np.ndarray:
-    """Energy of all int16 samples before each block, int64 (blocks + 1,); for `energies_of_crops`."""
+    """Energy of all int16 samples before each block, int64 (blocks + 1,); for
+    `energies_of_crops`.
+    """
     num_blocks = len(samples) // ENERGY_BLOCK
     blocks = samples[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
     sums = np.zeros(num_blocks + 1, dtype=np.int64)
@@ -89,8 +107,12 @@ def block_energies(samples: np.ndarray) -> np.ndarray:
     return np.cumsum(sums)
 
 
-def energies_of_crops(sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray, num_samples: int) -> np.ndarray:
-    """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64 (crops,)."""
+def energies_of_crops(
+    sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray, num_samples: int
+) -> np.ndarray:
+    """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64
+    (crops,).
+    """
     begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
     # The samples before the first whole block and after the last one.
     places = np.arange(ENERGY_BLOCK)
@@ -98,7 +120,10 @@ def energies_of_crops(sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray,
     is_inside = np.concatenate(
         [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
     )
-    edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
+    edges = (
+        samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64)
+        * is_inside
+    )
     return sums[ends] - sums[begins] + (edges * edges).sum(axis=1)
 
 
@@ -116,7 +141,9 @@ class ClipBank:
         return len(self.rows)
 
     def read_whole(self, clip: int) -> np.ndarray:
-        """A clip, int16 (its length,); a clip that has become shorter since its header was read is repeated."""
+        """A clip, int16 (its length,); a clip that has become shorter since its header was read is
+        repeated.
+        """
         out = np.zeros(self.lengths[clip], dtype=np.int16)
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         return np.resize(out[:have], len(out)) if have else out
@@ -126,7 +153,12 @@ class Crops:
     """Crops of one bank, written one by one as needed; those already in memory cost only a cast."""
 
     def __init__(
-        self, bank: ClipBank, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int
+        self,
+        bank: ClipBank,
+        clips: np.ndarray,
+        places: np.ndarray,
+        is_wanted: np.ndarray,
+        num_samples: int,
     ) -> None:
         clips = np.where(is_wanted, clips, 0)
         self._starts = (places * np.maximum(bank.lengths[clips] - num_samples, 0)).astype(np.int64)
@@ -150,7 +182,9 @@ class Crops:
         if first >= 0:
             out[:] = self._samples[first : first + self._num_samples]
             return float(INT16_SCALE)
-        if problem := self._reader.fill_one(int(self._rows[source]), int(self._starts[source]), out):
+        if problem := self._reader.fill_one(
+            int(self._rows[source]), int(self._starts[source]), out
+        ):
             raise AudioError(f"augmentation: {problem}; remove the file or fix it")
         return 1.0
 
@@ -161,22 +195,34 @@ def find_audio_files(root: str | Path) -> list[str]:
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
         raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
-    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+    found = (
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*")
+        if path.suffix.lower() in AUDIO_SUFFIXES
+    )
     return sorted(found)
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[str]]:
-    """Open a folder or a packed corpus, which all processes of a machine map; also returns its audio files' names."""
+    """Open a folder or a packed corpus, which all processes of a machine map; also returns its
+    audio files' names.
+    """
     if is_packed(root):
         packed = PackedSource(root, sample_rate)
         return packed, list(packed.index.names)
-    return FolderSource(root, sample_rate, show_progress=distributed.is_main()), find_audio_files(root)
+    return FolderSource(root, sample_rate, show_progress=distributed.is_main()), find_audio_files(
+        root
+    )
 
 
-def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
-    """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech in the paths.
+def noise_banks(
+    root: str | Path, sample_rate: int, cache: AudioCache | None
+) -> dict[str, ClipBank]:
+    """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech
+    in the paths.
 
-    Files in none of these folders count as noise, and empty and unreadable files are skipped, each with a warning.
+    Files in none of these folders count as noise, and empty and unreadable files are skipped, each
+    with a warning.
     """
     root = Path(root)
     source, names = _open_bank(root, sample_rate)
@@ -186,18 +232,26 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     usable = lengths > 0
     if not usable.any():
         raise AudioError(
-            f"{root} contains {len(names):,} noise files, none of them readable; expected MUSAN's folders noise, music "
-            "and speech"
+            f"{root} contains {len(names):,} noise files, none of them readable; expected MUSAN's "
+            "folders noise, music and speech"
         )
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
-        logger.warning("%s: %d unreadable noise files are skipped: %s", root, (~usable).sum(), ", ".join(bad))
+        logger.warning(
+            "%s: %d unreadable noise files are skipped: %s", root, (~usable).sum(), ", ".join(bad)
+        )
     # One reader for all kinds, because the cache is keyed by its rows.
     reader = source.rows(listed, table, cache)
     folders = ([*name.split("/")[:-1], root.name] for name in names)
-    kinds = np.array([next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders])
+    kinds = np.array(
+        [next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders]
+    )
     if unnamed := int((kinds == "").sum()):
-        logger.warning("%s: %s outside folders noise, music and speech count as noise", root, counted(unnamed, "file"))
+        logger.warning(
+            "%s: %s outside folders noise, music and speech count as noise",
+            root,
+            counted(unnamed, "file"),
+        )
     banks = {}
     for kind in MUSAN_FOLDERS.values():
         rows = np.flatnonzero(((kinds == kind) | ((kinds == "") & (kind == "noise"))) & usable)
@@ -207,10 +261,12 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
 
 
 def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
-    """Decode all noise clips into shared int16 memory if they fit; returns whether they are in memory.
+    """Decode all noise clips into shared int16 memory if they fit; returns whether they are in
+    memory.
 
-    Those of a packed corpus already are. Several processes of a machine map one copy, which the first of them decodes.
-    Noise is read more often than speech: several times for an utterance with babble.
+    Those of a packed corpus already are. Several processes of a machine map one copy, which the
+    first of them decodes. Noise is read more often than speech: several times for an utterance with
+    babble.
     """
     if all(isinstance(bank.reader, PackedRows) for bank in banks.values()):
         return True
@@ -254,22 +310,32 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
 
 
 class RirBank:
-    """All RIRs (room impulse responses) below a folder, with their spectra at the requested lengths.
+    """All RIRs (room impulse responses) below a folder, with their spectra at the requested
+    lengths.
 
-    Any layout of files works; the noises of RIRS_NOISES are skipped with a warning. Each RIR is divided by the square
-    root of its energy, as is usual. If it has several channels, the first is used: each is one microphone, and their
-    mean is not the response at any place in the room.
+    Any layout of files works; the noises of RIRS_NOISES are skipped with a warning. Each RIR is
+    divided by the square root of its energy, as is usual. If it has several channels, the first is
+    used: each is one microphone, and their mean is not the response at any place in the room.
     """
 
     def __init__(
-        self, root: str | Path, sample_rate: int, cache: AudioCache | None = None, *, is_aligned: bool
+        self,
+        root: str | Path,
+        sample_rate: int,
+        cache: AudioCache | None = None,
+        *,
+        is_aligned: bool,
     ) -> None:
         self.source, found = _open_bank(root, sample_rate)
-        names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
+        names = [
+            name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)
+        ]
         if not names:
             raise AudioError(f"{root}: no audio files in this folder of RIRs")
         if len(names) < len(found):
-            logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
+            logger.warning(
+                "%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file")
+            )
         self.names = StringTable.from_strings(names)
         self.is_aligned, self.cache = is_aligned, cache or AudioCache(0)
         self._kept: dict[str, np.ndarray] = {}
@@ -287,7 +353,9 @@ class RirBank:
         return {"samples": np.concatenate(found), "bounds": np.cumsum([0, *map(len, found)])}
 
     def prepared(self, rir: int) -> np.ndarray:
-        """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits the cache."""
+        """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits
+        the cache.
+        """
         if self._kept:
             first, stop = self._kept["bounds"][rir : rir + 2].tolist()
             return self._kept["samples"][first:stop]
@@ -296,7 +364,9 @@ class RirBank:
             name = self.names[rir]
             path = self.source.path_of(name)
             found = (
-                read_audio(path, sample_rate=self.source.sample_rate, mixes=False) if path else self.source.read(name)
+                read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
+                if path
+                else self.source.read(name)
             )
             energy = float(np.dot(found, found))
             if not energy > 0:
@@ -308,13 +378,17 @@ class RirBank:
         return found
 
     def spectrum(self, rir: int, num_samples: int) -> np.ndarray:
-        """The RIR's spectrum, complex64 (bins,), at a length at which a crop of `num_samples` does not wrap around."""
+        """The RIR's spectrum, complex64 (bins,), at a length at which a crop of `num_samples` does
+        not wrap around.
+        """
         key = ("spectrum", rir, num_samples)
         spectrum = self.cache.get(key)
         if spectrum is None:
             # Later samples cannot reach the crop.
             found = self.prepared(rir)[:num_samples]
-            spectrum = np.fft.rfft(found, transform_samples(num_samples + len(found) - 1)).astype(np.complex64)
+            spectrum = np.fft.rfft(found, transform_samples(num_samples + len(found) - 1)).astype(
+                np.complex64
+            )
             self.cache.put(key, spectrum)
         return spectrum
 
@@ -330,11 +404,15 @@ def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
     """
     names = find_audio_files(root)
     if not names:
-        raise AudioError(f"{root}: no audio files; expected impulse responses of microphones or telephones")
+        raise AudioError(
+            f"{root}: no audio files; expected impulse responses of microphones or telephones"
+        )
     points = np.geomspace(LOWEST_RESPONSE_HZ, sample_rate / 2, RESPONSE_POINTS)
     # The power of the bins nearest to each point.
     borders = np.sqrt(points[1:] * points[:-1])
-    first = np.searchsorted(np.fft.rfftfreq(RESPONSE_FFT, 1 / sample_rate), np.concatenate([points[:1], borders]))
+    first = np.searchsorted(
+        np.fft.rfftfreq(RESPONSE_FFT, 1 / sample_rate), np.concatenate([points[:1], borders])
+    )
     found = []
     for name in names:
         samples = read_audio(Path(root) / name, sample_rate=sample_rate, mixes=False)[:RESPONSE_FFT]
@@ -358,8 +436,12 @@ def transform_samples(least: int) -> int:
     return FFT_BLOCK * next_fast_len(-(-least // FFT_BLOCK), real=True)
 
 
-def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None) -> int:
-    """Bytes that clips (int16) and RIRs (float32) take on a device, except clips of a corpus that is there already."""
+def bytes_of_banks(
+    banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None
+) -> int:
+    """Bytes that clips (int16) and RIRs (float32) take on a device, except clips of a corpus that
+    is there already.
+    """
     clips = sum(2 * int(bank.lengths.sum()) for bank in banks.values() if bank.reader is not corpus)
     if rirs is None:
         return clips
@@ -369,7 +451,9 @@ def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: 
 
 
 class ResidentBanks:
-    """Noise clips and RIRs on one device; clips read from `corpus_rows` are in `corpus`, which is there already."""
+    """Noise clips and RIRs on one device; clips read from `corpus_rows` are in `corpus`, which is
+    there already.
+    """
 
     def __init__(
         self,
@@ -382,10 +466,13 @@ class ResidentBanks:
         num_threads: int = 4,
     ) -> None:
         self.device = device
-        is_there = {kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()}
+        is_there = {
+            kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()
+        }
         total = sum(int(bank.lengths.sum()) for kind, bank in banks.items() if not is_there[kind])
         own, first = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device)), 0
-        # Code of the kind -> the audio with its clips, the first sample and the number of samples of each.
+        # Code of the kind -> the audio with its clips, the first sample and the number of samples
+        # of each.
         self._clips: dict[int, tuple[DeviceAudio, np.ndarray, np.ndarray]] = {}
         is_shown = distributed.is_main()
         for kind, bank in banks.items():
@@ -397,9 +484,15 @@ class ResidentBanks:
                     corpus_rows.lengths[bank.rows],
                 )
                 continue
-            self._clips[KINDS.index(kind)] = own, first + np.cumsum(bank.lengths) - bank.lengths, bank.lengths
+            self._clips[KINDS.index(kind)] = (
+                own,
+                first + np.cumsum(bank.lengths) - bank.lengths,
+                bank.lengths,
+            )
             description = "noise to the device" if is_shown and total > SHOWN_CLIPS_SAMPLES else ""
-            for clip in parallel_map(bank.read_whole, range(len(bank)), num_threads, description, total=len(bank)):
+            for clip in parallel_map(
+                bank.read_whole, range(len(bank)), num_threads, description, total=len(bank)
+            ):
                 own.samples[first : first + len(clip)] = torch.from_numpy(clip).to(device)
                 first += len(clip)
         description = "RIRs to the device" if is_shown and rirs and len(rirs) > SHOWN_RIRS else ""
@@ -413,7 +506,9 @@ class ResidentBanks:
         self._rirs = torch.from_numpy(whole).to(device)
 
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
-        """The audio that the choices need for utterances of `num_samples`, without waiting for the device."""
+        """The audio that the choices need for utterances of `num_samples`, without waiting for the
+        device.
+        """
         kinds = drawn.source_kinds
         firsts, lengths = np.zeros((2, len(kinds)), dtype=np.int64)
         # One read per tensor that has crops.
@@ -433,10 +528,13 @@ class ResidentBanks:
         wet = np.flatnonzero(drawn.rirs >= 0)
         if not len(wet):
             return Ingredients(noises)
-        # RIRs are cut to what can reach the crop and share one transform; each additional length would cost a launch.
+        # RIRs are cut to what can reach the crop and share one transform; each additional length
+        # would cost a launch.
         reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
         fft_samples = transform_samples(num_samples + reach - 1)
-        rows, heads, ends = send(self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)])
+        rows, heads, ends = send(
+            self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)]
+        )
         windows = self._rirs.unfold(0, reach, 1)[heads]
         windows *= torch.arange(reach, device=self.device) < ends[:, None]
         return Ingredients(noises, rows, torch.fft.rfft(windows, fft_samples), fft_samples)
