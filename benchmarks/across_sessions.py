@@ -44,9 +44,11 @@ from speakernet.models.speaker_net import folded
 from speakernet.options import DEFAULT_SEED
 from speakernet.run_folder import BEST
 
-NUM_PARTS, NUM_DRAWS = 5, 1000
+NUM_PARTS = 5
+NUM_DRAWS = 1000
 SHRINKAGE = 0.7
-AS_IT_IS, FINE_TUNED = "as it is", "fine-tuned"
+AS_IT_IS = "as it is"
+FINE_TUNED = "fine-tuned"
 BACK_ENDS: dict[str, Callable[..., adaptation.Transform]] = {
     AS_IT_IS: lambda rows, labels: adaptation.Transform(
         ((np.eye(rows.shape[1]), np.zeros(rows.shape[1])),)
@@ -115,7 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and embed what is missing, then print the table."""
-    folder, calls = arguments.save_path, read_calls(arguments.calls)
+    folder = arguments.save_path
+    calls = read_calls(arguments.calls)
     folder.mkdir(parents=True, exist_ok=True)
     floored = with_floor(arguments.model, folder / "floor.pt")
     others = {"as published": (arguments.model, "published.npz")}
@@ -164,7 +167,8 @@ def read_calls(folder: Path) -> Calls:
     places = np.array([number[name] for name in trials.names])
     _, speakers = np.unique([row["speaker"] for row in rows], return_inverse=True)
     assert trials.labels is not None, "the trials have labels"
-    names, phones = [row["path"] for row in rows], np.array([row["phone"] for row in rows])
+    names = [row["path"] for row in rows]
+    phones = np.array([row["phone"] for row in rows])
     return Calls(
         folder,
         names,
@@ -195,10 +199,8 @@ def embedded(model: Path, calls: Calls, kept: Path) -> np.ndarray:
         with np.load(kept) as found:
             if str(found["fingerprint"]) == verifier.fingerprint:
                 return found["embeddings"].astype(np.float64)
-    source, options = (
-        open_source(calls.folder, verifier.sample_rate),
-        EvaluationOptions(embedding="whole"),
-    )
+    source = open_source(calls.folder, verifier.sample_rate)
+    options = EvaluationOptions(embedding="whole")
     net = folded(verifier.net).to(verifier.device)
     rows = embed_utterances(
         net, source, calls.names, options, device=verifier.device, wrapped_seconds=0.0
@@ -261,7 +263,8 @@ def scores(
     """Scores of the trials within a part, with a back end fitted on the other parts; `own` is the
     model's PLDA.
     """
-    others, trials = parts != part, calls.trials_within(parts, part)
+    others = parts != part
+    trials = calls.trials_within(parts, part)
     transform = BACK_ENDS[back_end](embeddings[others], calls.speakers[others])
     transform = transform if own is None else dataclasses.replace(transform, plda=own)
     return scores_of(
@@ -278,7 +281,9 @@ def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> s
     speakers, treat all divisions as one list.
     """
     trials, divisions = rows
-    enrol, test, labels = calls.enrol[trials], calls.test[trials], calls.labels[trials]
+    enrol = calls.enrol[trials]
+    test = calls.test[trials]
+    labels = calls.labels[trials]
     same_phone = calls.phones[enrol] == calls.phones[test]
     people = calls.speakers
     lines = [

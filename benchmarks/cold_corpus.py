@@ -99,7 +99,8 @@ class Course:
 
     def _run(self, ready: list[tuple[CropMaker, list[BatchRequest]]]) -> int:
         maker, requests = ready.pop()
-        before, waited = bytes_from_disk(), 0.0
+        before = bytes_from_disk()
+        waited = 0.0
         asked = time.perf_counter()
         for _ in maker.run(requests):
             waited += time.perf_counter() - asked
@@ -149,7 +150,8 @@ def measure(
         {name: course.way() for name, course in courses.items()}, rounds=rounds, warmup=0
     )
     for name, course in courses.items():
-        rates, waits = samples[name].rates, [1000 * one for one in course.waited]
+        rates = samples[name].rates
+        waits = [1000 * one for one in course.waited]
         say(
             f"| {1000 * step_seconds:g} ms | {name} | {statistics.median(rates):,.0f} "
             f"({min(rates):,.0f} to {max(rates):,.0f}) | {statistics.median(waits):.1f} "

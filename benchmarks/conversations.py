@@ -33,7 +33,10 @@ from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.errors import diarization_errors, read_turns
 from speakernet.inference.who.files import rttm_lines
 
-QUIET_DB, PAUSE_SECONDS, MARGIN_SECONDS, ENROLLED = 30.0, 0.5, 0.5, 2
+QUIET_DB = 30.0
+PAUSE_SECONDS = 0.5
+MARGIN_SECONDS = 0.5
+ENROLLED = 2
 KINDS = ("unknown", "known")
 """Whether the number of speakers is given."""
 
@@ -83,7 +86,10 @@ def conversation(
     """Samples and reference turns; some turns start early, so that `overlap` is the share of
     overlapped time.
     """
-    names, at, last, owed = list(people), MARGIN_SECONDS, "", 0.0
+    names = list(people)
+    at = MARGIN_SECONDS
+    last = ""
+    owed = 0.0
     turns: list[Turn] = []
     mixed = np.zeros(round((seconds + 60) * SAMPLE_RATE), np.float32)
     while at < seconds:
@@ -102,12 +108,14 @@ def conversation(
         owed += overlap * len(waveform) / SAMPLE_RATE
         if last and owed > 0.3:
             early = min(owed, random.uniform(0.3, 1.5), turns[-1].stop - turns[-1].start)
-            at, owed = turns[-1].stop - early, owed - early
+            at = turns[-1].stop - early
+            owed = owed - early
         first = round(at * SAMPLE_RATE)
         mixed[first : first + len(waveform)] += waveform[: len(mixed) - first]
         begun = at - parts[0][0] / SAMPLE_RATE
         turns += [Turn(begun + a / SAMPLE_RATE, begun + b / SAMPLE_RATE, name) for a, b in parts]
-        at, last = at + len(waveform) / SAMPLE_RATE + random.uniform(0.1, 0.8), name
+        at = at + len(waveform) / SAMPLE_RATE + random.uniform(0.1, 0.8)
+        last = name
     end = max(turn.stop for turn in turns) + MARGIN_SECONDS
     return mixed[: round(end * SAMPLE_RATE)], turns
 
@@ -230,9 +238,12 @@ def main() -> None:
     remember(verifier)
     for kind in ("reference", *KINDS):
         (given.out / kind).mkdir(parents=True, exist_ok=True)
-    named, audio, work = np.zeros((2, 4)), 0.0, 0.0
+    named = np.zeros((2, 4))
+    audio = 0.0
+    work = 0.0
     for number in range(given.count):
-        random, name = np.random.default_rng([given.seed, number]), f"{number:03d}"
+        random = np.random.default_rng([given.seed, number])
+        name = f"{number:03d}"
         count = low + number % (high - low + 1)
         here = [str(one) for one in random.choice(sorted(people), count, replace=False)]
         files = {
@@ -249,13 +260,15 @@ def main() -> None:
         (given.out / "reference" / f"{name}.rttm").write_text(
             "\n".join([*rttm_lines(name, turns), ""])
         )
-        store, enrolled = None, here[: given.enrolled or (count + 1) // 2]
+        store = None
+        enrolled = here[: given.enrolled or (count + 1) // 2]
         if verifier.is_calibrated:
             (given.out / f"{name}.db").unlink(missing_ok=True)
             store = verifier.people(given.out / f"{name}.db")
             for one in enrolled:
                 enroll(verifier, store, one, files[one][:ENROLLED])
-        begun, took = time.process_time(), 0.0
+        begun = time.process_time()
+        took = 0.0
         for row, kind in enumerate(KINDS):
             found = verifier.who(path, store, num_speakers=count if kind == "known" else None)
             took = took or time.process_time() - begun
@@ -271,7 +284,8 @@ def main() -> None:
                 json.dumps(named[row].round(1).tolist()),
                 flush=True,
             )
-        work, audio = work + took, audio + audio_info(path).seconds
+        work = work + took
+        audio = audio + audio_info(path).seconds
     for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):
         errors = diarization_errors(
             *map(read_turns, (given.out / "reference", given.out / kind)), collar=given.collar

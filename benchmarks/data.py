@@ -80,7 +80,8 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     Raises:
         ValueError: the configuration names no training list.
     """
-    data, sample_rate = config.data, config.data.sample_rate
+    data = config.data
+    sample_rate = config.data.sample_rate
     if not data.train_list:
         raise ValueError(
             "the benchmark needs recordings: give a --config with data.train_list, such as "
@@ -89,7 +90,8 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     training = read_training_list(data.train_list)
     source = open_source(data.train_path or Path(data.train_list).parent, sample_rate)
     random = np.random.default_rng(config.runtime.seed)
-    names, labels = [], []
+    names = []
+    labels = []
     for number in range(num_utterances):
         first = number * len(training) // num_utterances
         num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)

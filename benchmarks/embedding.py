@@ -24,9 +24,12 @@ from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.models.speaker_net import SpeakerNet, folded
 
-CLASSIC, OURS = "classic", "ours"
-NETWORK, DIMENSIONS = "ResNetSE34L", 512
-CROPS, CROP_FRAMES = 10, 400
+CLASSIC = "classic"
+OURS = "ours"
+NETWORK = "ResNetSE34L"
+DIMENSIONS = 512
+CROPS = 10
+CROP_FRAMES = 400
 
 
 def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Speedup:
@@ -87,7 +90,9 @@ def _embed_classic(net: nn.Module, paths: list[str]) -> None:
 def _our_embedding(net: SpeakerNet, folder: Path, chosen: list[Path]) -> Callable[[], None]:
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
     # With norms merged, as in the evaluation of a model file.
-    used, source, options = folded(net), open_source(folder), EvaluationOptions(num_crops=CROPS)
+    used = folded(net)
+    source = open_source(folder)
+    options = EvaluationOptions(num_crops=CROPS)
 
     def run() -> None:
         embed_utterances(used, source, names, options)

@@ -42,7 +42,8 @@ from speakernet.machine.device import choose_device, find_device, synchronize, u
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.memory import Monitor
 
-ORIGINAL, OURS = "original", "optimised"
+ORIGINAL = "original"
+OURS = "optimised"
 WITHOUT: dict[str, dict[str, Any]] = {
     "prefetching": {"data": {"prefetch_factor": 1}},
     "persistent workers": {"data": {"persistent_workers": False}},
@@ -86,7 +87,8 @@ def compare_epochs(
 
 def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
     """The figures of `compare_epochs` as two Markdown tables."""
-    original, ours = figures[ORIGINAL], figures[OURS]
+    original = figures[ORIGINAL]
+    ours = figures[OURS]
     rows = [
         "| pipeline | epoch | utterances/s | batch | evaluation | peak memory | GPU | speed-up |",
         "|---" * 8 + "|",
@@ -227,12 +229,14 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
 
     For networks without a plain definition it uses ours, in float32 and without channels_last.
     """
-    data, section = config.data, config.evaluation
+    data = config.data
+    section = config.evaluation
     generator = random.Random(config.runtime.seed)
     augmentation = None
     if config.augment.enabled and config.augment.noise_path and config.augment.rir_path:
         write_noise(config, folder)
-        noise, rooms = str(folder / "musan"), str(folder / "rirs")
+        noise = str(folder / "musan")
+        rooms = str(folder / "rirs")
         augmentation = classic.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
     training = read_training_list(data.train_list)
     paths = [str(Path(data.train_path) / name) for name in training.paths]

@@ -27,7 +27,8 @@ from speakernet.options import lookup
 SMALLEST = tuple(next(iter(sizes)) for sizes in FAMILIES.values())
 # The first steps allocate memory and load kernels; the first step after another network has cold
 # caches.
-WARMUP_RUNS, SETTLING_RUNS = 2, 1
+WARMUP_RUNS = 2
+SETTLING_RUNS = 1
 
 
 @dataclasses.dataclass(frozen=True)

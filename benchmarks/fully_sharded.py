@@ -42,11 +42,11 @@ class Crops:
     """A one-second crop for each process."""
 
     def __init__(self) -> None:
-        self.waveforms, self.labels = (
-            0.1 * torch.randn(1, 16000),
-            torch.tensor([distributed.rank()]),
-        )
-        self.indices, self.shares, self.draw_key = self.labels, (1,) * distributed.world_size(), 0
+        self.waveforms = 0.1 * torch.randn(1, 16000)
+        self.labels = torch.tensor([distributed.rank()])
+        self.indices = self.labels
+        self.shares = (1,) * distributed.world_size()
+        self.draw_key = 0
         self.warps = np.zeros(1, dtype=np.int64)
 
 
@@ -54,7 +54,8 @@ def main() -> None:
     """Print a line for each process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
-    parallel, cpu = parser.parse_args().parallel, torch.device("cpu")
+    parallel = parser.parse_args().parallel
+    cpu = torch.device("cpu")
     with joined(MachineOptions(device="cpu")):
         torch.manual_seed(0)
         net = SpeakerNet.named(
@@ -71,8 +72,11 @@ def main() -> None:
         kind = FullySharded if parallel == "fsdp" else SeveralProcesses
         ranks = kind(net, loss, cpu) if distributed.is_distributed() else None
         step = TrainingStep(
-            *(net, loss, create_optimizer(OPTIMIZERS["adamw"].options(), [net, loss], cpu)),
-            *(Precision(RuntimeOptions(), "no", cpu), TrainingOptions()),
+            net,
+            loss,
+            create_optimizer(OPTIMIZERS["adamw"].options(), [net, loss], cpu),
+            Precision(RuntimeOptions(), "no", cpu),
+            TrainingOptions(),
             utterances_per_speaker=1,
             gradient_cache=False,
             ranks=ranks,

@@ -135,7 +135,8 @@ def measure_serving(model: Path, clients: int, rounds: int) -> Latency:
         began = time.perf_counter()
         seconds = asyncio.run(_ask(base, clips, clients, rounds))
         taken = time.perf_counter() - began
-        num_batches, num_clips = service.batcher.num_batches, service.batcher.num_clips
+        num_batches = service.batcher.num_batches
+        num_clips = service.batcher.num_clips
     finally:
         server.should_exit = True
         thread.join()

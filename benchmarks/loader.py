@@ -119,10 +119,12 @@ def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
 def classic_side(config: Config, data: BenchmarkData, form: str, num_batches: int) -> Way:
     """The same batches by the classic pipeline."""
     generator = random.Random(config.runtime.seed)
-    frames, batch_size = config.data.crop_frames, config.data.batch_size
+    frames = config.data.crop_frames
+    batch_size = config.data.batch_size
     augmentation = None
     if config.augment.enabled:
-        noise, rooms = str(data.noise_path), str(data.rir_path)
+        noise = str(data.noise_path)
+        rooms = str(data.rir_path)
         augmentation = classic.ClassicAugmentation(noise, rooms, frames, generator)
     dataset = classic.ClassicTrainingSet(
         data.paths(form), data.labels, frames, generator, augmentation
@@ -189,7 +191,8 @@ def _compare_worker_counts(
     config: Config, data: BenchmarkData, num_batches: int, rounds: int
 ) -> Speedup:
     num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
-    sides, loaders = [], []
+    sides = []
+    loaders = []
     for num_workers in (1, 2):
         made = benchmark_config(
             config, data, "wav", num_rows, augment=True, num_workers=num_workers
@@ -218,7 +221,8 @@ def compare_evaluation(
     paths = data.paths("wav")[:num_utterances]
     source = open_source(data.folder("wav"), config.data.sample_rate)
     section = config.evaluation
-    num_crops, frames = max(2, section.num_crops), section.eval_frames or 300
+    num_crops = max(2, section.num_crops)
+    frames = section.eval_frames or 300
 
     def theirs(_: None) -> int:
         return len(

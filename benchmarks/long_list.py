@@ -29,12 +29,15 @@ from speakernet.config.schema import replaced
 from speakernet.data.packed import DESCRIPTION, FORMAT_NAME, INDEX, SAMPLES, describe_samples
 from speakernet.files import sha256_of
 
-UTTERANCE_SAMPLES, ROWS_AT_ONCE, ROWS_A_SPEAKER = 32_000, 100_000, 200
+UTTERANCE_SAMPLES = 32_000
+ROWS_AT_ONCE = 100_000
+ROWS_A_SPEAKER = 200
 
 
 def make(folder: Path, num_rows: int) -> tuple[Path, Path]:
     """Create a list and a corpus of `num_rows` rows."""
-    listed, corpus = folder / f"{num_rows}.txt", folder / f"corpus-{num_rows}"
+    listed = folder / f"{num_rows}.txt"
+    corpus = folder / f"corpus-{num_rows}"
     if (corpus / DESCRIPTION).exists():
         return listed, corpus
     corpus.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,8 @@ def work(listed: Path, corpus: Path, barrier: Any, results: Any) -> None:
 def start(listed: Path, corpus: Path, count: int) -> tuple[float, list[tuple]]:
     """Seconds until `count` processes are ready, and their reports."""
     context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(count), context.Queue()
+    barrier = context.Barrier(count)
+    results = context.Queue()
     begin = time.perf_counter()
     started = [
         context.Process(target=work, args=(listed, corpus, barrier, results)) for _ in range(count)

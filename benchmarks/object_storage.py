@@ -65,7 +65,8 @@ class Course:
     def __init__(
         self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, *served: Any
     ) -> None:
-        self.address, self.cache_gigabytes = address, cache_gigabytes
+        self.address = address
+        self.cache_gigabytes = cache_gigabytes
         self.sent, self.delay_seconds, self.wanted_delay = served or (None, None, 0.0)
         self.options = DataOptions(batch_size=batch_size, shuffle_buffer=buffer)
         self.bytes_a_row: list[float] = []
@@ -137,15 +138,11 @@ def main() -> int:
         )
 
     write(f"file://{corpus}")
-    context, few = (
-        multiprocessing.get_context("spawn"),
-        (arguments.megabytes / 1073.74, arguments.batch_size),
-    )
-    delay_seconds, sent, port = (
-        context.Value("d", 0.0),
-        context.Value("q", 0),
-        context.Value("i", 0),
-    )
+    context = multiprocessing.get_context("spawn")
+    few = (arguments.megabytes / 1073.74, arguments.batch_size)
+    delay_seconds = context.Value("d", 0.0)
+    sent = context.Value("q", 0)
+    port = context.Value("i", 0)
     server = context.Process(target=serve, args=(delay_seconds, sent, port), daemon=True)
     server.start()
     while not port.value:

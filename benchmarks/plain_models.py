@@ -175,7 +175,8 @@ class PlainAMSoftmax(nn.Module):
 
     def __init__(self, embedding_dim: int, num_classes: int, margin: float, scale: float) -> None:
         super().__init__()
-        self.margin, self.scale = margin, scale
+        self.margin = margin
+        self.scale = scale
         self.W = nn.Parameter(torch.empty(embedding_dim, num_classes))
         nn.init.xavier_normal_(self.W)
 

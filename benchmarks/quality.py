@@ -24,8 +24,14 @@ from speakernet.inference.recordings import audio_inputs, inspect_recording
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
-PARTS, DIVISIONS, DRAWS, PRIOR, COST_PRIOR = 5, 10, 500, 0.5, 0.05
-TARGETS_EACH, NONTARGETS_EACH, MAX_RECORDINGS = 60, 300, 12
+PARTS = 5
+DIVISIONS = 10
+DRAWS = 500
+PRIOR = 0.5
+COST_PRIOR = 0.05
+TARGETS_EACH = 60
+NONTARGETS_EACH = 300
+MAX_RECORDINGS = 12
 SETS: tuple[Sequence[str], ...] = (
     (),
     ("duration",),
@@ -52,7 +58,8 @@ def main() -> None:
     speakers = np.unique([one[0] for one in folders], return_inverse=True)[1]
     sessions = np.unique(["/".join(one) for one in folders], return_inverse=True)[1]
     enrol, test = trials_of(speakers, sessions)
-    labels, number = speakers[enrol] == speakers[test], len(names)
+    labels = speakers[enrol] == speakers[test]
+    number = len(names)
     print(
         f"{number} recordings of {speakers.max() + 1} speakers; {labels.sum()} targets, "
         f"{(~labels).sum()} nontargets"
@@ -89,7 +96,8 @@ def embedded(
     model: str, folder: str, seconds: Sequence[float]
 ) -> tuple[list[str], np.ndarray, dict[str, np.ndarray]]:
     """Unit embeddings and quality measures of all recordings, first whole and then cut."""
-    verifier, random = speakernet.load(model), numpy_generator(1)
+    verifier = speakernet.load(model)
+    random = numpy_generator(1)
     source, table = audio_inputs([folder], verifier.sample_rate)
     rows: list[tuple[np.ndarray, float, float]] = []
     with Bar("embedding", 2 * len(table), "recording") as bar:
@@ -117,7 +125,9 @@ def embedded(
 
 def trials_of(speakers: np.ndarray, sessions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Some target and non-target trials of every speaker."""
-    random, enrol, test = numpy_generator(2), [], []
+    random = numpy_generator(2)
+    enrol = []
+    test = []
     for speaker in np.unique(speakers):
         own = random.permutation(np.flatnonzero(speakers == speaker))[:MAX_RECORDINGS]
         first, second = (one.ravel() for one in np.meshgrid(own, own))
@@ -140,7 +150,8 @@ def calibrated(
     and their labels.
     """
     part = numpy_generator(3, draw).permutation(people[0].max() + 1) % PARTS
-    rows, ratios = [], []
+    rows = []
+    ratios = []
     for one in range(PARTS):
         inside = [part[side] == one for side in people]
         names = [str(number) for number in range(columns.shape[1])]
@@ -161,7 +172,10 @@ def interval(first: tuple, second: tuple, people: tuple[np.ndarray, np.ndarray])
     """95 % intervals of the differences, (2, figures): speakers are drawn with replacement, with
     all their trials.
     """
-    random, rows, labels, differences = numpy_generator(4), first[0], first[2], []
+    random = numpy_generator(4)
+    rows = first[0]
+    labels = first[2]
+    differences = []
     for _ in range(DRAWS):
         times = np.bincount(
             random.integers(0, people[0].max() + 1, people[0].max() + 1),

@@ -29,11 +29,17 @@ from speakernet.evaluation.scoring import (
 from speakernet.machine.memory import process_peak_bytes
 
 # VoxCeleb1-O: this many utterances, each enrolled in eight trials.
-LIST_UTTERANCES, TRIALS_EACH = 4715, 8
-CROPS, LIST_DIM, LARGE_DIM = 10, 512, 256
+LIST_UTTERANCES = 4715
+TRIALS_EACH = 8
+CROPS = 10
+LIST_DIM = 512
+LARGE_DIM = 256
 MILLION = 1_000_000
 # The size of VoxCeleb1-E, against as many speakers as VoxCeleb2 has.
-NORM_TRIALS, NORM_UTTERANCES, COHORT, TOP = 580_000, 145_000, 6000, 300
+NORM_TRIALS = 580_000
+NORM_UTTERANCES = 145_000
+COHORT = 6000
+TOP = 300
 
 
 @dataclasses.dataclass(frozen=True)

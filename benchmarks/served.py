@@ -56,7 +56,8 @@ class ServedProcess:
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        self.name, self.figures = name, list[dict[str, float]]()
+        self.name = name
+        self.figures = list[dict[str, float]]()
         # A file, not a pipe: it is not read while the process runs, and a full pipe would block.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(

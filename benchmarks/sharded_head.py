@@ -33,7 +33,8 @@ from speakernet.parallel import distributed
 from speakernet.parallel.sync_norm import synchronize_norms
 
 RANKS = 2
-LEARNING_RATE, MOMENTUM = 0.1, 0.9
+LEARNING_RATE = 0.1
+MOMENTUM = 0.9
 CROP_SAMPLES = 8_000
 """Length of the network's crops, which does not affect its traffic."""
 
@@ -97,7 +98,8 @@ def _train(
         head.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True, fused=True
     )
     num_speakers = head.num_classes
-    times, sent = [], 0
+    times = []
+    sent = 0
     for step in range(steps + 1):
         embeddings = torch.randn((batch, dim), generator=generator, requires_grad=True)
         labels = torch.randint(num_speakers, (batch,), generator=generator)

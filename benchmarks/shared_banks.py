@@ -37,14 +37,19 @@ from speakernet.machine.options import MachineOptions
 from speakernet.parallel import distributed
 from speakernet.parallel.group import joined
 
-CLIP_SAMPLES, RIR_SAMPLES, NUM_RIRS, SAMPLE_RATE = 480_000, 8000, 400, 16_000
+CLIP_SAMPLES = 480_000
+RIR_SAMPLES = 8000
+NUM_RIRS = 400
+SAMPLE_RATE = 16_000
 CACHE_BYTES = 64 << 20
-EPOCHS, BATCH = 20, 64
+EPOCHS = 20
+BATCH = 64
 
 
 def make(folder: Path, megabytes: int) -> None:
     """Create and pack both folders, if missing."""
-    random, num_clips = np.random.default_rng(0), megabytes * 1_000_000 // (2 * CLIP_SAMPLES)
+    random = np.random.default_rng(0)
+    num_clips = megabytes * 1_000_000 // (2 * CLIP_SAMPLES)
     if not (folder / "noise").exists():
         for number in range(num_clips):
             kind = ("noise", "music", "speech")[number % 3]
@@ -63,10 +68,8 @@ def make(folder: Path, megabytes: int) -> None:
 def augment(noise: Path, rirs: Path, megabytes: int) -> Augmenter:
     """Augment batches, then read all clips and RIRs."""
     cache = AudioCache(CACHE_BYTES)
-    banks, rooms = (
-        noise_banks(noise, SAMPLE_RATE, cache),
-        RirBank(rirs, SAMPLE_RATE, cache, is_aligned=True),
-    )
+    banks = noise_banks(noise, SAMPLE_RATE, cache)
+    rooms = RirBank(rirs, SAMPLE_RATE, cache, is_aligned=True)
     clips_into_ram(banks, 2 * megabytes << 20)
     augmenter = Augmenter(banks, rooms, AugmentOptions())
     for epoch in range(EPOCHS):
@@ -156,7 +159,8 @@ def main() -> int:
     folder = arguments.folder.absolute()
     os.environ["SPEAKERNET_CACHE"] = str(folder / "cache")
     make(folder, arguments.megabytes)
-    noise, rirs = folder / "noise", folder / "rirs"
+    noise = folder / "noise"
+    rirs = folder / "rirs"
     packed = [path.with_name(f"{path.name}-packed") for path in (noise, rirs)]
     tasks: dict[str, tuple[Any, ...]] = {
         "noise and RIRs in folders": (augment, noise, rirs, arguments.megabytes),

@@ -88,7 +88,8 @@ def rows_of(config: Config, backbone: Mapping[str, Any], speakers: int) -> list[
     for name, stage in stages_of(config).items():
         counted = count(stage, backbone)
         moments = MOMENTS.get(stage.optimizer.name, 2)
-        moved, batch_size = counted.trained + head, stage.data.batch_size
+        moved = counted.trained + head
+        batch_size = stage.data.batch_size
         gib = [
             4 * (counted.parameters + head) + 4 * (1 + moments) * moved,
             counted.kept_once,

@@ -43,7 +43,8 @@ NUM_SPEAKERS = 150
 CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
 CLASSIC_DIM = 512
 CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
-PLAIN, PLAIN_BF16 = "plain definition", "plain definition, bf16 autocast"
+PLAIN = "plain definition"
+PLAIN_BF16 = "plain definition, bf16 autocast"
 BY_HAND = "forward, backward, update alone"
 AS_BEFORE: dict[str, dict[str, Any]] = {
     "runtime": {"precision": "no", "keep_memory": False, "channels_last": "off"},
@@ -148,7 +149,8 @@ def trainer_and_step(
 ) -> tuple[Trainer, Callable[[], None]]:
     """The trainer, for reading the results of its steps, and its `trainer_step`."""
     torch.manual_seed(config.runtime.seed)
-    net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
+    net = build_model(config)
+    loss = build_loss(config, NUM_SPEAKERS)
     device = find_device(config.runtime)
     refuse_impossible(config, net, device)
     loader = OneBatchLoader(RandomBatch.of(batch_size, device))
@@ -211,10 +213,8 @@ def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
     """
     torch.manual_seed(config.runtime.seed)
     device = find_device(config.runtime)
-    net, loss = (
-        build_model(config).train().to(device),
-        build_loss(config, NUM_SPEAKERS).train().to(device),
-    )
+    net = build_model(config).train().to(device)
+    loss = build_loss(config, NUM_SPEAKERS).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3, fused=True)
     batch = RandomBatch.of(batch_size, device)
     dtype = build_precision(config, device).dtype

@@ -53,7 +53,10 @@ from speakernet.run_folder import (
 
 logger = logging.getLogger(__name__)
 
-RECORDS, RUNS, VARIANTS, PROTOCOL = "results.jsonl", "runs", "variants", "protocol"
+RECORDS = "results.jsonl"
+RUNS = "runs"
+VARIANTS = "variants"
+PROTOCOL = "protocol"
 NONTARGETS_PER_TARGET = 20
 """In the trials of a protocol: 30 speakers with 8 utterances give 840 targets and 16,800
 non-targets."""
@@ -205,9 +208,12 @@ class Study:
     """
 
     def __init__(self, plan: Plan, arguments: argparse.Namespace) -> None:
-        self.plan, self.folder, self.threads = plan, Path(arguments.save_path), arguments.threads
+        self.plan = plan
+        self.folder = Path(arguments.save_path)
+        self.threads = arguments.threads
         audio = audio_folder_of(arguments.train_list)
-        self.train_list, self.trials = Path(arguments.train_list), arguments.test_list
+        self.train_list = Path(arguments.train_list)
+        self.trials = arguments.test_list
         test_path = audio if self.trials is None else audio_folder_of(self.trials)
         if plan.held_out_speakers:
             self.train_list, self.trials = self._write_protocol()
@@ -272,7 +278,8 @@ class Study:
 
     def _do(self, one: Run) -> bool:
         """Train or score, and append the result; returns False if it failed."""
-        folder, is_scored = self.folder / one.folder, self.plan.is_only_scored(one.variant)
+        folder = self.folder / one.folder
+        is_scored = self.plan.is_only_scored(one.variant)
         words = [
             *self._configs(one.variant),
             "--seed",
@@ -285,7 +292,8 @@ class Study:
             model = self.folder / Run(self.plan.reference, one.seed).folder / BEST
             words += ["--eval", "--initial_model", str(model)]
         folder.mkdir(parents=True, exist_ok=True)
-        load, begin = _load(), time.time()
+        load = _load()
+        begin = time.time()
         with (folder / "output.txt").open("w") as output:
             command = [sys.executable, "-m", "speakernet", "train", *words]
             status = subprocess.run(

@@ -86,7 +86,8 @@ def study_figure(found: Mapping[str, Curve]) -> Figure:
 
 
 def _curve(study: Path, records: Sequence[Mapping[str, Any]]) -> Curve:
-    minutes, rows = [], []
+    minutes = []
+    rows = []
     for one in records:
         metrics = (study / one["scores"]).parent / METRICS
         lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]

@@ -20,7 +20,8 @@ from speakernet.evaluation.files import scores_for
 from speakernet.evaluation.results import Interval
 from speakernet.evaluation.speakers import speakers_of
 
-NUM_DRAWS, DRAW_SEED = 1000, 10
+NUM_DRAWS = 1000
+DRAW_SEED = 10
 HEAD = (
     "variant",
     "seeds",
@@ -108,7 +109,8 @@ class _Systems:
     """Score files prepared for drawing speakers; each is read only once."""
 
     def __init__(self, trials: TrialList, scores_of: Callable[[Record], Path]) -> None:
-        self._trials, self._scores_of = trials, scores_of
+        self._trials = trials
+        self._scores_of = scores_of
         speakers = speakers_of(trials)
         self._sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
         self._kept: dict[Path, SpeakerBootstrap] = {}

@@ -76,7 +76,8 @@ def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     for part in arguments.scoring:
         lookup(PARTS, part, "part of --scoring")
-    threads, rounds = arguments.threads or usable_cores(), arguments.rounds
+    threads = arguments.threads or usable_cores()
+    rounds = arguments.rounds
     parts = arguments.scoring or ([] if arguments.recordings else list(PARTS))
     done = []
     if parts:
@@ -134,7 +135,8 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
     operations.
     """
     config = load_config(arguments.config_arguments).config
-    before, batch_size = load_now(), arguments.step_batch
+    before = load_now()
+    batch_size = arguments.step_batch
     if arguments.compiled:
         return _compiled(config, arguments)
     done = measure_models(
@@ -156,7 +158,8 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{one.step_seconds:.3f} ({one.step_spread_seconds:.3f})",
             f"{1000 * one.embedding_seconds:.1f} ({1000 * one.embedding_spread_seconds:.1f})",
         )
-    threads, after = torch.get_num_threads(), load_now()
+    threads = torch.get_num_threads()
+    after = load_now()
     sys.stdout.write(
         f"\nMedians of {arguments.rounds} alternating rounds (interquartile range), {threads} "
         f"threads, load {before:.1f} before and {after:.1f} after\n"
@@ -169,7 +172,9 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compiled(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
-    before, batch_size, done = load_now(), arguments.step_batch, []
+    before = load_now()
+    batch_size = arguments.step_batch
+    done = []
     _begin_table(
         "network",
         f"training step of {batch_size} crops, s",
@@ -248,7 +253,8 @@ def runtimes(arguments: argparse.Namespace) -> dict[str, Any]:
     # Imported late: only these two suites need the extras `export` and `serve`.
     from benchmarks.inference import AUDIO_SECONDS, measure_runtimes
 
-    before, done = load_now(), []
+    before = load_now()
+    done = []
     _begin_table("network", "runtime", "threads", "real-time factor (interquartile range)")
     for name in arguments.runtimes:
         for one in measure_runtimes(name, arguments.rounds):
@@ -291,7 +297,8 @@ def be_measured(arguments: argparse.Namespace) -> None:
     """The work of a process that one of the suites above has started."""
     config = load_config(arguments.config_arguments).config
     if arguments.embedding_of:
-        recordings, threads = arguments.recordings, arguments.threads
+        recordings = arguments.recordings
+        threads = arguments.threads
         serve_embedding(
             config, recordings, arguments.num_utterances, threads, arguments.embedding_of
         )

@@ -43,7 +43,8 @@ ZIP_MARK = b"PK\x03\x04"
 ADVICE = "copy or download it again, or use an earlier one from checkpoints/ of its run"
 OTHER_FILES = {".onnx": "an ONNX export", ".db": "a store of people"}
 SMALL_TENSOR_BYTES = 1 << 20
-HEADER_KEY, MEAN = "speakernet", "embedding_mean"
+HEADER_KEY = "speakernet"
+MEAN = "embedding_mean"
 """In safetensors: the header key of a model file's plain values, and the tensor that is not a
 weight."""
 
@@ -200,7 +201,8 @@ def _check_members(path: Path) -> None:
 def _check_tensors(contents: Any, path: Path) -> None:
     """Refuse tensors larger than their data in the file, such as one number repeated."""
     # By identity, because a value may occur in a thousand places.
-    waiting, seen = [contents], {id(contents)}
+    waiting = [contents]
+    seen = {id(contents)}
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):

@@ -44,14 +44,18 @@ BLOCK_BYTES = 1 << 20
 # Limits on YAML texts: PyYAML reads about MAX_YAML characters a second, and some numbers take
 # quadratic time.
 IN_TEXT = '"<unicode string>", '
-MAX_YAML, MAX_YAML_LEVELS, MAX_YAML_ALIASES, MAX_DIGITS = 256 << 10, 20, 20, 100
+MAX_YAML = 256 << 10
+MAX_YAML_LEVELS = 20
+MAX_YAML_ALIASES = 20
+MAX_DIGITS = 100
 SHOWN_BYTES = 512 << 20
 """Smaller files are checked within about a second and need no progress bar."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The folder with trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
-MAX_PARTS, MAX_PARTS_NAMED = 9999, 20
+MAX_PARTS = 9999
+MAX_PARTS_NAMED = 20
 LONGEST_SECRET = 4096  # bytes
 DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
 
@@ -204,7 +208,8 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
             and error.errno is not None
             and error.filename in (None, str(temporary))
         ):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
 
 
@@ -345,7 +350,8 @@ def sha256_of(path: str | Path) -> str:
 
 def digest_of(path: str | Path, algorithm: str) -> str:
     """A file's checksum in lower-case hex; corpora publish "md5" of their archives and lists."""
-    path, digest = Path(path), hashlib.new(algorithm, usedforsecurity=False)
+    path = Path(path)
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     num_bytes = path.stat().st_size
     with (
         path.open("rb") as file,
@@ -454,7 +460,8 @@ class LogFile(logging.Handler):
         """Write one record, after those that have waited for the folder."""
         self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
         if self._file.path.parent.is_dir():
-            waited, self._waiting = self._waiting, []
+            waited = self._waiting
+            self._waiting = []
             self._file.append(b"".join(waited))
 
 
@@ -575,7 +582,8 @@ def _read_array(
             np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
         )
         shape, _, dtype = read_header(stream)
-        claimed, found = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+        claimed = math.prod(shape) * dtype.itemsize
+        found = member.file_size - stream.tell()
     if claimed != found:
         raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
     with archive.open(member) as stream:

@@ -34,7 +34,8 @@ class PerformanceTracker:
     """
 
     def __init__(self, log_interval: int) -> None:
-        self.log_interval, self._began = log_interval, time.perf_counter()
+        self.log_interval = log_interval
+        self._began = time.perf_counter()
         self.steps = self.samples = 0
         self._losses: Any = 0.0
 
@@ -48,10 +49,8 @@ class PerformanceTracker:
 
     def log_summary(self) -> dict[str, float]:
         """Log and return the means over all steps so far."""
-        speed, loss = (
-            self.samples / (time.perf_counter() - self._began),
-            float(self._losses) / max(1, self.steps),
-        )
+        speed = self.samples / (time.perf_counter() - self._began)
+        loss = float(self._losses) / max(1, self.steps)
         logger.info("%d steps: %.1f samples/s, mean loss %.4f", self.steps, speed, loss)
         return {
             "steps": self.steps,

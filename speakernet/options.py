@@ -232,7 +232,8 @@ def is_input(owner: type[Options], name: str) -> bool:
 
 def alternatives(declared: Any) -> list[Any]:
     """The types and words that a field accepts, one by one."""
-    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    origin = typing.get_origin(declared)
+    arguments = typing.get_args(declared)
     if origin in (Annotated, typing.Union, types.UnionType):
         inner = arguments[:1] if origin is Annotated else arguments
         return [one for argument in inner for one in alternatives(argument)]
@@ -245,7 +246,8 @@ def in_words(declared: Any) -> str:
     >>> in_words(Annotated[int, Ge(1), Le(9)] | Literal["auto"])
     'a whole number from 1 to 9 or auto'
     """
-    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    origin = typing.get_origin(declared)
+    arguments = typing.get_args(declared)
     if origin is Annotated:
         bounds = {
             kind: getattr(one, kind)

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 # Streams of the loader; those of augmentation start at 100 (`augment.augmenter`).
-START_STREAM, REPLACEMENT_STREAM, VOICE_STREAM, REAL_STREAM = 1, 2, 3, 4
+START_STREAM = 1
+REPLACEMENT_STREAM = 2
+VOICE_STREAM = 3
+REAL_STREAM = 4
 # 2^64 divided by the golden ratio: SplitMix64's step.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

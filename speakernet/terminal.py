@@ -118,9 +118,15 @@ class Bar(contextlib.ExitStack):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self.what, self.total, self.done = what, total, done
-        self._unit, self._note, self._clock, self._is_shown = unit, note, clock, is_shown
-        self._done_before, self._began = done, clock()
+        self.what = what
+        self.total = total
+        self.done = done
+        self._unit = unit
+        self._note = note
+        self._clock = clock
+        self._is_shown = is_shown
+        self._done_before = done
+        self._began = clock()
         self._logged = self._began
         self._line: Any = None
         if is_shown and sys.stderr is not None and sys.stderr.isatty():
@@ -158,7 +164,8 @@ class Bar(contextlib.ExitStack):
         if not self.total:
             return f"{self.what}: {self._status()}"[:columns]
         share = min(1.0, self.done / self.total)
-        begin, end = f"{self.what} {100 * share:3.0f} %", self._status()
+        begin = f"{self.what} {100 * share:3.0f} %"
+        end = self._status()
         width = columns - len(begin) - len(end) - 4
         if width < SHORTEST_BAR:
             return f"{begin} {end}"[:columns]
@@ -173,7 +180,8 @@ class Bar(contextlib.ExitStack):
         ]
         if self._unit != "B":
             parts[0] += f" {plural(self.total or self.done, self._unit)}"
-        worked, seconds = self.done - self._done_before, self._clock() - self._began
+        worked = self.done - self._done_before
+        seconds = self._clock() - self._began
         if worked > 0 and seconds > 0:
             parts.append(f"{self._count(worked / seconds)}/s")
             if self.total:

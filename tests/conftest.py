@@ -147,7 +147,8 @@ def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from speakernet.data.audio import write_audio
 
     root = tmp_path_factory.mktemp("tiny_corpus")
-    train_lines, names = [], {}
+    train_lines = []
+    names = {}
     for speaker in range(14):
         is_trial = speaker >= 8
         for utterance in range(3 if is_trial else 4):

@@ -73,16 +73,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 [{"type": "file", "path": one.name, **self.facts(one)} for one in files]
             )
         if is_api:
-            name, siblings = "/".join(words[2:4]), [{"rfilename": one.name} for one in files]
+            name = "/".join(words[2:4])
+            siblings = [{"rfilename": one.name} for one in files]
             return self.answer({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
         file = folder / words[-1]
         self.server.requests.append((self.command, path, self.headers.get("Range", "")))
         if not file.is_file():
             return self.answer({}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        data, first = (
-            file.read_bytes(),
-            int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0]),
-        )
+        data = file.read_bytes()
+        first = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
         headers = {
             "ETag": f'"{self.facts(file)["oid"]}"',
             "X-Repo-Commit": commit,
@@ -94,7 +93,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     @staticmethod
     def facts(file: Path) -> dict[str, object]:
         """Size and name of a file's content, as reported by the hub."""
-        data, is_large = file.read_bytes(), file.name.endswith(LARGE)
+        data = file.read_bytes()
+        is_large = file.name.endswith(LARGE)
         found = {
             "size": len(data),
             "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest(),
@@ -177,7 +177,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if isinstance(data, bytes) and 0 < self.server.cut_at < len(content):
             self.wfile.write(content[: self.server.cut_at])
-            self.server.cut_at, self.close_connection = 0, True
+            self.server.cut_at = 0
+            self.close_connection = True
             return
         self.wfile.write(content)
 
@@ -190,12 +191,11 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Server]:
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
     # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH are read at import.
     for name, value in (
-        *(("ENDPOINT", server.address), ("HUGGINGFACE_CO_URL_TEMPLATE", template)),
-        *(
-            ("HF_HUB_CACHE", str(cache)),
-            ("HF_TOKEN_PATH", str(cache / "token")),
-            ("HF_HUB_DISABLE_XET", True),
-        ),
+        ("ENDPOINT", server.address),
+        ("HUGGINGFACE_CO_URL_TEMPLATE", template),
+        ("HF_HUB_CACHE", str(cache)),
+        ("HF_TOKEN_PATH", str(cache / "token")),
+        ("HF_HUB_DISABLE_XET", True),
     ):
         monkeypatch.setattr(constants, name, value)
     monkeypatch.delenv("HF_TOKEN", raising=False)

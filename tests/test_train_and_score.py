@@ -129,7 +129,8 @@ def test_report_is_remade(finished, copy, name):
     """
     if name:
         (copy / name).unlink()
-    last, made = weights_of(copy), (copy / "report.html").stat().st_mtime_ns if not name else 0
+    last = weights_of(copy)
+    made = (copy / "report.html").stat().st_mtime_ns if not name else 0
     leftover = copy / "plots" / ".scores.png.1-ab.tmp"
     if not name:
         os.utime(copy / "last.pt", ns=(made + 1, made + 1))

@@ -36,8 +36,10 @@ from speakernet.training.step import TrainingStep
 TOLERANCES = {"no": 1e-3, "tf32": 2e-2, "bf16": 1e-1, "fp16": 3e-2}
 STEP_TOLERANCE = 1e-2
 CROP_TOLERANCE = 1e-4
-QUICK_SAMPLES, SAMPLES = 11440, 32240
-NUM_CLASSES, LEARNING_RATE = 20, 0.01
+QUICK_SAMPLES = 11440
+SAMPLES = 32240
+NUM_CLASSES = 20
+LEARNING_RATE = 0.01
 PRESET = Path(__file__).resolve().parents[2] / "configs" / "preset_reproducible.yaml"
 STOP_AFTER_LINES = 2
 
@@ -112,9 +114,11 @@ def _steps(setup: Setup) -> Iterator[Row]:
         config = replaced(config, optimizer={"name": "sgd", "learning_rate": LEARNING_RATE})
         prepare_machine(config)
         torch.manual_seed(0)
-        net, loss = build_model(config), build_loss(config, NUM_CLASSES)
+        net = build_model(config)
+        loss = build_loss(config, NUM_CLASSES)
         start = [weight.detach().clone() for weight in net.parameters()]
-        updates, losses = [], []
+        updates = []
+        losses = []
         for device in (torch.device("cpu"), setup.device):
             step = _step(
                 config, copy.deepcopy(net).to(device), copy.deepcopy(loss).to(device), device
@@ -146,10 +150,8 @@ def _undone_step(setup: Setup) -> Iterator[Row]:
         config = setup.config(model={"name": "ResNet", "embedding_dim": 8}, optimizer=optimizer,
                               runtime={"precision": precision, **scale})  # fmt: skip
         prepare_machine(config)
-        net, loss = (
-            build_model(config).to(setup.device),
-            build_loss(config, NUM_CLASSES).to(setup.device),
-        )
+        net = build_model(config).to(setup.device)
+        loss = build_loss(config, NUM_CLASSES).to(setup.device)
         step = _step(config, net, loss, setup.device)
         before = {
             key: value.clone()
@@ -224,7 +226,8 @@ def _same_bits(setup: Setup) -> Iterator[Row]:
 
 
 def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
-    paths, folder = setup.corpus(), setup.folder / "runs" / name
+    paths = setup.corpus()
+    folder = setup.folder / "runs" / name
     options = {
         "data.train_list": paths.train_list, "data.train_path": paths.train_path, "data.test_list": paths.test_list,
         "data.test_path": paths.test_path, "data.crop_frames": 60, "data.batch_size": 4, "data.num_workers": 0,

@@ -36,9 +36,13 @@ from speakernet.evaluation.scoring import (
     normalize_scores,
 )
 
-MODEL, QUICK_MODEL = "ResNet34", "ResNet"
-UTTERANCES, QUICK_UTTERANCES = 4000, 24
-STEPS, QUICK_STEPS, COLD_STEPS = 100, 4, 30
+MODEL = "ResNet34"
+QUICK_MODEL = "ResNet"
+UTTERANCES = 4000
+QUICK_UTTERANCES = 24
+STEPS = 100
+QUICK_STEPS = 4
+COLD_STEPS = 30
 SPEEDS = [0.9, 1.0, 1.1]
 LOW_GIGABYTES = 0.001
 # Where the corpus is -> its form and the options of the section data.
@@ -52,12 +56,17 @@ CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
     "packed, 60,000 RIRs": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
     "FLAC with workers": ("flac", {"ram_corpus": "off", "num_workers": "auto"}),
 }
-COLD, MANY_RIRS = "packed, cold page cache", "packed, 60,000 RIRs"
+COLD = "packed, cold page cache"
+MANY_RIRS = "packed, 60,000 RIRs"
 COLD_SPEAKERS = 1000
-NUM_RIRS, QUICK_NUM_RIRS, RIR_SAMPLES = 60_000, 60, 8000
+NUM_RIRS = 60_000
+QUICK_NUM_RIRS = 60
+RIR_SAMPLES = 8000
 # Utterances and trials of VoxCeleb1-E, and the speakers of VoxCeleb2 as cohort.
-LIST, QUICK_LIST = (145_160, 579_818, 5994), (2000, 5000, 200)
-DIM, TOP = 256, 300
+LIST = (145_160, 579_818, 5994)
+QUICK_LIST = (2000, 5000, 200)
+DIM = 256
+TOP = 300
 
 
 def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
@@ -101,10 +110,8 @@ def pipeline(setup: Setup) -> Iterator[Row]:
         if name == COLD:
             rows, corpus = _cold(setup, num_rows)
         else:
-            rows, corpus = (
-                data.write_list("flac" if form == "flac" else "wav", num_rows),
-                data.folder(form),
-            )
+            rows = data.write_list("flac" if form == "flac" else "wav", num_rows)
+            corpus = data.folder(form)
         section = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
                    "crop_frames": 200, **options}  # fmt: skip
         with_corpus = replaced(config, data=section)
@@ -116,11 +123,9 @@ def pipeline(setup: Setup) -> Iterator[Row]:
 
 def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
     """A list and a packed corpus with one utterance per crop, so no page is read twice."""
-    noise, corpus, rows = (
-        Noise(num_rows),
-        setup.folder / f"cold-{num_rows}",
-        setup.folder / f"cold-{num_rows}.txt",
-    )
+    noise = Noise(num_rows)
+    corpus = setup.folder / f"cold-{num_rows}"
+    rows = setup.folder / f"cold-{num_rows}.txt"
     pack(noise, corpus)
     names = enumerate(noise.names)
     write_training_list(rows, ((f"s{number % COLD_SPEAKERS:04d}", name) for number, name in names))
@@ -130,7 +135,8 @@ def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
 
 def _many_rirs(setup: Setup) -> Path:
     """Noise that decays within half a second, in as many files as RIRS_NOISES has."""
-    folder, random = setup.folder / "many_rirs", np.random.default_rng(0)
+    folder = setup.folder / "many_rirs"
+    random = np.random.default_rng(0)
     decay = np.exp(-np.arange(RIR_SAMPLES) / 1000)
     for number in range(QUICK_NUM_RIRS if setup.is_quick else NUM_RIRS):
         path = folder / f"{number // 1000}" / f"{number}.wav"

@@ -98,7 +98,8 @@ class Record:
             expected = "JSON written by benchmarks/gpu.py; use another file, or remove it"
             with reading(path, expected, FileError), open_text(path) as file:
                 found = json.load(file)
-                facts, parts = {name: found[name] for name in self._facts}, dict(found["parts"])
+                facts = {name: found[name] for name in self._facts}
+                parts = dict(found["parts"])
             if facts != self._facts:
                 raise ValueError(
                     f"{path} has figures of another machine, version or size; use another file"

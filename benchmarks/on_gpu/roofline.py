@@ -31,7 +31,8 @@ from speakernet.assembly.benchmark import arithmetic_of, peak_flops
 from speakernet.assembly.training import prepare_machine
 
 QUICK_PRODUCT_SIZE = 384
-COPY_BYTES, QUICK_COPY_BYTES = 1 << 30, 1 << 23
+COPY_BYTES = 1 << 30
+QUICK_COPY_BYTES = 1 << 23
 PRODUCTS_AT_ONCE = 10
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 ARITHMETICS = ("float32", "tf32", "bf16", "fp16")
@@ -136,10 +137,8 @@ def roofline(setup: Setup) -> Iterator[Row]:
                 continue
             arithmetic = arithmetic_of(runtime["precision"], setup.device)
             operations = _operations(setup, model, runtime)
-            least, flop = (
-                least_seconds(operations, peaks, bandwidth),
-                sum(one.flop for one in operations),
-            )
+            least = least_seconds(operations, peaks, bandwidth)
+            flop = sum(one.flop for one in operations)
             seconds = _step_seconds(setup, model, runtime)
             figures = {
                 "least_seconds": least,

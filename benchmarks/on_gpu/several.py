@@ -34,7 +34,8 @@ from speakernet.machine.device import choose_device, synchronize
 from speakernet.parallel import distributed
 from speakernet.parallel.group import joined
 
-MODEL, QUICK_MODEL = "ResNet34", "ResNet"
+MODEL = "ResNet34"
+QUICK_MODEL = "ResNet"
 NORMS = {"own norms": "off", "shared norms": "on"}
 
 

@@ -22,9 +22,12 @@ from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.training.profiler import peak_tensor_bytes
 
-MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus"), ("ResNet",)
-BATCH, QUICK_BATCH = 256, 2
-ROUNDS, QUICK_ROUNDS = 10, 1
+MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus")
+QUICK_MODELS = ("ResNet",)
+BATCH = 256
+QUICK_BATCH = 2
+ROUNDS = 10
+QUICK_ROUNDS = 1
 # The minimum; warm-up continues while anything is still being compiled.
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
@@ -45,7 +48,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 # The variants whose launches are counted, on a GPU and on a CPU.
-COUNTED, COUNTED_ON_CPU = ("bf16, channels_last", "all"), ("eager",)
+COUNTED = ("bf16, channels_last", "all")
+COUNTED_ON_CPU = ("eager",)
 PROFILED_STEPS = 5
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 SYNCHRONISATIONS = ("Synchronize",)

@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 WARM_STEPS = {"cpu": 3, "cuda": 20}
 """Minimum number of untimed steps: the first find empty queues, allocate memory and choose
 kernels."""
-QUIET_STEPS, MAX_WARM_STEPS = 3, 200
+QUIET_STEPS = 3
+MAX_WARM_STEPS = 200
 """Warm-up ends after this many steps in a row without compiling (the second records a CUDA graph),
 or at the limit."""
 PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
@@ -88,7 +89,8 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
 
 def table(figures: Mapping[str, Any]) -> str:
     """The figures of `measure` as a Markdown table."""
-    batch, steps = figures["loader"], figures["training"]
+    batch = figures["loader"]
+    steps = figures["training"]
     rows = [
         ("loader alone", f"{batch['utterances_per_second']:,.0f} utterances/s"),
         (
@@ -130,7 +132,8 @@ def time_batches(
     batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
 ) -> dict[str, float]:
     """Fetch batches as fast as they come, and return how long they take to arrive."""
-    times, sizes = [time.perf_counter()], []
+    times = [time.perf_counter()]
+    sizes = []
     for batch in itertools.islice(batches, num_batches):
         times.append(time.perf_counter())
         sizes.append(size_of(batch))
@@ -174,10 +177,12 @@ def time_steps(
 
 def warm_up(run_step: Callable[[], object], least: int) -> int:
     """Run at least `least` steps, until nothing more is compiled; return their number."""
-    quiet, compiled = 0, num_compiled()
+    quiet = 0
+    compiled = num_compiled()
     for done in range(1, MAX_WARM_STEPS + 1):
         run_step()
-        before, compiled = compiled, num_compiled()
+        before = compiled
+        compiled = num_compiled()
         quiet = quiet + 1 if compiled == before else 0
         if done >= least and quiet >= QUIET_STEPS:
             return done
@@ -239,10 +244,8 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
     """Measured floating-point operations per second of matrix products in float32, tf32, bf16 or
     fp16.
     """
-    dtype, size = (
-        {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic),
-        size or PRODUCT_SIZES[device.type],
-    )
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic)
+    size = size or PRODUCT_SIZES[device.type]
     one, other = (
         torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2)
     )
@@ -281,7 +284,9 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
     steady = {"log_interval": 10**9, "save_steps": 0, "save_minutes": 0.0}
     compiling = "off" if config.runtime.compile == "auto" else config.runtime.compile
     config = replaced(config, training=steady, runtime={"compile": compiling})
-    net, loss, device = build_model(config), build_loss(config, loader.num_classes), loader.device
+    net = build_model(config)
+    loss = build_loss(config, loader.num_classes)
+    device = loader.device
     refuse_impossible(config, net, device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
@@ -369,8 +374,11 @@ class BatchSizeFinder:
         clock: Callable[[], float] = time.perf_counter,
         read_memory: Callable[[], int] = process_memory_bytes,
     ) -> None:
-        self.net, self._sample, self._step = net, sample, step
-        self._clock, self._read_memory = clock, read_memory
+        self.net = net
+        self._sample = sample
+        self._step = step
+        self._clock = clock
+        self._read_memory = read_memory
         self.device = next(
             (parameter.device for parameter in net.parameters()), torch.device("cpu")
         )
@@ -420,7 +428,8 @@ class BatchSizeFinder:
         return self.tried[size]
 
     def _run(self, size: int) -> Measurement:
-        fitted, is_gpu = self.tried.get(self.largest), self.device.type == "cuda"
+        fitted = self.tried.get(self.largest)
+        is_gpu = self.device.type == "cuda"
         expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
         if not is_gpu and expected > self.limit_bytes:
             # Not tried, because the operating system would kill the process instead of raising an
@@ -478,10 +487,8 @@ def find_batch_size(
     device = choose_device(config.runtime)
     precision = build_precision(config, device)
     num_classes = config.data.num_classes or DEFAULT_CLASSES
-    net, loss = (
-        build_model(config).to(device).train(),
-        build_loss(config, num_classes).to(device).train(),
-    )
+    net = build_model(config).to(device).train()
+    loss = build_loss(config, num_classes).to(device).train()
     apply_memory_options(config, net, device, precision)
     per_speaker = config.data.utterances_per_speaker
     step = TrainingStep(
@@ -529,7 +536,8 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
     """Advice, in one sentence, on whether to use the fastest size; counts steps if the training
     list exists.
     """
-    data, training = config.data, config.training
+    data = config.data
+    training = config.training
     # data.batch_size counts speakers.
     keep, take = (
         f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}"

@@ -66,7 +66,9 @@ def build_training_loader(
     config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
 ) -> TrainingLoader:
     """Build the loader described by the sections data and augment."""
-    data, given, device = config.data, inputs.training, inputs.device
+    data = config.data
+    given = inputs.training
+    device = inputs.device
     # Lists and headers are checked before anything is decoded or moved.
     eligible = _checked_rows(config, given)
     voices = voices_of(config)
@@ -75,7 +77,8 @@ def build_training_loader(
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
-    is_gpu, is_there = device.type == "cuda", placement.banks or placement.corpus
+    is_gpu = device.type == "cuda"
+    is_there = placement.banks or placement.corpus
     if augmenter and config.augment.device == "cuda" and not (is_gpu and is_there):
         why = (
             "noise and RIRs cannot be kept in the GPU's memory (the log gives the reason; see "
@@ -180,11 +183,9 @@ def _placed(
         logger.info(
             "the packed corpus (%s) is larger than the free memory (%s): %d threads read its crops "
             "ahead",
-            *(
-                human_bytes(2 * len(maker.reader.samples)),
-                human_bytes(usable_memory_bytes()),
-                workers.NUM_THREADS,
-            ),
+            human_bytes(2 * len(maker.reader.samples)),
+            human_bytes(usable_memory_bytes()),
+            workers.NUM_THREADS,
         )
         running = workers.ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks and augmenter.resident is None:
@@ -209,7 +210,8 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
     """The facts about a loader from which `speakernet.training.progress` advises on waiting for
     data.
     """
-    maker, reader = loader.maker, loader.maker.reader
+    maker = loader.maker
+    reader = loader.maker.reader
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
     # Reading times include decoding and speed changes; with either, they do not measure the disk.
     is_disk_timed = not is_compressed and not (
@@ -229,7 +231,9 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
 
 def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
     """Check the list and its files, return the rows to train on, and log how many are left out."""
-    data, table, num_speakers = config.data, given.table, len(given.rows.speakers)
+    data = config.data
+    table = given.table
+    num_speakers = len(given.rows.speakers)
     if 0 < data.num_classes < num_speakers:
         raise ValueError(
             f"data.num_classes is {data.num_classes}, but {given.rows.source} has {num_speakers} "
@@ -252,7 +256,8 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
             raise audio.AudioError(
                 f"{message}. That is more than data.max_bad_share ({data.max_bad_share}) allows"
             )
-    seconds, is_kept = table.seconds, table.native_samples > 0
+    seconds = table.seconds
+    is_kept = table.native_samples > 0
     limits = {
         f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds,
         f"longer than {data.max_seconds:g} s": (seconds > data.max_seconds)
@@ -287,7 +292,8 @@ def _sampler(
     world_size = distributed.world_size()
     if given.source.is_remote or data.corpora:
         given.source.order(sampler, given.rows, given.table, world_size)  # type: ignore[attr-defined]
-    smallest, usual = sampler.smallest_batch, sampler.batch_size
+    smallest = sampler.smallest_batch
+    usual = sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
         raise ValueError(
@@ -298,14 +304,19 @@ def _sampler(
     if usual % world_size:
         logger.info(
             "a batch of %d %s does not divide evenly among %d processes, which get %d or %d each",
-            *(usual, what, world_size, usual // world_size, usual // world_size + 1),
+            usual,
+            what,
+            world_size,
+            usual // world_size,
+            usual // world_size + 1,
         )
     return sampler
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
     """The reader of the list's rows: from disk, packed corpus or memory."""
-    source, table = given.source, given.table
+    source = given.source
+    table = given.table
     free = usable_memory_bytes() * choices.MEMORY_SHARE
     budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(
         min(free, sharing.free_shared_memory() * SHARED_MEMORY_SHARE)
@@ -388,7 +399,8 @@ def choose_placement(
     Noise and RIRs have priority: they are small, and without them every batch waits for the host.
     The memory that training itself needs (`reserved_bytes`) is left free.
     """
-    data, device = config.data, inputs.device
+    data = config.data
+    device = inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
     bound = int(data.device_gigabytes * GIGABYTE) or int(
         max(0, free - reserved_bytes) * choices.MEMORY_SHARE
@@ -455,7 +467,8 @@ def build_augmenter(
     config: Config, reader: sources.RowReader, table: lookup.LookupTable, eligible: np.ndarray
 ) -> Augmenter | None:
     """The augmenter, or None if it is switched off or has nothing to do."""
-    section, sample_rate = config.augment, config.data.sample_rate
+    section = config.augment
+    sample_rate = config.data.sample_rate
     if not section.enabled:
         return None
     cache = sources.AudioCache(config.data.cache_megabytes << 20)

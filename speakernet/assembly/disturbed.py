@@ -38,7 +38,8 @@ def build_sweep(config: Config) -> Callable[..., Any]:
     """The sweep over the kinds in evaluation.sweep; its steps are built before anything slow
     starts.
     """
-    kinds, augment = config.evaluation.sweep, config.augment
+    kinds = config.evaluation.sweep
+    augment = config.augment
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = (
@@ -59,8 +60,11 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
     """
     if model.contents.get("adaptation"):
         return
-    training, augment, rate = inputs.training, config.augment, config.data.sample_rate
-    rows, source = training.rows, training.source
+    training = inputs.training
+    augment = config.augment
+    rate = config.data.sample_rate
+    rows = training.rows
+    source = training.source
     if augment.microphone_probability:
         devices = (
             device_responses(augment.microphone_path, rate) if augment.microphone_path else None

@@ -80,10 +80,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
+VALIDATION_DRAWS = 100
+VALIDATION_WORK = 20_000_000
 """Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the
 latter (2 s)."""
-SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
+SUBSET_STREAM = 6201
+MEAN_STREAM = 6202
+COHORT_STREAM = 6203
 MAX_DRAWS = 200
 """Draws of speakers for the interval of each slice and sweep step, of which there are many."""
 
@@ -100,10 +103,8 @@ def build_validation(
     It also evaluates the lists of data.test_lists that are due, and raises `Stopped` soon after
     `is_stopped` becomes true on any rank.
     """
-    section, intervals = (
-        config.evaluation,
-        {name: one.test_interval for name, one in config.data.test_lists.items()},
-    )
+    section = config.evaluation
+    intervals = {name: one.test_interval for name, one in config.data.test_lists.items()}
     others = inputs.beside(inputs.validation) if intervals else {}
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
     embedder = dataclasses.replace(embedder, is_stopped=is_stopped)
@@ -131,14 +132,13 @@ def build_validation(
             "validation uses plain scores; only the final figures use evaluation.%s",
             ", evaluation.".join(final),
         )
-    checksum, unions = given[""][1].checksum, Unions()
+    checksum = given[""][1].checksum
+    unions = Unions()
 
     def validate(epoch: int) -> dict[str, Any]:
         # If a list's epoch falls between two validations, the list is due at the second.
-        before, steps = (
-            epoch - config.training.test_interval,
-            {name: intervals[name] or 1 for name in others},
-        )
+        before = epoch - config.training.test_interval
+        steps = {name: intervals[name] or 1 for name in others}
         due = {
             "": given[""],
             **{name: given[name] for name, step in steps.items() if epoch // step > before // step},
@@ -165,7 +165,8 @@ def run_evaluation(
     """Score the test lists with a model file; training data is needed only for what the file
     lacks.
     """
-    section, seed = config.evaluation, config.runtime.seed
+    section = config.evaluation
+    seed = config.runtime.seed
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
         read_metadata(section.metadata, list(inputs.test.trials.names))
@@ -183,9 +184,12 @@ def run_evaluation(
     if len(lists) > 1:
         shared = one_pass([(one.trials.names, one.source) for one in lists.values()], {})
         together = dataclasses.replace(together, embed_with=shared)
-    calibration, evaluations = None, {}
+    calibration = None
+    evaluations = {}
     for name, one in lists.items():
-        trials, source, embedder = one.trials, one.source, together
+        trials = one.trials
+        source = one.source
+        embedder = together
         if name and embedder.stores:
             own = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
             embedder = dataclasses.replace(embedder, stores=(own, *embedder.stores))
@@ -199,10 +203,8 @@ def run_evaluation(
         found: dict[str, Any] = {}
         if not evaluation.results.why_no_eer:
             # Every rank takes part, because the ranks share the embedding.
-            given, draws = (
-                (trials, evaluation.scores, speakers),
-                min(MAX_DRAWS, section.bootstrap_samples),
-            )
+            given = (trials, evaluation.scores, speakers)
+            draws = min(MAX_DRAWS, section.bootstrap_samples)
             # The metadata describe the reported list only.
             sliced_by = (
                 section.model_copy(update={"metadata": "", "slices": []}) if name else section
@@ -225,7 +227,8 @@ def run_evaluation(
             if scoring.measured and not name and distributed.is_main():
                 update_model_file(model_path, scoring.measured, backs_up=False)
                 logger.info("wrote to %s: %s", model_path, ", ".join(scoring.measured))
-            training, table = inputs.training.rows, inputs.training.table
+            training = inputs.training.rows
+            table = inputs.training.table
             hours = float(np.maximum(table.num_samples, 0).sum()) / config.data.sample_rate / 3600
             named = (("training", training), ("validation", inputs.validation.trials))
             read = [
@@ -272,7 +275,8 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     if max_trials == 0 or max_trials >= len(trials) or trials.labels is None:
         return trials
     random = numpy_generator(seed, SUBSET_STREAM)
-    targets, others = np.flatnonzero(trials.labels == 1), np.flatnonzero(trials.labels == 0)
+    targets = np.flatnonzero(trials.labels == 1)
+    others = np.flatnonzero(trials.labels == 0)
     # Without a target there is no error rate to choose by.
     num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials))))
     chosen = [
@@ -280,10 +284,12 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
         random.permutation(others)[: max_trials - num_targets],
     ]
     rows = np.sort(np.concatenate(chosen))
-    enrol, test = trials.enrol[rows], trials.test[rows]
+    enrol = trials.enrol[rows]
+    test = trials.test[rows]
     used, numbers = np.unique(np.concatenate([enrol, test]), return_inverse=True)
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
-    first, second = numbers[: len(rows)].astype(np.int32), numbers[len(rows) :].astype(np.int32)
+    first = numbers[: len(rows)].astype(np.int32)
+    second = numbers[len(rows) :].astype(np.int32)
     return TrialList(
         trials.names.take(used), first, second, trials.labels[rows], trials.source, trials.sha256
     )
@@ -295,12 +301,10 @@ class _Scoring:
     """
 
     def __init__(self, config: Config, inputs: Inputs, path: Path, *, after_training: bool) -> None:
-        self.config, self.inputs, self.path, self.after_training = (
-            config,
-            inputs,
-            path,
-            after_training,
-        )
+        self.config = config
+        self.inputs = inputs
+        self.path = path
+        self.after_training = after_training
         self.model: ModelFile = load_for_scoring(config, path)
         self.measured: dict[str, Any] = {}
         self.contents = ChainMap(self.measured, self.model.contents)
@@ -372,9 +376,11 @@ class _Scoring:
         """
         if not self.config.evaluation.subtract_mean or self.contents.get("adaptation"):
             return None
-        config, mode = self.config, modes_of(self.embedder.options)[0]
+        config = self.config
+        mode = modes_of(self.embedder.options)[0]
         described = way_of(self.embedder.options.model_copy(update={"embedding": mode}))
-        kept, kept_of = self.contents.get("embedding_mean"), self.contents.get("embedding_mean_of")
+        kept = self.contents.get("embedding_mean")
+        kept_of = self.contents.get("embedding_mean_of")
         if kept is not None and kept_of == described:
             return np.asarray(kept, dtype=np.float32)
         lists = [one.train_list for one in config.data.corpora.values()] or [config.data.train_list]
@@ -389,7 +395,8 @@ class _Scoring:
                 f"{described}, and there is no training list to measure it on; set --train_list "
                 "and --train_path, or evaluation.subtract_mean: false"
             )
-        training, source = self.inputs.training.rows, self.inputs.training.source
+        training = self.inputs.training.rows
+        source = self.inputs.training.source
         random = numpy_generator(config.runtime.seed, MEAN_STREAM)
         rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
         embeddings, _ = self.embedder.embed(
@@ -402,7 +409,8 @@ class _Scoring:
     @functools.cached_property
     def _cohort(self) -> tuple[np.ndarray, str, list[str]]:
         """The cohort with one member per speaker, its name, and its speakers."""
-        section, data = self.config.evaluation, self.config.data
+        section = self.config.evaluation
+        data = self.config.data
         path = section.cohort_list or data.train_list
         if not path and not data.corpora:
             raise ValueError(
@@ -422,7 +430,8 @@ class _Scoring:
             order = order[np.argsort(members.labels[order], kind="stable")]
             first = np.searchsorted(members.labels[order], members.labels[order])
             rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
-        mode, listed = modes_of(self.embedder.options)[0], Path(members.source)
+        mode = modes_of(self.embedder.options)[0]
+        listed = Path(members.source)
         embeddings, _ = self.embedder.embed(
             members.paths.take(rows), given.source, mode, f"cohort_{listed.stem}"
         )
@@ -433,7 +442,9 @@ class _Scoring:
         """The calibration for this scoring, fitted on a list if possible, otherwise from the model
         file.
         """
-        section, data, embedder = self.config.evaluation, self.config.data, self.embedder
+        section = self.config.evaluation
+        data = self.config.data
+        embedder = self.embedder
         described = backend.describe(embedder.options)
         # Trials that are reported must not select thresholds, just as they must not select the
         # model.
@@ -470,14 +481,17 @@ class _Scoring:
         if given is None:
             self.fitted_on = (kept or {}).get("list_sha256") or ""
             return AffineCalibration.from_dict(kept) if kept else None
-        trials, source = given.trials, given.source
+        trials = given.trials
+        source = given.source
         if reason := why_no_error_rate(trials):
             # Checked before hours of embedding.
             raise ValueError(f"cannot calibrate: {reason}")
         scored = score_trials(embedder, backend, trials, source)
-        prior, measures = section.calibration_prior, section.quality_measures
+        prior = section.calibration_prior
+        measures = section.quality_measures
         fits = fits_of(scored, trials, source, prior, described, measures)
-        calibration, self.fitted_on = fits[-1].calibration, trials.sha256
+        calibration = fits[-1].calibration
+        self.fitted_on = trials.sha256
         for sentence in fits[0].refused:
             logger.info("%s: %s", trials.source, sentence)
         # `speakernet verify` scores whole utterances by cosine or PLDA, however the list was

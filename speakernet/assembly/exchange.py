@@ -102,7 +102,8 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
             net, loss_normalizes=loss.normalize_embeddings, training_summary=summary
         ),
     )
-    spec, num_parameters = net.spec(), sum(one.numel() for one in net.parameters())
+    spec = net.spec()
+    num_parameters = sum(one.numel() for one in net.parameters())
     return [
         f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model "
         f"{spec['model']['options']}, front end {spec['front_end']}",
@@ -124,10 +125,8 @@ def _import_classic(
     described = voxceleb_trainer.describe(contents)
     if described.model != arguments.model:
         raise ValueError(f"{path} contains a {described.model}, but --model says {arguments.model}")
-    pooling, num_mels = (
-        arguments.pooling or described.pooling,
-        arguments.num_mels or described.num_mels,
-    )
+    pooling = arguments.pooling or described.pooling
+    num_mels = arguments.num_mels or described.num_mels
     if not pooling:
         raise ValueError(
             f"the pooling cannot be determined from {path}; give --pooling, such as TAP or MAX"
@@ -172,20 +171,22 @@ def export(arguments: argparse.Namespace) -> list[str]:
             "--int8"
         )
     model = load_model_file(arguments.model)
-    rate, trials = model.net.sample_rate, None
+    rate = model.net.sample_rate
+    trials = None
     if arguments.trials:
-        trials, source = read_trials(arguments.trials), open_source(arguments.audio, rate)
+        trials = read_trials(arguments.trials)
+        source = open_source(arguments.audio, rate)
         if reason := why_no_error_rate(trials):
             raise ValueError(f"{arguments.trials}: {reason}")
     if arguments.speech:
-        speech, kind = [read_audio(one, sample_rate=rate) for one in arguments.speech], "recordings"
+        speech = [read_audio(one, sample_rate=rate) for one in arguments.speech]
+        kind = "recordings"
     elif trials is not None:
-        speech, kind = (
-            [source.read(name) for name in list(trials.names)[:NUM_COMPARED]],
-            "recordings of the list",
-        )
+        speech = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]]
+        kind = "recordings of the list"
     else:
-        speech, kind = synthetic_speech(NUM_COMPARED, rate), "synthetic voices"
+        speech = synthetic_speech(NUM_COMPARED, rate)
+        kind = "synthetic voices"
     parity, *rounded = export_model(
         arguments.model, path, speech=speech, int8=arguments.int8, runtime=arguments.runtime
     )

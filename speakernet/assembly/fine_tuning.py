@@ -108,7 +108,8 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
         # Called only to refuse early, before the lists are read.
         translate(contents, net, path)
     else:
-        found, ours = _settings(contents), _settings(net.spec())
+        found = _settings(contents)
+        ours = _settings(net.spec())
         # If the front ends differ, options that ours lacks are skipped; the name is reported.
         others = [
             name
@@ -166,14 +167,17 @@ def compared_with_initial_model(
 
     Both are scored in the same way and compared on the same draws of speakers.
     """
-    path, results = Path(config.training.initial_model), evaluation.results
+    path = Path(config.training.initial_model)
+    results = evaluation.results
     if results.eer_percent is None or evaluation.speakers is None:
         return evaluation
-    before, best = summary.get("initial_eer_percent"), summary["best_eer_percent"]
+    before = summary.get("initial_eer_percent")
+    best = summary["best_eer_percent"]
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     stayed_best = summary["best_epoch"] == 0 and not stage
     values: dict[str, Any] = {"file": path.name, "stayed_best": stayed_best}
-    sentences, added = [], []
+    sentences = []
+    added = []
     if before is not None and not stayed_best:
         sentences.append(
             f"held-out EER: {before:.2f} % with the initial model (epoch 0), {best:.2f} % with "
@@ -196,7 +200,8 @@ def compared_with_initial_model(
             seed=config.runtime.seed,
             priors=config.evaluation.dcf_target_priors,
         )
-        initial, differences = paired.systems[0], paired.differences[0]
+        initial = paired.systems[0]
+        differences = paired.differences[0]
         values |= {
             "sha256": sha256_of(path),
             "eer_percent": initial.eer_percent,
@@ -286,8 +291,10 @@ def train_stage(
             stage = dataclasses.replace(stage, name=f"{name} stage", more_epochs=more)
             logger.info(
                 "%s: %s, crops of %d frames, learning rate %g",
-                *(stage.name, counted(own.training.max_epochs, "epoch")),
-                *(own.data.crop_frames, own.optimizer.learning_rate),
+                stage.name,
+                counted(own.training.max_epochs, "epoch"),
+                own.data.crop_frames,
+                own.optimizer.learning_rate,
             )
         trainer = build_trainer(
             own,
@@ -321,10 +328,8 @@ def _hand_over(
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    options, head = (
-        getattr(configs[1].loss, "classification", configs[1].loss),
-        getattr(loss, "head", loss),
-    )
+    options = getattr(configs[1].loss, "classification", configs[1].loss)
+    head = getattr(loss, "head", loss)
     for option in OF_A_STAGE["loss"]:
         if hasattr(options, option):
             setattr(head, option, getattr(options, option))
@@ -374,7 +379,10 @@ def _set_aside_older(folder: Path, steps: int) -> None:
         logger.warning(
             "%s was trained after step %d of the earlier stages, but they have since reached step "
             "%d, so this stage starts over; its old folder is moved to %s",
-            *(folder, before, steps, move_aside(folder).name),
+            folder,
+            before,
+            steps,
+            move_aside(folder).name,
         )
 
 
@@ -383,7 +391,8 @@ def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) ->
     log which.
     """
     before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
-    eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
+    eer_before = before["best_eer_percent"]
+    eer_after = after["best_eer_percent"]
     if before == after:
         logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
         return
@@ -416,10 +425,12 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
         # One step per epoch, because schedules count in epochs; two speakers, because no list is
         # read.
         rate, margin = build_schedules(stage, build_loss(stage, 2), steps_per_epoch=1)
-        schedule, last = stage.schedule, stage.training.max_epochs - 1
+        schedule = stage.schedule
+        last = stage.training.max_epochs - 1
         epochs = {0, last, max(0, math.ceil(schedule.warmup_epochs) - 1)}
         if schedule.margin != "constant":
-            begin, end = schedule.margin_begin_epoch, schedule.margin_end_epoch
+            begin = schedule.margin_begin_epoch
+            end = schedule.margin_end_epoch
             epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
         # A ramp may end after the run does.
         for one in sorted(epochs & set(range(last + 1))):

@@ -66,7 +66,8 @@ class Inputs:
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
-        self._data, self._seed = with_default_paths(config).data, config.runtime.seed
+        self._data = with_default_paths(config).data
+        self._seed = config.runtime.seed
         self._open = functools.partial(
             open_source,
             sample_rate=self._data.sample_rate,
@@ -117,7 +118,8 @@ class Inputs:
                 found[f"the audio of data.test_lists.{name}"] = one.source.identity
         if not of_training:
             return found
-        training, validation = self.training, self.validation
+        training = self.training
+        validation = self.validation
         lengths = zlib.crc32(training.table.num_samples.astype(np.int64).data)
         return found | {
             "data.train_list (SHA-256)": training.rows.sha256,
@@ -211,7 +213,9 @@ def make_synthetic_corpus(config: Config) -> Config:
     """Make the configured synthetic corpus if it does not exist, and use it for empty lists and
     paths.
     """
-    data, augment, folder = config.data, config.augment, config.data.synthetic_corpus
+    data = config.data
+    augment = config.augment
+    folder = config.data.synthetic_corpus
     lists = [
         data.train_list or next((one.train_list for one in data.corpora.values()), ""),
         data.test_list,

@@ -101,7 +101,8 @@ def path_of(name: str | Path) -> Path:
     """Return a path unchanged; for a name, return the path of its model file, fetching it if
     necessary.
     """
-    path, text = Path(name), str(name)
+    path = Path(name)
+    text = str(name)
     is_of_hub = NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
     return fetch(text) if not path.exists() and (is_of_hub or text in catalogue()) else path
 
@@ -114,14 +115,16 @@ def fetch(name: str) -> Path:
         file, of_hub = _in_repository(name, repository, revision or "main", [MODEL_FILE])
         _checked(file, of_hub, name)
         return file
-    entry, target = lookup(catalogue(), name, "published model"), cached(name)
+    entry = lookup(catalogue(), name, "published model")
+    target = cached(name)
     with exclusive(target.parent, waits=True):
         if target.is_file():
             return target
         if "hub" in entry:
             file, of_hub = _in_repository(name, entry["hub"], "main", entry["files"])
         else:
-            file, of_hub = _from_address(name, entry, target), ""
+            file = _from_address(name, entry, target)
+            of_hub = ""
         # The expected SHA-256 is the published one, or that of the first fetch; for the first
         # fetch, the hub's.
         note = target.with_suffix(".sha256")
@@ -201,7 +204,8 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
     """Upload a model file and a model card to a hub repository; return its address."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name}: expected OWNER/NAME, the name of a repository on the hub")
-    net, contents = (model := load_model_file(path)).net, model.contents
+    net = (model := load_model_file(path)).net
+    contents = model.contents
     summary = (contents.get("training_summary") or {}) | ({"licence": licence} if licence else {})
     facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
     card = CARD.format(

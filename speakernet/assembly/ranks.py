@@ -61,10 +61,8 @@ def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) 
     """Whether each rank keeps only a share of the head, and why."""
     if options.sharded == "off" or not options.has_head:
         return Choice(False, "switched off" if options.has_head else "the loss has no head")
-    several, is_asked = (
-        f"{num_classes:,} classes on {num_processes} processes",
-        options.sharded == "on",
-    )
+    several = f"{num_classes:,} classes on {num_processes} processes"
+    is_asked = options.sharded == "on"
     reason = (
         f"{several}, as configured"
         if is_asked

@@ -84,7 +84,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     """Train (or resume), evaluate the best checkpoint on the test list, write the report, and
     mirror the run folder.
     """
-    config, training = loaded.config, loaded.config.training
+    config = loaded.config
+    training = loaded.config.training
     # Before anything else, because ranks that train and ranks that score would wait for each other.
     refuse_differences({"the command": "training", "training.mirror": training.mirror})
     copies: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -123,7 +124,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         stop = StopRequest()
         validate = build_validation(config, inputs, net, stop.is_requested)
         chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
-        loss, stages = None, stages_of(config)
+        loss = None
+        stages = stages_of(config)
         summaries: list[dict[str, Any]] = []
         for number in range(len(stages)):
             steps = sum(before["steps"] for before in summaries)
@@ -280,7 +282,8 @@ def _compared_options(config: Config) -> dict[str, Any]:
 def check_options(config: Config) -> list[Finding]:
     """Whether this machine can train with these options, as findings of the doctor."""
     try:
-        device, net = find_device(config.runtime), build_model(config)
+        device = find_device(config.runtime)
+        net = build_model(config)
         for one in stages_of(config).values():
             refuse_impossible(one, net, device)
     except ValueError as error:

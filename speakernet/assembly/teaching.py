@@ -50,7 +50,9 @@ class Teacher(nn.Module):
         num_speakers: int = 0,
     ) -> None:
         super().__init__()
-        self.options, self.kept, self.num_speakers = options, kept, num_speakers
+        self.options = options
+        self.kept = kept
+        self.num_speakers = num_speakers
         # A list hides the network from torch: it is neither trained nor part of a checkpoint.
         self._nets = [one for one in (net,) if one is not None]
         dim = self._nets[0].embedding_dim if kept is None else kept.shape[1]
@@ -63,7 +65,8 @@ class Teacher(nn.Module):
         crops.
         """
         if self.kept is not None:
-            kept, device = self.kept[batch.indices], batch.waveforms.device
+            kept = self.kept[batch.indices]
+            device = batch.waveforms.device
             # Only page-locked memory can be copied while the GPU computes.
             return (kept.pin_memory() if device.type == "cuda" else kept).to(
                 device, non_blocking=True
@@ -93,9 +96,12 @@ class Teacher(nn.Module):
 
 def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:
     """Attach the teacher named in a loss's options."""
-    options, given, student = config.loss, inputs.training, config.model.embedding_dim
+    options = config.loss
+    given = inputs.training
+    student = config.model.embedding_dim
     model = load_for_scoring(config, options.teacher)
-    net, rate = model.net.eval().requires_grad_(False), config.data.sample_rate
+    net = model.net.eval().requires_grad_(False)
+    rate = config.data.sample_rate
     if net.sample_rate != rate:
         raise ConfigError(
             f"loss.teacher: {options.teacher} was trained at {net.sample_rate} Hz, but "
@@ -119,11 +125,9 @@ def add_teacher(config: Config, loss: nn.Module, inputs: Inputs) -> None:
         )
     logger.info(
         "teacher %s: %d dimensions, %s distance, on %s, weight %g",
-        *(
-            options.teacher,
-            net.embedding_dim,
-            options.teacher_distance,
-            options.teacher_input,
-            options.teacher_weight,
-        ),
+        options.teacher,
+        net.embedding_dim,
+        options.teacher_distance,
+        options.teacher_input,
+        options.teacher_weight,
     )

@@ -67,7 +67,8 @@ def prepare_machine(config: Config) -> None:
 
 def build_model(config: Config) -> SpeakerNet:
     """Build the configured network with fresh weights."""
-    model, best = config.model, Path(config.training.save_path) / BEST
+    model = config.model
+    best = Path(config.training.save_path) / BEST
     if hasattr(model.options, "spare") and best.is_file():
         options = model.options.model_copy(update={"spare": model.options.spare or str(best)})
         model = model.model_copy(update={"options": options})
@@ -98,7 +99,10 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
         compiling.blocks_to_checkpoint(net)
     if hasattr(net.trunk, "refuse_impossible"):
         net.trunk.refuse_impossible(config.model.options)
-    data, training, augment, loss = config.data, config.training, config.augment, config.loss
+    data = config.data
+    training = config.training
+    augment = config.augment
+    loss = config.loss
     of_epochs = (
         f"but the run has only {counted(training.max_epochs, 'epoch')} (training.max_epochs)"
     )
@@ -218,13 +222,12 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
     """Warn of options that have no effect, or not the expected one, in a run with `num_batches` per
     epoch.
     """
-    training, schedule, runtime, epochs = (
-        config.training,
-        config.schedule,
-        config.runtime,
-        config.training.max_epochs,
-    )
-    moves_margin, has_margin = schedule.margin != "constant", hasattr(config.loss, "margin")
+    training = config.training
+    schedule = config.schedule
+    runtime = config.runtime
+    epochs = config.training.max_epochs
+    moves_margin = schedule.margin != "constant"
+    has_margin = hasattr(config.loss, "margin")
     of_epochs = f"but the run has only {counted(epochs, 'epoch')} (training.max_epochs)"
     warnings = {
         "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps "
@@ -273,12 +276,11 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     """The configured precision, or the best available one."""
     runtime = config.runtime
     choice = choose_precision(runtime.precision, device)
-    name, reason = choice.value, choice.reason
+    name = choice.value
+    reason = choice.reason
     if runtime.deterministic and runtime.precision == "auto" and name == "fp16":
-        name, reason = (
-            "no",
-            "runtime.deterministic is on, and fp16's loss scale depends on earlier steps",
-        )
+        name = "no"
+        reason = "runtime.deterministic is on, and fp16's loss scale depends on earlier steps"
     logger.info("precision: %s (%s)", "float32" if name == "no" else name, reason)
     return Precision(runtime, name, device)
 
@@ -372,7 +374,9 @@ def build_trainer(
     `net` and `loss` are moved to the device and changed in place. The other arguments are those of
     `Trainer`.
     """
-    training, runtime, folder = config.training, config.runtime, Path(run_folder)
+    training = config.training
+    runtime = config.runtime
+    folder = Path(run_folder)
     _warn_of_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     if training.reference_batch:

@@ -87,7 +87,8 @@ def table(findings: Iterable[Finding]) -> str:
     """
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
-    lines, indent = [f"{'level':<8} {'check':<{width}} found"], " " * (width + 10)
+    lines = [f"{'level':<8} {'check':<{width}} found"]
+    indent = " " * (width + 10)
     for finding in findings:
         texts = [(f"{finding.level:<8} {finding.check:<{width}} ", indent, finding.message)]
         texts += [(f"{indent}- ", f"{indent}  ", one) for one in finding.examples]

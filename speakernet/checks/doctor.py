@@ -251,7 +251,8 @@ def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding
     """Time whole-file reads by one reader, spread over the list so that few files are already in
     memory.
     """
-    num_read, started = 0, time.perf_counter()
+    num_read = 0
+    started = time.perf_counter()
     for row in range(0, len(names), max(1, len(names) // NUM_TIMED_FILES)):
         with contextlib.suppress(AudioError):
             source.read(names[row])

@@ -91,7 +91,8 @@ def quick_check(
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
     """Check size and balance of a training list, and look for repeated paths."""
     counts = np.bincount(training.labels, minlength=len(training.speakers))
-    low, high = counts.min(), counts.max()
+    low = counts.min()
+    high = counts.max()
     each = f"{low} each" if low == high else f"{low} to {high} each, median {np.median(counts):.0f}"
     size = (
         f"{counted(len(training), 'utterance')} of {counted(len(counts), 'speaker')} ({each}) "
@@ -290,9 +291,11 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         for depth in depths
         if -len(steps) <= depth < len(steps)
     }
-    shared, noun = sorted(parts & set(training.speakers)), "speaker"
+    shared = sorted(parts & set(training.speakers))
+    noun = "speaker"
     if not depths:
-        rows, noun = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0), "file"
+        rows = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0)
+        noun = "file"
         shared = [trials.names[int(row)] for row in rows]
     if shared:
         advice = (

@@ -57,7 +57,10 @@ def read_facts(
 
     def look(some_rows: Sequence[int]) -> int:
         for row in some_rows:
-            power, clipped, total, digest = 0.0, 0, 0, hashlib.blake2b(digest_size=8)
+            power = 0.0
+            clipped = 0
+            total = 0
+            digest = hashlib.blake2b(digest_size=8)
             try:
                 for block in source.blocks(names[row], SAMPLES_AT_ONCE):
                     power += float(np.square(block, dtype=np.float64).sum())
@@ -71,7 +74,8 @@ def read_facts(
             except AudioError as error:
                 facts.problems[row] = str(error)
                 continue
-            facts.rms[row], facts.clipped[row] = (power / total) ** 0.5, clipped / total
+            facts.rms[row] = (power / total) ** 0.5
+            facts.clipped[row] = clipped / total
             facts.hashes[row] = int.from_bytes(digest.digest(), "little")
         return len(some_rows)
 
@@ -165,12 +169,12 @@ def trial_findings(
     """
     if trials.labels is None:
         return []
-    hashes, has_sound = (
-        np.zeros(len(trials.names), np.uint64),
-        np.zeros(len(trials.names), dtype=bool),
-    )
-    hashes[rows], has_sound[rows] = facts.hashes, facts.rms >= SILENT_RMS
-    enrol, test = trials.enrol, trials.test
+    hashes = np.zeros(len(trials.names), np.uint64)
+    has_sound = np.zeros(len(trials.names), dtype=bool)
+    hashes[rows] = facts.hashes
+    has_sound[rows] = facts.rms >= SILENT_RMS
+    enrol = trials.enrol
+    test = trials.test
     wrong = np.flatnonzero(
         (trials.labels == 0) & (hashes[enrol] == hashes[test]) & has_sound[enrol] & has_sound[test]
     )

@@ -310,10 +310,8 @@ def _add_components(rest: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugin", **PLUGIN)
-    plugins, installed = (
-        parser.parse_known_args(rest)[0].plugin,
-        importlib.metadata.entry_points(group=COMPONENTS),
-    )
+    plugins = parser.parse_known_args(rest)[0].plugin
+    installed = importlib.metadata.entry_points(group=COMPONENTS)
     if plugins or installed:
         # Late: without external components, a command reads only the options of the components it
         # uses.

@@ -59,10 +59,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
             if arguments.draws < 1
             else f"--collar {arguments.collar:g}: expected 0 or more seconds"
         )
-    reference, scored = (
-        read_turns(arguments.reference),
-        read_uem(arguments.uem) if arguments.uem else None,
-    )
+    reference = read_turns(arguments.reference)
+    scored = read_uem(arguments.uem) if arguments.uem else None
     given = [read_turns(path) for path in arguments.hypothesis]
     for path, turns in zip(arguments.hypothesis, given, strict=True):
         if not reference.keys() & turns.keys():
@@ -84,7 +82,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         if len(reference) < MIN_SPEAKERS
         else ""
     )
-    lines, drawn = [HEAD], [one.draws(arguments.draws, arguments.seed)[:, 0] for one in systems]
+    lines = [HEAD]
+    drawn = [one.draws(arguments.draws, arguments.seed)[:, 0] for one in systems]
     for path, one, draws in zip(arguments.hypothesis, systems, drawn, strict=True):
         rows = [(str(path)[-23:], one.rates())]
         if arguments.each:

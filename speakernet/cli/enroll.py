@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Check the recordings, embed them and store the embeddings; the exit status is 1 if people
     were left out.
     """
-    folder, store = arguments.folder, arguments.store
+    folder = arguments.folder
+    store = arguments.store
     if bool(folder) == bool(arguments.audio) or (folder and arguments.name):
         raise ValueError(
             "give a person's name and recordings, or --folder with one subfolder per person"
@@ -68,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     verifier = load_verifier(arguments)
     # The word "new" reveals a mistyped path, which creates a second store.
-    new, left_out = "" if store.exists() else "the new store ", 0
+    new = "" if store.exists() else "the new store "
+    left_out = 0
     opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
     # All names are checked before anybody is enrolled.
     for name, given in [(checked_name(name), given) for name, given in people]:

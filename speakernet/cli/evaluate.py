@@ -140,7 +140,8 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         # their inputs.
         refuse_overwriting([arguments.save_path / name for name in EVALUATION_FILES], files)
     fit = _fit(arguments, len(columns))
-    scores, llrs = columns[0], None
+    scores = columns[0]
+    llrs = None
     if fit is not None:
         llrs = fit.apply(np.stack(columns, axis=1))
         # A single system keeps its own scores; fused systems have only the ratios.

@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
-    read, names = [read_yaml_file(one, EXPECTED) for one in files], ", ".join(map(str, files))
+    read = [read_yaml_file(one, EXPECTED) for one in files]
+    names = ", ".join(map(str, files))
     for one in [
         one for one, contents in zip(files, read, strict=True) if not isinstance(contents, dict)
     ]:

@@ -21,11 +21,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
     model = verifier.load(arguments.model, "cpu")
     path = Path(arguments.model)
-    net, contents = model.net, model.contents
+    net = model.net
+    contents = model.contents
     summary = contents.get("training_summary") or {}
     options = dict(contents["model"]["options"])
     # The configuration of a pretrained backbone is as long as the rest of the table.
-    config, source = options.pop("config", {}), options.pop("source", {})
+    config = options.pop("config", {})
+    source = options.pop("source", {})
     source |= {"architecture": config["model_type"]} if config else {}
     rows = [
         (

@@ -54,7 +54,8 @@ def _models() -> Iterator[str]:
         yield summary(next(iter(sizes.values())).options)
         for name, component in sizes.items():
             one: Any = component.options.published
-            giga, mels = f"{one.macs / 1e9:.2f} G", str(one.mels or "raw")
+            giga = f"{one.macs / 1e9:.2f} G"
+            mels = str(one.mels or "raw")
             yield MODEL_ROW.format(name, f"{one.parameters:,}", giga, one.dim, mels, one.paper)
 
 

@@ -42,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import PeopleStore, backups_of
 
-    action, name, problems = arguments.action, arguments.name, []
+    action = arguments.action
+    name = arguments.name
+    problems = []
     needed = {
         "remove": ("name", "the person's name"),
         "purge": ("name", "the person's name"),
@@ -92,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _listed(store: "PeopleStore") -> str:
-    people, facts = store.people(), store.facts
+    people = store.people()
+    facts = store.facts
     rows = [("name", "recordings", "speech", "first", "last")]
     rows += [
         (one.name, str(one.recordings), f"{one.speech_seconds:.1f} s", one.created, one.changed)

@@ -99,7 +99,8 @@ def written_line(files: Sequence[Path]) -> str:
 def _training_lines(
     outcome: "TrainingOutcome", plugins: Sequence[str], *, max_epochs: int, has_stages: bool
 ) -> list[str]:
-    summary, folder = outcome.summary, outcome.run_folder
+    summary = outcome.summary
+    folder = outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's copy of the configuration also has the options of the command line.
     command = " ".join(

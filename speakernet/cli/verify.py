@@ -18,7 +18,9 @@ import sys
 
 from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier
 
-SAME, DIFFERENT, ERROR_STATUS = 0, 1, 2
+SAME = 0
+DIFFERENT = 1
+ERROR_STATUS = 2
 
 ARGUMENTS = {
     "first": {
@@ -39,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import recordings
 
-    limits, qualities = limits_of(arguments), []
+    limits = limits_of(arguments)
+    qualities = []
     if arguments.second == recordings.STANDARD_INPUT:
         raise ValueError(
             "only the first recording can be -, which is standard input; give a file as the second "

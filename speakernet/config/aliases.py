@@ -119,33 +119,33 @@ REMOVED: dict[str, str] = {
 """Options of earlier versions -> what to write instead. Saved configurations may still contain
 them."""
 WESPEAKER = {
-    *(
-        "data_type",
-        "dataloader_args",
-        "dataset_args",
-        "do_lm",
-        "enable_amp",
-        "exp_dir",
-        "gpus",
-        "log_batch_interval",
-    ),
-    *(
-        "loss_args",
-        "margin_scheduler",
-        "margin_update",
-        "model_args",
-        "model_init",
-        "num_avg",
-        "num_epochs",
-    ),
-    *("optimizer_args", "projection_args", "save_epoch_interval", "scheduler_args"),
+    "data_type",
+    "dataloader_args",
+    "dataset_args",
+    "do_lm",
+    "enable_amp",
+    "exp_dir",
+    "gpus",
+    "log_batch_interval",
+    "loss_args",
+    "margin_scheduler",
+    "margin_update",
+    "model_args",
+    "model_init",
+    "num_avg",
+    "num_epochs",
+    "optimizer_args",
+    "projection_args",
+    "save_epoch_interval",
+    "scheduler_args",
 }
 """Top-level keys that only wespeaker's configurations have."""
 
 
 def translate(name: str, value: Any) -> dict[str, Any]:
     """Our dotted key and value for an old name and value; empty if the option is dropped."""
-    key, values = ALIASES[name], VALUES.get(name, {})
+    key = ALIASES[name]
+    values = VALUES.get(name, {})
     value = values.get(str(value).casefold(), value)
     if name == "dcf_p_target" and not isinstance(value, list):
         value = [value]

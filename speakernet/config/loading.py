@@ -67,7 +67,8 @@ from speakernet.run_folder import CONFIG
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
-OURS, CLASSIC = "speakernet", "voxceleb_trainer"
+OURS = "speakernet"
+CLASSIC = "voxceleb_trainer"
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
 """A comment in JSON, or a string, which is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
@@ -143,14 +144,14 @@ def load_config(
         number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)
     }
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic, why = False, "the default"
+    is_classic = False
+    why = "the default"
     if asked:
-        is_classic, why = asked == CLASSIC, "--defaults"
+        is_classic = asked == CLASSIC
+        why = "--defaults"
     elif first is not None:
-        is_classic, why = (
-            first in flat,
-            f"{files[first]} {'has no' if first in flat else 'is divided into'} sections",
-        )
+        is_classic = first in flat
+        why = f"{files[first]} {'has no' if first in flat else 'is divided into'} sections"
     elif any(one.key in CLASSIC_NAMES for one in options):
         why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
@@ -178,7 +179,9 @@ def load_config(
         and not asked
         and is_classic_checkpoint(Path(model))
     ):
-        is_classic, why, forgiven = True, f"{model} is its checkpoint", {0}
+        is_classic = True
+        why = f"{model} is its checkpoint"
+        forgiven = {0}
     settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
     defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
     if is_classic:
@@ -271,10 +274,11 @@ def compose(
     """Holder -> the last layer that chose another component for it."""
     for layer in sorted({setting.layer for setting in settings}):
         own = {setting.key: setting for setting in settings if setting.layer == layer}
-        before, names = (
-            names,
-            {**names, **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own}},
-        )
+        before = names
+        names = {
+            **names,
+            **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own},
+        }
         for holder, choice in CHOICES.items():
             try:
                 chosen_in |= (
@@ -284,7 +288,8 @@ def compose(
                 # A model without the pooling that an earlier layer named.
                 at = own.get(choice.key) or own["model.name"]
                 raise ConfigError(f"{at.where}: {choice.key}: {error}") from error
-    last, dropped = {one.key: one for one in settings}, []
+    last = {one.key: one for one in settings}
+    dropped = []
     owners: dict[str, type[Options]] = {}
     """Key -> the class with the option; options that the chosen components do not take are
     missing."""
@@ -356,7 +361,8 @@ def _read_text(setting: Setting) -> Any:
 def _no_effect_message(key: str, names: Names) -> str:
     holder, option = split_key(key)
     section, _, field = holder.partition(".")
-    owner, kind = owner_of(holder, names), CHOICES[holder].kind if holder in CHOICES else ""
+    owner = owner_of(holder, names)
+    kind = CHOICES[holder].kind if holder in CHOICES else ""
     if owner is not None and kind and field:
         own = [name for name in owner.model_fields if name != "name"]
         lacks = f"no option {option!r}; {suggestion(option, own)}" if own else "no options"
@@ -452,7 +458,8 @@ def _read_file(path: Path) -> list[Setting]:
 def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.Node, str]]:
     pairs: dict[str, tuple[str, yaml.Node, str]] = {}
     for key_node, value_node in mapping.value:
-        key, where = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
+        key = str(key_node.value)
+        where = f"{path}:{key_node.start_mark.line + 1}"
         if key in pairs:
             raise ConfigError(
                 f"{where}: {key} is given twice (first at {pairs[key][2]}); keep one of them"
@@ -465,12 +472,14 @@ def _differences(config: Config, given: frozenset[str]) -> str:
     """The defaults taken from voxceleb_trainer that differ from ours, each with ours in
     brackets.
     """
-    values, ours = config.model_dump(), Config().model_dump()
+    values = config.model_dump()
+    ours = Config().model_dump()
     # Those that are most costly to overlook come first.
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []
     for section, field in (key.split(".") for key in keys if key not in given):
-        value, default = values[section].get(field), ours[section].get(field)
+        value = values[section].get(field)
+        default = ours[section].get(field)
         if (
             None not in (value, default)
             and value != default
@@ -538,7 +547,8 @@ def _translated(setting: Setting) -> Iterator[Setting]:
     """Translate a setting as written to our dotted keys, one for each option of a component's
     mapping.
     """
-    key, where = setting.key, setting.where
+    key = setting.key
+    where = setting.where
     if key in TYPOS:
         logger.warning("%s: %s is misspelt; using %s", where, key, TYPOS[key])
         key = TYPOS[key]

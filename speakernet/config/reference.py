@@ -157,7 +157,8 @@ def rows(holder: str) -> list[Row]:
     found: dict[tuple[str, str, tuple[str, ...], str], dict[str, dict[str, None]]] = {}
     for component, owner in owners:
         for field, info in owner.model_fields.items():
-            key, declared = f"{holder}.{field}", info.rebuild_annotation()
+            key = f"{holder}.{field}"
+            declared = info.rebuild_annotation()
             words = tuple(one for one in alternatives(info.annotation) if isinstance(one, str))
             default = names.get(key) or _default(key, default_of(owner, field))
             row = (
@@ -296,10 +297,8 @@ def _table(holder: str) -> Iterator[str]:
     yield f"|---|---|---|{'---|' if is_chosen else ''}---|"
     for row in rows(holder):
         old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)
-        option, components = (
-            f"`{row.key.removeprefix(f'{holder}.')}`",
-            [row.components] if is_chosen else [],
-        )
+        option = f"`{row.key.removeprefix(f'{holder}.')}`"
+        components = [row.components] if is_chosen else []
         cells = [
             option,
             row.takes,

@@ -99,36 +99,35 @@ CHOICES = {
 """Holder (the section or field with the chosen component's options) -> the choice."""
 OF_A_STAGE: dict[str, Collection[str]] = {
     "data": (
-        *(
-            "crop_frames",
-            "crop_frames_max",
-            "batch_size",
-            "utterances_per_speaker",
-            "max_utterances_per_speaker",
-        ),
-        *("sampler", "min_seconds", "max_seconds"),
+        "crop_frames",
+        "crop_frames_max",
+        "batch_size",
+        "utterances_per_speaker",
+        "max_utterances_per_speaker",
+        "sampler",
+        "min_seconds",
+        "max_seconds",
     ),
     "model": ("options",),
     "model.pooling_options": (),
     "loss": ("margin", "scale", "inter_top_k"),
     "loss.metric": (),
     "training": (
-        *(
-            "freeze_epochs",
-            "freeze_norm_statistics",
-            "accumulation_steps",
-            "reference_batch",
-            "batch_scaling",
-        ),
-        *(
-            "test_interval",
-            "patience",
-            "average_checkpoints",
-            "ema_decay",
-            "ema_statistics",
-            "max_grad_norm",
-        ),
-        *("log_interval", "save_steps", "save_minutes", "keep_checkpoints"),
+        "freeze_epochs",
+        "freeze_norm_statistics",
+        "accumulation_steps",
+        "reference_batch",
+        "batch_scaling",
+        "test_interval",
+        "patience",
+        "average_checkpoints",
+        "ema_decay",
+        "ema_statistics",
+        "max_grad_norm",
+        "log_interval",
+        "save_steps",
+        "save_minutes",
+        "keep_checkpoints",
     ),
 }
 OF_A_STAGE["loss.classification"] = OF_A_STAGE["loss"]
@@ -161,7 +160,8 @@ def split_key(key: str) -> tuple[str, str]:
 
 def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The chosen names in these sections, or the default names."""
-    found, given = {}, cast("Any", values)
+    found = {}
+    given = cast("Any", values)
     for holder, choice in CHOICES.items():
         name = functools.reduce(lambda at, word: (at or {}).get(word), choice.key.split("."), given)
         found[holder] = choice.default if name is None else str(name)
@@ -172,7 +172,8 @@ def chosen(holder: str, names: Names) -> str:
     """The component whose options a holder has; `auto` as front end or pooling is the model's
     default.
     """
-    name, model = names[holder], names["model.options"]
+    name = names[holder]
+    model = names["model.options"]
     if holder == "model.pooling_options":
         return pooling_of(model, name)
     if holder == "frontend" and name == "auto":
@@ -279,7 +280,8 @@ def stages_of(config: Config) -> dict[str, Config]:
     for name, epochs, changes in plans:
         try:
             found[name] = before = _changed(before, epochs, changes, ONCE if found else {})
-            voices, first = _voices(before), _voices(next(iter(found.values())))
+            voices = _voices(before)
+            first = _voices(next(iter(found.values())))
             # Recorded voices keep their labels, whichever other voices the head has.
             if voices != first and (voices != RECORDED or RECORDED[0] not in first):
                 raise ValueError(
@@ -301,7 +303,8 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
     description"; the learning-rate decay follows wespeaker's `resnet_lm.yaml` or 3D-Speaker's
     `eres2netv2_lm.yaml`.
     """
-    training, loss = config.training, getattr(config.loss, "classification", config.loss)
+    training = config.training
+    loss = getattr(config.loss, "classification", config.loss)
     if not hasattr(loss, "margin"):
         raise ValueError(
             f"the loss {config.loss.name} has no margin; use one that has, or set "
@@ -311,7 +314,8 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
     margin = {"margin": training.large_margin} | (
         {"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {}
     )
-    rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
+    rate = training.large_margin_learning_rate
+    final = training.large_margin_final_learning_rate
     is_cosine = training.large_margin_schedule == "cosine"
     schedule = (FloorOptions if is_cosine else ExponentialOptions)(
         final_learning_rate=rate / 4 if final == "auto" else final,
@@ -345,10 +349,8 @@ def _changed(
     once: Mapping[str, Mapping[str, Any]],
 ) -> Config:
     """The configuration of a stage, given that of the previous stage."""
-    values, given = (
-        before.model_dump(),
-        {section: dict(fields) for section, fields in changes.items()},
-    )
+    values = before.model_dump()
+    given = {section: dict(fields) for section, fields in changes.items()}
     for holder in [*changes, *(one for one in CHOICES if "." in one)]:
         section, _, field = holder.partition(".")
         named = given.get(section, {}).get(field, {}) if field else given[section]
@@ -391,7 +393,8 @@ def _voices(config: Config) -> list[tuple[float, float]]:
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """Values that contradict each other, as (dotted key, what was found and what is expected)."""
-    is_sound, training = True, config.training
+    is_sound = True
+    training = config.training
     for holder in {**SECTIONS, **CHOICES}:
         section, _, field = holder.partition(".")
         options = (

@@ -94,48 +94,41 @@ ALWAYS: dict[str, Any] = {
 }
 """What wespeaker's code and run.sh always do, without an option for it."""
 READ = (
-    *(
-        "model",
-        "optimizer",
-        "scheduler",
-        "gpus",
-        "enable_amp",
-        "dataset_args.frontend",
-        "dataset_args.speed_perturb",
-    ),
-    *(
-        "dataset_args.filter_args.min_num_frames",
-        "dataset_args.tfmel_args.do_preemph",
-        "dataloader_args.batch_size",
-    ),
-    *(
-        "model_args.two_emb_layer",
-        "projection_args.project_type",
-        "projection_args.do_lm",
-        "scheduler_args.",
-    ),
+    "model",
+    "optimizer",
+    "scheduler",
+    "gpus",
+    "enable_amp",
+    "dataset_args.frontend",
+    "dataset_args.speed_perturb",
+    "dataset_args.filter_args.min_num_frames",
+    "dataset_args.tfmel_args.do_preemph",
+    "dataloader_args.batch_size",
+    "model_args.two_emb_layer",
+    "projection_args.project_type",
+    "projection_args.do_lm",
+    "scheduler_args.",
     "margin_update.",
 )
 # Specific to wespeaker's code or the machine, or the same in all its configurations.
 NOT_NEEDED = (
-    *(
-        "exp_dir",
-        "save_epoch_interval",
-        "log_batch_interval",
-        "do_lm",
-        "data_type",
-        "model_init",
-        "loss",
-    ),
-    *(
-        "margin_scheduler",
-        "dataset_args.filter",
-        "dataloader_args.",
-        "dataset_args.shuffle",
-        "dataset_args.sample_num_per_epoch",
-    ),
-    *("dataset_args.cmvn", "dataset_args.fbank_args.frame", "dataset_args.spec_aug_args.prob"),
-    *("dataset_args.tfmel_args.", "model_args.feat_dim"),
+    "exp_dir",
+    "save_epoch_interval",
+    "log_batch_interval",
+    "do_lm",
+    "data_type",
+    "model_init",
+    "loss",
+    "margin_scheduler",
+    "dataset_args.filter",
+    "dataloader_args.",
+    "dataset_args.shuffle",
+    "dataset_args.sample_num_per_epoch",
+    "dataset_args.cmvn",
+    "dataset_args.fbank_args.frame",
+    "dataset_args.spec_aug_args.prob",
+    "dataset_args.tfmel_args.",
+    "model_args.feat_dim",
 )
 
 
@@ -218,7 +211,9 @@ def _adapt_network(given: Mapping[str, Any], sections: dict[str, Any]) -> None:
     """Set what depends on the network, and drop options that the chosen front end and loss do not
     take.
     """
-    theirs, model, loss = given["model"], sections["model"], sections["loss"]
+    theirs = given["model"]
+    model = sections["model"]
+    loss = sections["loss"]
     if theirs.startswith("SimAM"):
         model["pooling"] = "ASP"
     elif model.get("pooling") == "ASTP" and ("GLOB" in theirs or theirs.startswith("ReDimNet")):

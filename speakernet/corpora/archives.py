@@ -31,7 +31,8 @@ from speakernet.files import (
 )
 from speakernet.terminal import Bar
 
-BLOCK_BYTES, BUFFER_BYTES = 1 << 20, 1 << 18
+BLOCK_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 18
 #: Recorded speech packs to a third at best, silence to a thousandth; a genuine corpus stays far
 # below this ratio.
 MAX_RATIO = 100

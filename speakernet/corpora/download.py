@@ -236,7 +236,8 @@ def download_file(
     on_bytes: Callable[[int], object] = lambda count: None,
 ) -> Path:
     """Fetch and verify one file, named as in the table, in `root`; addresses are tried in order."""
-    target, part = root.path(file.name), _part_of(root, file.name)
+    target = root.path(file.name)
+    part = _part_of(root, file.name)
     if file.needs_key and any(url.endswith("key=") for url in file.urls):
         raise DownloadError(f"{file.name}: needs an access key, but none was given. {file.access}")
     reasons = [] if file.urls else ["no address is known"]
@@ -343,7 +344,8 @@ def _fetch_once(
     url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]
 ) -> bool:
     """Make one request and append to `NAME.part`; True once the file has its full length."""
-    there, note = _num_bytes(part), _note_of(part)
+    there = _num_bytes(part)
+    note = _note_of(part)
     # No compression in transit: offsets and sums are those of the published file.
     headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
     if there:

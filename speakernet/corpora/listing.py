@@ -55,8 +55,10 @@ MIN_FOR_AN_INTERVAL = 5
 #: Utterances seen in a whole run on a small corpus: a few minutes on a GPU, a quarter of an hour on
 # two CPU cores.
 WANTED_UTTERANCES = 50_000
-MIN_EPOCHS, MAX_EPOCHS = 20, 60
-LARGEST_BATCH, LARGEST_SMALL_BATCH = 64, 32
+MIN_EPOCHS = 20
+MAX_EPOCHS = 60
+LARGEST_BATCH = 64
+LARGEST_SMALL_BATCH = 32
 #: Up to this many utterances, the compact network below is large enough and can be trained on a
 # CPU.
 SMALL_CORPUS_UTTERANCES = 20_000
@@ -74,11 +76,15 @@ SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
 }
 #: Up to this many training utterances, a folder's lists are for the small-data recipe.
 LITTLE_DATA_UTTERANCES = 5_000
-LITTLE_DATA, FINE_TUNING = "small_data.yaml", "finetune.yaml"
+LITTLE_DATA = "small_data.yaml"
+FINE_TUNING = "finetune.yaml"
 MIN_STEPS = 8  # per epoch
 FRAMES_PER_SECOND = 100
-SHORTEST_CROP, LONGEST_CROP = 50, 200
-LITTLE_DATA_CROP, LITTLE_DATA_EPOCHS, LITTLE_DATA_RAMP = 150, 200, (12, 58)
+SHORTEST_CROP = 50
+LONGEST_CROP = 200
+LITTLE_DATA_CROP = 150
+LITTLE_DATA_EPOCHS = 200
+LITTLE_DATA_RAMP = (12, 58)
 """From configs/small_data.yaml: frames per crop, epochs of the run, first and last epoch of the
 margin's ramp."""
 LITTLE_DATA_TUNED_UTTERANCES = 1_200
@@ -372,7 +378,9 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
                 "%d of %d held-out speakers have only one session (first: %s) and so no target "
                 "trials between sessions; trials within a session (--same_session) make the error "
                 "rate optimistic",
-                *(len(alone), len(speakers), utterances.speakers[int(alone[0])]),
+                len(alone),
+                len(speakers),
+                utterances.speakers[int(alone[0])],
             )
         if len(alone) == len(speakers):
             return False
@@ -452,13 +460,18 @@ def _write_trials(
     num_speakers = len(np.unique(utterances.labels[rows]))
     logger.info(
         "%s: %s trials over %s speakers, %s of them targets",
-        *(path, f"{len(pairs):,}", f"{num_speakers:,}", f"{num_targets:,}"),
+        path,
+        f"{len(pairs):,}",
+        f"{num_speakers:,}",
+        f"{num_targets:,}",
     )
     if num_speakers < MIN_FOR_AN_INTERVAL:
         logger.warning(
             "only %d speakers: an interval of the error rate needs at least %d, a narrow one 20 or "
             "more; record more speakers, or hold out more of them with --%s_share",
-            *(num_speakers, MIN_FOR_AN_INTERVAL, name),
+            num_speakers,
+            MIN_FOR_AN_INTERVAL,
+            name,
         )
     return path
 

@@ -56,7 +56,8 @@ ARGUMENTS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    piece, hop = arguments.piece_seconds, arguments.hop_seconds
+    piece = arguments.piece_seconds
+    hop = arguments.hop_seconds
     # As in the classic tools, pieces are named after the second at which they start, so two must
     # not share one.
     if not piece > 0 or not (hop >= 1 and hop.is_integer()):
@@ -116,7 +117,8 @@ def _cut_file(
     (made, skipped).
     """
     num_samples = audio_info(path).num_samples_at(SAMPLE_RATE)
-    piece, hop = int(piece_seconds * SAMPLE_RATE), int(hop_seconds * SAMPLE_RATE)
+    piece = int(piece_seconds * SAMPLE_RATE)
+    hop = int(hop_seconds * SAMPLE_RATE)
     starts = piece_starts(num_samples, piece, hop)
     wanted = []
     for start in starts:

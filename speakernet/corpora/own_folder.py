@@ -174,11 +174,9 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     write_fine_tuning_lists(fine_tuning, options.root, lists, **sets)
     logger.info(
         "%s of %s for training, %.1f hours in total",
-        *(
-            counted(lists.num_train, "utterance"),
-            counted(lists.num_speakers, "speaker"),
-            lists.hours,
-        ),
+        counted(lists.num_train, "utterance"),
+        counted(lists.num_speakers, "speaker"),
+        lists.hours,
     )
     return [Path(LITTLE_DATA), config] if is_little else [config], fine_tuning, [*summaries, scan]
 
@@ -210,7 +208,8 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
 
 def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
     while (names := _folders(folder)) and all(name.lower() in CONTAINERS for name in names):
-        depth, folder = depth + 1, folder / names[0]
+        depth = depth + 1
+        folder = folder / names[0]
     return depth, folder
 
 
@@ -265,7 +264,8 @@ def _rows(
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
     # Converted files have absolute names, with the same folders below the folder of converted
     # files.
-    split_depth, converted = layout.split_depth, f"{_converted_folder(options)}/"
+    split_depth = layout.split_depth
+    converted = f"{_converted_folder(options)}/"
 
     def split_of(name: str) -> str:
         return SPLIT_FOLDERS[name.removeprefix(converted).split("/")[split_depth or 0].lower()]
@@ -287,7 +287,9 @@ def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None
     if empty:
         logger.warning(
             "%d of %d speakers' folders contain no readable recording: %s",
-            *(len(empty), len(empty) + len(filled), ", ".join(empty[:NUM_EXAMPLES])),
+            len(empty),
+            len(empty) + len(filled),
+            ", ".join(empty[:NUM_EXAMPLES]),
         )
 
 

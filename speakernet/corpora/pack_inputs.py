@@ -46,8 +46,11 @@ from speakernet.data.packing import PackInput
 from speakernet.files import reading
 
 NOT_IN_ANY = -1
-FOLDER, KALDI, ARCHIVE = "folder", "Kaldi folder", "archive"
-RAW_LIST, SHARD_LIST = "raw.list", "shard.list"
+FOLDER = "folder"
+KALDI = "Kaldi folder"
+ARCHIVE = "archive"
+RAW_LIST = "raw.list"
+SHARD_LIST = "shard.list"
 RAW_FIELDS = ("key", "wav", "spk")
 SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
 SPEAKER_SUFFIXES = (".spk", ".cls", ".json")
@@ -74,14 +77,14 @@ class FileInput(PackInput):
         root: str = "",
         wanted: StringTable | None = None,
     ) -> None:
-        names, files, speakers = recordings.names, recordings.files, recordings.speakers
+        names = recordings.names
+        files = recordings.files
+        speakers = recordings.speakers
         if wanted is not None:
             rows = NameIndex(names).find(wanted)
-            names, files, speakers = (
-                wanted,
-                files.take(rows),
-                speakers.take(rows) if speakers else None,
-            )
+            names = wanted
+            files = files.take(rows)
+            speakers = speakers.take(rows) if speakers else None
         super().__init__(names, description, speakers)
         self._files = files
         self._root = root
@@ -114,7 +117,8 @@ class ArchiveInput(PackInput):
     ) -> None:
         names: list[str] = []
         speakers: list[str] = []
-        of_archive, of_member = [], []
+        of_archive = []
+        of_member = []
         for number, archive in enumerate(archives):
             members, chosen = match_members(archive, wanted, strip)
             names += chosen
@@ -159,7 +163,8 @@ class ArchiveInput(PackInput):
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
         if self._of_archive[row] == NOT_IN_ANY:
             raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
-        archive, member = self._archives[self._of_archive[row]], int(self._of_member[row])
+        archive = self._archives[self._of_archive[row]]
+        member = int(self._of_member[row])
         content = archive.read(member) if content is None else content
         label = f"{archive.name}: {archive.files[member]}"
         suffix = os.path.splitext(archive.files[member])[1].lower()  # noqa: PTH122
@@ -313,7 +318,8 @@ def read_shard_list(path: Path) -> list[Path]:
     """The archives in a `shard.list`, absolute or relative to the working directory; ListError for
     an address.
     """
-    file, found = ListFile(path), []
+    file = ListFile(path)
+    found = []
     for number, line in file:
         text = line.decode("utf-8")
         if "://" in text:
@@ -391,7 +397,9 @@ class TarAudio(Archive):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        files, places, speakers = [], [], {}
+        files = []
+        places = []
+        speakers = {}
         # Opened for each read: a corpus of a thousand shards would keep a thousand files open.
         with open_pieces(paths) as file:
             # A compressed tar starts with the compressor's magic bytes, a plain one has its own at

@@ -69,8 +69,10 @@ def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list
     summaries = fetch("rirs", arguments, steps)
     if "prepare" not in steps:
         return summaries
-    root, num_jobs = arguments.save_path, arguments.num_jobs
-    simulated, measured = root / SIMULATED_FOLDER, root / MEASURED_FOLDER
+    root = arguments.save_path
+    num_jobs = arguments.num_jobs
+    simulated = root / SIMULATED_FOLDER
+    measured = root / MEASURED_FOLDER
     if not simulated.is_dir() and not measured.is_dir():
         raise ValueError(
             f"{root} has neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; run with --download "
@@ -114,7 +116,8 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
 
 def _prepare_response(root: Path, target: Folder, name: str) -> tuple[int, int]:
     """Write one mono file per channel of an RIR; returns (made, skipped)."""
-    path, stem = root / name, name.rsplit(".", 1)[0]
+    path = root / name
+    stem = name.rsplit(".", 1)[0]
     num_channels = audio_info(path).num_channels
     paths = [target.path(f"{stem}_ch{channel + 1}.wav") for channel in range(num_channels)]
     if all(audio_seconds(one, SAMPLE_RATE) is not None for one in paths):

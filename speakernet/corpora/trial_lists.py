@@ -267,7 +267,8 @@ def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utter
     utterances.
     """
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
-    rows, seed = np.arange(len(utterances)), arguments.seed
+    rows = np.arange(len(utterances))
+    seed = arguments.seed
     if arguments.calibration is not None:
         wanted = seconds = _seconds_of(arguments.calibration, utterances.names)
         if arguments.like is not None:
@@ -374,7 +375,9 @@ def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
     )
     logger.info(
         "%s: %s trials, %s targets",
-        *(trials, f"{len(found.trials):,}", f"{np.count_nonzero(found.trials.labels):,}"),  # type: ignore[arg-type]
+        trials,
+        f"{len(found.trials):,}",
+        f"{np.count_nonzero(found.trials.labels):,}",  # type: ignore[arg-type]
     )
     return training, trials
 
@@ -402,7 +405,8 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     expected = "an .npz file with the arrays names (strings) and embeddings (utterances, dim)"
     with reading(path, expected):
         stored = read_arrays(path, expected)
-        known, embeddings = stored["names"], stored["embeddings"]
+        known = stored["names"]
+        embeddings = stored["embeddings"]
         kept = (
             StringTable(known, stored["name_offsets"])
             if "name_offsets" in stored

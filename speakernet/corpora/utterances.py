@@ -51,7 +51,8 @@ DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
 #: A speaker with thousands of utterances has millions of pairs; a sample is just as good.
 MAX_PAIRED = 200
-HELD_OUT_STREAM, CALIBRATION_STREAM = 7301, 7302
+HELD_OUT_STREAM = 7301
+CALIBRATION_STREAM = 7302
 CALIBRATION_UTTERANCES = 6
 """Per speaker, for calibration trials: further utterances of one speaker add little."""
 
@@ -327,7 +328,8 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
 def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:
     """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))
-    speakers, genders = speakers[shuffled], genders[shuffled]
+    speakers = speakers[shuffled]
+    genders = genders[shuffled]
     position = np.empty(len(speakers))
     for gender in np.unique(genders):
         members = np.flatnonzero(genders == gender)
@@ -408,21 +410,25 @@ def allowed(
     utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules
 ) -> np.ndarray:
     """Which pairs the rules allow, bool with the shape of the pairs."""
-    left, right = utterances.labels[enrol], utterances.labels[test]
+    left = utterances.labels[enrol]
+    right = utterances.labels[test]
     is_target = left == right
     keep = enrol != test
     if rules.other_session:
-        first, second = utterances.sessions[enrol], utterances.sessions[test]
+        first = utterances.sessions[enrol]
+        second = utterances.sessions[test]
         keep &= ~(is_target & (first == second) & (first != UNKNOWN))
     if rules.same_gender:
-        first, second = utterances.genders[left], utterances.genders[right]
+        first = utterances.genders[left]
+        second = utterances.genders[right]
         keep &= is_target | (first == second) | (first == UNKNOWN) | (second == UNKNOWN)
     return keep
 
 
 def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pairs:
     """Every allowed pair among the rows, in order; n (n - 1) / 2 pairs without rules."""
-    enrol, test = [rows[:0]], [rows[:0]]
+    enrol = [rows[:0]]
+    test = [rows[:0]]
     for start in range(0, len(rows), BLOCK_ROWS):
         # In blocks: all pairs of 100,000 utterances at once would take 10 GB per mask.
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))[:, None]
@@ -448,7 +454,8 @@ def random_pairs(
     codes = np.empty(0, dtype=np.int64)
     for _ in range(MAX_ROUNDS):
         first, second = random.integers(0, len(rows), size=(2, 2 * num_trials))
-        low, high = np.minimum(first, second), np.maximum(first, second)
+        low = np.minimum(first, second)
+        high = np.maximum(first, second)
         keep = allowed(utterances, rows[low], rows[high], rules)
         codes = np.concatenate([codes, low[keep] * len(rows) + high[keep]])
         codes = codes[np.sort(np.unique(codes, return_index=True)[1])]
@@ -474,7 +481,8 @@ def balanced_pairs(
     labels = utterances.labels[rows]
     speakers = np.unique(labels)
     members = {int(speaker): rows[labels == speaker] for speaker in speakers}
-    enrol, test = [], []
+    enrol = []
+    test = []
     seen: set[tuple[int, int]] = set()
     for speaker in speakers.tolist():
         own = members[speaker]
@@ -521,13 +529,13 @@ def calibration_pairs(
     Returns:
         The chosen utterances, and pairs of their rows.
     """
-    chosen, logs = [], np.log(np.maximum(seconds, 1e-3))
+    chosen = []
+    logs = np.log(np.maximum(seconds, 1e-3))
     for speaker in range(len(utterances.speakers)):
-        own, random = (
-            np.flatnonzero(utterances.labels == speaker),
-            numpy_generator(seed, CALIBRATION_STREAM, speaker),
-        )
-        sessions, times_used = utterances.sessions[own], np.zeros(len(own))
+        own = np.flatnonzero(utterances.labels == speaker)
+        random = numpy_generator(seed, CALIBRATION_STREAM, speaker)
+        sessions = utterances.sessions[own]
+        times_used = np.zeros(len(own))
         for one in np.log(random.choice(wanted, min(CALIBRATION_UTTERANCES, len(own)))):
             # The utterance with the nearest duration, from the least used sessions.
             row = np.lexsort((np.abs(logs[own] - one), times_used))[0]
@@ -654,7 +662,8 @@ def hold_out(
         nontargets_per_target=nontargets_per_target,
     )
     used, numbers = np.unique(np.concatenate([pairs.enrol, pairs.test]), return_inverse=True)
-    enrol, test = numbers[: len(pairs)].astype(np.int32), numbers[len(pairs) :].astype(np.int32)
+    enrol = numbers[: len(pairs)].astype(np.int32)
+    test = numbers[len(pairs) :].astype(np.int32)
     names = training.paths.take(used)
     digest = hashlib.sha256()
     for array in (names.content, names.offsets, enrol, test, pairs.labels):

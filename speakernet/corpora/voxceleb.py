@@ -108,7 +108,8 @@ PACKED_FOLDER = "packed"
 #: Packed corpus -> the subsets in it.
 PACKED = {"vox1": ("vox1_dev", "vox1_test"), "vox2_dev": ("vox2_dev",), "vox2_test": ("vox2_test",)}
 
-CONVERTED, DONE = "converted_parts", ".done"
+CONVERTED = "converted_parts"
+DONE = ".done"
 """Folder of files that record, for each format, which parts of a conversion are done."""
 STEPS = {
     "download": "fetch missing archives",
@@ -250,7 +251,8 @@ class VoxCelebJob:
         for subset in self.subsets.values():
             pieces = [self.root / piece for piece in self.corpus.joined.get(subset.archive, ())]
             if pieces:
-                whole, md5 = self.root / subset.archive, self.corpus.sums[subset.archive]
+                whole = self.root / subset.archive
+                md5 = self.corpus.sums[subset.archive]
                 join_pieces(pieces, whole, md5, summary, self.arguments.keep_parts)
 
     def extract(self) -> None:
@@ -280,7 +282,11 @@ class VoxCelebJob:
                     if zlib.crc32(os.fsencode(one)) % part.count == part.number - 1
                 )
                 convert_all(
-                    *(pairs, file_format, SAMPLE_RATE, self.num_jobs, summary),
+                    pairs,
+                    file_format,
+                    SAMPLE_RATE,
+                    self.num_jobs,
+                    summary,
                     keep_sources=not self.arguments.remove_originals,
                     description=f"convert {name}",
                 )
@@ -323,10 +329,12 @@ class VoxCelebJob:
             for name in ("vox1_dev", "vox1_test")
             if (source := self.audio_root(name)).is_dir()
         ]
-        summary, target = self.step("merge"), Folder(self.root / MERGED_FOLDER)
+        summary = self.step("merge")
+        target = Folder(self.root / MERGED_FOLDER)
         for source in sources:
             for name in walk_files(source, {".wav", ".flac"}):
-                path, merged = source / name, target.path(name)
+                path = source / name
+                merged = target.path(name)
                 # Compared by size, because a copy has its own inode.
                 is_there = merged.exists() and merged.stat().st_size == path.stat().st_size
                 if not is_there:
@@ -381,7 +389,9 @@ class VoxCelebJob:
             sys.stdout.write(self.next_command(written) + "\n")
 
     def _write_list(self, name: str, folder: Path) -> Utterances:
-        root, subset, path = self.audio_root(name), SUBSETS[name], folder / f"{name}_list.txt"
+        root = self.audio_root(name)
+        subset = SUBSETS[name]
+        path = folder / f"{name}_list.txt"
         # Headers are read for the list, so that a file with only a header never reaches training.
         summary = self.step(f"list_{name}", made="listed")
         names = list(walk_files(root, {".wav", ".flac"}))
@@ -392,10 +402,8 @@ class VoxCelebJob:
             # Interviews in both corpora have similar durations, so the list's own are drawn from.
             chosen, pairs = calibration_pairs(utterances, seconds, seconds, PairRules(), SEED)
             write_trials(folder / f"{name}_calibration.txt", pairs.rows(chosen))
-        found, published = (
-            (len(utterances.speakers), len(utterances)),
-            (subset.num_speakers, subset.num_utterances),
-        )
+        found = (len(utterances.speakers), len(utterances))
+        published = (subset.num_speakers, subset.num_utterances)
         # Not refused: part of a corpus can be trained on, but its error rates do not compare with
         # published ones.
         level = logging.INFO if found == published else logging.WARNING
@@ -474,11 +482,9 @@ class VoxCelebJob:
         # VoxCeleb2 if both are there, as in the recipes: none of its speakers is in VoxCeleb1's
         # trials.
         subset = max(listed, key=lambda name: SUBSETS[name].num_speakers)
-        lists, noise, rooms = (
-            self.root / "lists",
-            self.root / "musan",
-            self.root / rirs.SIMULATED_FOLDER,
-        )
+        lists = self.root / "lists"
+        noise = self.root / "musan"
+        rooms = self.root / rirs.SIMULATED_FOLDER
         if not noise.is_dir() or not rooms.is_dir():
             logger.info("noise or RIRs are missing; --augment fetches them")
         paths = (

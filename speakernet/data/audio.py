@@ -42,7 +42,8 @@ PCM_TYPES = {
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
 # A header with a rate outside these bounds is broken; resampling from it would take filters of
 # gigabytes.
-LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
+LOWEST_RATE = 1_000
+HIGHEST_RATE = 192_000
 # 24 dB above full scale: no recording reaches it, and unscaled int16 samples go far beyond.
 LOUDEST_SAMPLE = 16.0
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
@@ -146,7 +147,8 @@ def open_audio(
     """
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
         status = os.fstat(file.fileno())
-        size, modified_ns = status.st_size, status.st_mtime_ns
+        size = status.st_size
+        modified_ns = status.st_mtime_ns
         known = (
             known
             if known and (size, modified_ns) == (known.file_bytes, known.modified_ns)
@@ -233,7 +235,8 @@ def crop_of_file(
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
     reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
     blocks = start if up == down else max(0, start // up - (reach // down + 1))
-    first, last = blocks * down, min(info.num_samples, -(-stop * down // up) + reach)
+    first = blocks * down
+    last = min(info.num_samples, -(-stop * down // up) + reach)
     if info.data_offset >= 0:
         frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
         file.seek(info.data_offset + first * frame_bytes)
@@ -313,7 +316,8 @@ def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
 
 def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
     """Encode a mono waveform, (samples,), as a 16-bit file."""
-    samples, buffer = np.asarray(waveform), io.BytesIO()
+    samples = np.asarray(waveform)
+    buffer = io.BytesIO()
     samples = samples if samples.dtype == np.int16 else to_int16(samples)
     soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
     return buffer.getvalue()
@@ -382,7 +386,8 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
         file.seek(0)
         try:
             with soundfile.SoundFile(file) as sound:
-                format_name, total = str(sound.format).lower(), sound.frames * sound.channels
+                format_name = str(sound.format).lower()
+                total = sound.frames * sound.channels
                 info = AudioInfo(
                     sound.frames,
                     sound.samplerate,
@@ -427,7 +432,10 @@ def parse_riff(
     if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
         return None
     long_size: int | None = None
-    position, coding, channels, rate = 12, "", 0, 0
+    position = 12
+    coding = ""
+    channels = 0
+    rate = 0
     for _ in range(MAX_CHUNKS):
         chunk = head[position : position + 48]
         if len(chunk) < 48 and len(head) == RIFF_HEADER_BYTES:
@@ -435,7 +443,9 @@ def parse_riff(
             chunk = file.read(48)
         if len(chunk) < 8:
             break
-        kind, size, body = chunk[:4], struct.unpack("<I", chunk[4:8])[0], chunk[8:]
+        kind = chunk[:4]
+        size = struct.unpack("<I", chunk[4:8])[0]
+        body = chunk[8:]
         if kind == b"ds64" and len(body) >= 24:
             long_size = struct.unpack("<Q", body[8:16])[0]
         elif kind == b"fmt ":
@@ -457,7 +467,8 @@ def parse_riff(
         elif kind == b"data":
             if not coding:
                 raise _broken(name, "the samples come before the 'fmt ' chunk")
-            offset, available = position + 8, max(0, file_bytes - position - 8)
+            offset = position + 8
+            available = max(0, file_bytes - position - 8)
             size = long_size if size == 0xFFFFFFFF and long_size is not None else size
             # A recorder that never filled in the size leaves 0 or 0xFFFFFFFF: the rest of the file
             # is samples.

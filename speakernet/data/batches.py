@@ -83,10 +83,8 @@ class SpeakerIndex(Shareable):
     shared_arrays = ("order", "first", "labels")
 
     def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
-        self.labels, self.order = (
-            labels,
-            eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32),
-        )
+        self.labels = labels
+        self.order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
         counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
         self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -225,7 +223,8 @@ class BatchMaker(Shareable, CropMaker):
         self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> dict[int, str]:
         starts, counts = self.crop_places(request, self.lengths[rows], places)
-        speeds, num_samples = request.speeds[places], request.num_samples
+        speeds = request.speeds[places]
+        num_samples = request.num_samples
         if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
             # The usual batch, at one speed and without replacements, is read in place.
             return self.reader.fill(rows, starts, out)
@@ -335,7 +334,8 @@ def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
     """
     if factor == 1:
         return crops[:, :num_samples]
-    up, down = factor.denominator, factor.numerator
+    up = factor.denominator
+    down = factor.numerator
     bank, before = _filter_bank(factor, crops.device)
     # Output q * up + p is a sum over the samples around q * down: one window for each q gives `up`
     # outputs.
@@ -377,13 +377,15 @@ def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
     """Float32 (taps, up), one filter for each of the `up` outputs of a window, and the taps before
     its own sample.
     """
-    up, down = factor.denominator, factor.numerator
+    up = factor.denominator
+    down = factor.numerator
     slower = max(up, down)
     reach = RESAMPLER_REACH * slower
     places = np.arange(-reach, reach + 1)
     taps = np.sinc(places / slower) * np.kaiser(2 * reach + 1, KAISER_BETA)
     taps *= up / taps.sum()
-    before, after = reach // up, ((up - 1) * down + reach) // up
+    before = reach // up
+    after = ((up - 1) * down + reach) // up
     # Output p is `p * down` steps of the fine grid after the window's own sample; sample j is at `j
     # * up`.
     distance = np.arange(up) * down - np.arange(-before, after + 1)[:, None] * up

@@ -44,10 +44,8 @@ def choose_num_workers(
         return Choice(
             0, f"an epoch of {num_batches} batches is over before workers have started up"
         )
-    speed_milliseconds, is_copy = (
-        changed_share * SPEED_MILLISECONDS,
-        is_reading_free and not augments_in_workers,
-    )
+    speed_milliseconds = changed_share * SPEED_MILLISECONDS
+    is_copy = is_reading_free and not augments_in_workers
     if is_copy and speed_milliseconds <= HANDOVER_MILLISECONDS:
         return Choice(
             0, "reading a crop is one copy in memory: passing it between processes would cost more"

@@ -33,7 +33,8 @@ def join(
     corpora: Mapping[str, tuple[TrainingList, AudioSource]], options: DataOptions
 ) -> tuple[TrainingList, "JoinedSource"]:
     """The lists of several corpora joined one after the other, and the source that reads them."""
-    lists, what = {name: listed for name, (listed, _) in corpora.items()}, " + ".join(corpora)
+    lists = {name: listed for name, (listed, _) in corpora.items()}
+    what = " + ".join(corpora)
     digest = hashlib.sha256(
         json.dumps([(name, one.sha256) for name, one in lists.items()]).encode()
     ).hexdigest()
@@ -72,7 +73,9 @@ class Split:
     """
 
     def __init__(self, owners: np.ndarray, own: list[StringTable]) -> None:
-        self.owners, self.own, self.places = owners, own, np.empty(len(owners), np.int32)
+        self.owners = owners
+        self.own = own
+        self.places = np.empty(len(owners), np.int32)
         for number, names in enumerate(own):
             self.places[owners == number] = np.arange(len(names))
 
@@ -87,7 +90,9 @@ class JoinedSource(AudioSource):
         options: DataOptions,
     ) -> None:
         super().__init__(" + ".join(sources), options.sample_rate)
-        self.sources, self._lists, self._options = dict(sources), lists, options
+        self.sources = dict(sources)
+        self._lists = lists
+        self._options = options
         self.is_remote = any(one.is_remote for one in sources.values())
         self._splits: dict[int, Split] = {}
         self._samplers: dict[str, Sampler] = {}
@@ -109,7 +114,8 @@ class JoinedSource(AudioSource):
 
     def apart(self, training: TrainingList) -> list[TrainingList]:
         """Split a list of this source: one list per corpus, with the corpus's own names."""
-        split, found = self._split(training.paths), []
+        split = self._split(training.paths)
+        found = []
         for number, (own, listed) in enumerate(zip(split.own, self._lists.values(), strict=True)):
             labels, renumbered = np.unique(
                 training.labels[split.owners == number], return_inverse=True
@@ -138,12 +144,11 @@ class JoinedSource(AudioSource):
         return self.keep(names, Split(owners, own))
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
-        split, table = self._split(names), LookupTable.empty(len(names), self.sample_rate)
+        split = self._split(names)
+        table = LookupTable.empty(len(names), self.sample_rate)
         for number, (source, own) in enumerate(zip(self.sources.values(), split.own, strict=True)):
-            found, rows = (
-                source.lookup_table(own, num_threads),
-                np.flatnonzero(split.owners == number),
-            )
+            found = source.lookup_table(own, num_threads)
+            rows = np.flatnonzero(split.owners == number)
             for column in COLUMNS:
                 getattr(table, column)[rows] = getattr(found, column)
             table.problems.update(
@@ -168,10 +173,8 @@ class JoinedSource(AudioSource):
         self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int
     ) -> None:
         """Give every batch of a sampler the same share of each corpus."""
-        size, numbers = (
-            sampler.batch_size,
-            {name: number for number, name in enumerate(self.sources)},
-        )
+        size = sampler.batch_size
+        numbers = {name: number for number, name in enumerate(self.sources)}
         of_speaker = np.array(
             [numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16
         )
@@ -218,7 +221,8 @@ class JoinedSource(AudioSource):
         speakers = Counter(speaker.partition("/")[0] for speaker in training.speakers)
         rows = [["corpus", "speakers", "utterances", "per batch", "per epoch", "passes"]]
         for name, sampler in self._samplers.items():
-            count, drawn = len(sampler.eligible), plan.drawn[name]
+            count = len(sampler.eligible)
+            drawn = plan.drawn[name]
             numbers = f"{speakers[name]:,}", f"{count:,}", f"{sampler.batch_size:,}", f"{drawn:,}"
             rows.append([name, *numbers, f"{drawn / count:.2f}"])
         first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -256,7 +260,8 @@ class JoinedRows(RowReader):
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`."""
-        problems, owners = {}, self.owners[rows]
+        problems = {}
+        owners = self.owners[rows]
         for number in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == number)
             crops = np.empty((len(mine), out.shape[1]), dtype=out.dtype)

@@ -27,7 +27,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ROWS_AT_ONCE = 1 << 16
 SHOWN_CHARACTERS = 120  # of a malformed line
 MAX_SPEAKER_BYTES = 255
-UTT2SPK, WAV_SCP, SEGMENTS = "utt2spk", "wav.scp", "segments"
+UTT2SPK = "utt2spk"
+WAV_SCP = "wav.scp"
+SEGMENTS = "segments"
 KALDI_ARCHIVE = re.compile(r"\.ark(?:\.gz)?:\d+$")
 
 
@@ -45,7 +47,9 @@ class ListFile:
     def __init__(
         self, path: str | Path, malformed: list[str] | None = None, kind: str = ""
     ) -> None:
-        self.path, self._malformed, self._kind = path, malformed, kind
+        self.path = path
+        self._malformed = malformed
+        self._kind = kind
         self.digest = hashlib.sha256()  # of what was read so far
 
     def refuse(self, number: int, problem: str) -> None:
@@ -64,7 +68,8 @@ class ListFile:
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
-            number, rest = 1, b""
+            number = 1
+            rest = b""
             while data := file.read(LONGEST_LINE_BYTES):
                 self.digest.update(data)
                 if number == 1 and b"\0" in data.partition(b"\n")[0]:
@@ -136,7 +141,8 @@ class StringTable(Shareable, Sequence[str]):
     @classmethod
     def from_bytes(cls, strings: Iterable[bytes]) -> "StringTable":
         """A table of encoded strings, in the given order."""
-        content, offsets = bytearray(), array("q", [0])
+        content = bytearray()
+        offsets = array("q", [0])
         for string in strings:
             content += string
             offsets.append(len(content))
@@ -161,7 +167,8 @@ class StringTable(Shareable, Sequence[str]):
         """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system
         uses for paths.
         """
-        content, num_rows = self.content.data, len(self) if rows is None else len(rows)
+        content = self.content.data
+        num_rows = len(self) if rows is None else len(rows)
         # In blocks: a Python list of a hundred million numbers takes gigabytes.
         for first in range(0, num_rows, ROWS_AT_ONCE):
             some = (
@@ -169,7 +176,8 @@ class StringTable(Shareable, Sequence[str]):
                 if rows is None
                 else rows[first:][:ROWS_AT_ONCE]
             )
-            begins, ends = self.offsets[some].tolist(), self.offsets[some + 1].tolist()
+            begins = self.offsets[some].tolist()
+            ends = self.offsets[some + 1].tolist()
             yield from (
                 content[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)
             )
@@ -302,7 +310,10 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
             f"{path}: a folder without {UTT2SPK}; expected a list of 'speaker path' lines, or a "
             f"Kaldi folder with {WAV_SCP} and {UTT2SPK}"
         )
-    known, labels, content, offsets = numbers(), array("i"), bytearray(), array("q", [0])
+    known = numbers()
+    labels = array("i")
+    content = bytearray()
+    offsets = array("q", [0])
     form = "'utterance speaker'" if is_kaldi else "'speaker path'"
     for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
         speaker, utterance = pair[::-1] if is_kaldi else pair
@@ -355,7 +366,8 @@ def read_wav_scp(path: str | Path) -> Recordings:
     """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is everything after the first
     white space.
     """
-    file, form = ListFile(path), "'utterance file'"
+    file = ListFile(path)
+    form = "'utterance file'"
     pairs = []
     for number, pair in _pairs_of(file, form, is_one_word=False):
         if problem := not_a_file(pair[1].decode("utf-8")):
@@ -394,7 +406,10 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     A line with tabs is split only at tabs, so that names may contain spaces.
     """
     file = ListFile(path, malformed)
-    known, sides, labels, forms = numbers(), array("i"), array("b"), FORMS
+    known = numbers()
+    sides = array("i")
+    labels = array("b")
+    forms = FORMS
     for number, line in file:
         row = split_row(line)
         for form in forms:

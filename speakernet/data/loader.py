@@ -48,12 +48,17 @@ class TrainingLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.maker, self.sampler, self.training, self.options = maker, sampler, training, options
-        self.device, self.augmenter = device, augmenter
+        self.maker = maker
+        self.sampler = sampler
+        self.training = training
+        self.options = options
+        self.device = device
+        self.augmenter = augmenter
         self.num_speakers = max(options.num_classes, len(training.speakers))
         self.num_classes = self.num_speakers * len(sampler.voices)
         self.utterances_per_speaker = sampler.unit
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._labels = np.asarray(sampler.labels)
         self._copies: deque[torch.cuda.Event] = deque()
         self._plan: EpochPlan | None = None
@@ -68,7 +73,10 @@ class TrainingLoader:
             # The same epoch keeps its plan: the trainer asks for the length of the epoch first,
             # then for its batches.
             self._plan = None
-        self.epoch, self.batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
+        self.epoch = epoch
+        self.batch = 0
+        self._read_bytes = 0
+        self._read_seconds = 0.0
         self._counts.clear()
         self._problems.clear()
 
@@ -83,17 +91,16 @@ class TrainingLoader:
         return self._plan
 
     def __iter__(self) -> Iterator[Batch]:
-        plan, options = self.plan, self.options
+        plan = self.plan
+        options = self.options
         requests = Requests(self, plan, range(self.batch, len(plan)))
         # Utterances in this rank's share of the epoch.
         total = max(1, len(plan.rows) // self.world_size)
         allowed = options.max_bad_share * total
         made = self._batches(requests)
         for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
-            bad, problems = (
-                self._counts["bad_utterances"] + len(report.problems),
-                [*self._problems, *report.problems],
-            )
+            bad = self._counts["bad_utterances"] + len(report.problems)
+            problems = [*self._problems, *report.problems]
             # Stop early, before hours are lost, but not because of one file in the first batch.
             if bad > allowed and (self.batch + 1 == len(plan) or bad > max(10, allowed)):
                 raise AudioError(
@@ -101,7 +108,8 @@ class TrainingLoader:
                     f"({options.max_bad_share}) allows; the first: {problems[0]}"
                 )
             if report.problems:
-                self._counts["bad_utterances"], self._problems = bad, problems[:MAX_NAMED]
+                self._counts["bad_utterances"] = bad
+                self._problems = problems[:MAX_NAMED]
             self._counts.update(report.counts)
             self._read_seconds += report.read_seconds
             self._read_bytes += 2 * batch.waveforms.numel()
@@ -132,10 +140,8 @@ class TrainingLoader:
         """Resume in the saved epoch after the saved number of batches."""
         self.set_epoch(int(state["epoch"]))
         if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
-            processes, reason = (
-                state.get("processes", self.world_size),
-                "the batch size, the sampler, the seed",
-            )
+            processes = state.get("processes", self.world_size)
+            reason = "the batch size, the sampler, the seed"
             if processes != self.world_size:
                 reason = (
                     f"the number of processes (from {processes} to {self.world_size}; "
@@ -188,7 +194,9 @@ class TrainingLoader:
         """Batches on the training device; the maker's memory is reused only after the copy from it
         is done.
         """
-        plan, sampler, size = self.plan, self.sampler, self.world_size
+        plan = self.plan
+        sampler = self.sampler
+        size = self.world_size
         while self._copies:
             self._copies.popleft().synchronize()
         for request, crops, report in self.maker.run(requests):
@@ -212,10 +220,8 @@ class TrainingLoader:
             )
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
-            counts, warps = (
-                tuple(one.stop - one.start for one in shares),
-                voices // len(sampler.voices.speeds),
-            )
+            counts = tuple(one.stop - one.start for one in shares)
+            warps = voices // len(sampler.voices.speeds)
             key = derive_seed(sampler.seed, request.epoch)
             yield (
                 Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps),
@@ -268,7 +274,9 @@ class Requests(Sequence[BatchRequest]):
     def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
-        loader, number, plan = self.loader, self.numbers[place], self.plan
+        loader = self.loader
+        number = self.numbers[place]
+        plan = self.plan
         share = rank_share(plan, number, loader.sampler.unit, loader.rank, loader.world_size)
         num_samples = crop_samples(int(plan.crop_frames[number]), loader.options.sample_rate)
         speeds = plan.voices[share] % len(loader.sampler.voices.speeds)

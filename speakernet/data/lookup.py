@@ -29,9 +29,11 @@ FORMATS = (
     *SAMPLE_BYTES,
 )  # Names of the codes in `LookupTable.formats`; "other" must be decoded.
 PCM_S16 = FORMATS.index("pcm_s16")
-CACHE_VERSION, LIST_VERSION = 1, 2
+CACHE_VERSION = 1
+LIST_VERSION = 2
 COMPLETE = "complete"
-LONG_ROWS, LONG_LIST_BYTES = 1_000_000, 32 << 20
+LONG_ROWS = 1_000_000
+LONG_LIST_BYTES = 32 << 20
 """From these sizes on, tables and lists are memory-mapped; smaller ones load in a second and take
 little memory."""
 ROWS_PER_TASK = 256
@@ -114,10 +116,13 @@ class LookupTable(Shareable):
 
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
-        self.native_samples[row], self.sample_rates[row] = info.num_samples, info.sample_rate
-        self.num_channels[row], self.data_offsets[row] = info.num_channels, info.data_offset
+        self.native_samples[row] = info.num_samples
+        self.sample_rates[row] = info.sample_rate
+        self.num_channels[row] = info.num_channels
+        self.data_offsets[row] = info.data_offset
         self.formats[row] = FORMATS.index(info.format) if info.data_offset >= 0 else 0
-        self.file_bytes[row], self.modified_ns[row] = info.file_bytes, info.modified_ns
+        self.file_bytes[row] = info.file_bytes
+        self.modified_ns[row] = info.modified_ns
 
     def info(self, row: int) -> AudioInfo:
         """The header facts of one row."""
@@ -151,7 +156,8 @@ def build_lookup_table(
 
     def read_rows(first: int) -> int:
         """Read the headers of a few rows; returns how many had to be read."""
-        some, num_read = slice(first, first + ROWS_PER_TASK), 0
+        some = slice(first, first + ROWS_PER_TASK)
+        num_read = 0
         facts = zip(table.file_bytes[some].tolist(), table.modified_ns[some].tolist(), strict=True)
         for row, known in enumerate(facts, first):
             file = os.path.join(root, names[row])  # noqa: PTH118  a million times

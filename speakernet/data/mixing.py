@@ -89,7 +89,9 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
         turn: the epoch, counted from 0; for a corpus that is repeated within an epoch, also the
             number of the repeat.
     """
-    seed, eligible, buffer = sampler.seed, sampler.eligible, sampler.options.shuffle_buffer
+    seed = sampler.seed
+    eligible = sampler.eligible
+    buffer = sampler.options.shuffle_buffer
     place = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)[
         shards[eligible]
     ]
@@ -103,12 +105,14 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
     found = []
     for stream in range(num_streams):
         mine = rows[len(rows) * stream // num_streams : len(rows) * (stream + 1) // num_streams]
-        first, size = 0, max(1, smallest // num_streams)
+        first = 0
+        size = max(1, smallest // num_streams)
         blocks: list[np.ndarray] = []
         while first < len(mine) or not blocks:
             random = numpy_generator(seed, BLOCK, *turn, stream, len(blocks))
             blocks.append(sampler.units_of(random, mine[first : first + size]))
-            first, size = first + size, min(2 * size, max(1, buffer // num_streams))
+            first = first + size
+            size = min(2 * size, max(1, buffer // num_streams))
         found.append(np.concatenate(blocks))
     return Parts(found, np.arange(1, num_streams + 1) / num_streams)
 
@@ -132,11 +136,9 @@ def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
     ]
     total = sum(map(len, orders))
     for number, sampler in enumerate(samplers.values()):
-        found, have, needed = (
-            [orders[number]],
-            len(orders[number]),
-            -(-total * int(sizes[number]) // int(sizes.sum())),
-        )
+        found = [orders[number]]
+        have = len(orders[number])
+        needed = -(-total * int(sizes[number]) // int(sizes.sum()))
         while 0 < have < needed:
             again = _units_of_pass(sampler, epoch, number, len(found))
             found.append(again.astype(np.int64) + len(found) * len(sampler.labels))

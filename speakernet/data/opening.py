@@ -33,7 +33,8 @@ class KaldiSource(FolderSource):
             )
         self._wav_scp = Path(root) / WAV_SCP
         recordings = read_wav_scp(self._wav_scp)
-        self.names, self.files = recordings.names, recordings.files
+        self.names = recordings.names
+        self.files = recordings.files
         self._index = NameIndex(self.names)
         self._index.refuse_repeated(self._wav_scp)
 

@@ -55,7 +55,9 @@ FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
 PARTS_VERSION = 2
 """Version of a corpus of several shards, each of which has version 1."""
-SAMPLES, INDEX, DESCRIPTION = "samples.npy", "index.npz", "corpus.json"
+SAMPLES = "samples.npy"
+INDEX = "index.npz"
+DESCRIPTION = "corpus.json"
 PLAN_OF_PARTS = "parts.json"
 """File next to the shards that describes the corpus they belong to."""
 PARTIAL_SUFFIX = ".partial"  # Added to the corpus's name while it is being written.
@@ -98,7 +100,9 @@ class FileSamples:
     """
 
     def __init__(self, path: Path, begin: int, num_samples: int) -> None:
-        self._path, self._begin, self._num_samples = path, begin, num_samples
+        self._path = path
+        self._begin = begin
+        self._num_samples = num_samples
         self._file = os.open(path, OPEN_FLAGS)
         weakref.finalize(self, os.close, self._file)
 
@@ -113,7 +117,8 @@ class FileSamples:
 
 def read_samples(file: int, path: Path, begin: int, num_samples: int) -> np.ndarray:
     """Int16 (samples,) from byte `begin` of an open file; AudioError if they cannot be read."""
-    samples, done = np.empty(max(0, num_samples), dtype=np.int16), 0
+    samples = np.empty(max(0, num_samples), dtype=np.int16)
+    done = 0
     while done < len(samples):
         try:
             num_bytes = os.preadv(file, [samples[done:].data], begin + 2 * done)
@@ -244,7 +249,9 @@ def read_index(root: str | Path) -> PackedIndex:
     """Open a corpus's index and check that its files fit together."""
     root = Path(root)
     description = read_description(root)
-    path, rate, digest = root / INDEX, description["sample_rate"], description["index_sha256"]
+    path = root / INDEX
+    rate = description["sample_rate"]
+    digest = description["index_sha256"]
     if description["parts"]:
         shards = [read_index(root / name) for name in description["parts"]]
         for (name, known), shard in zip(description["parts"].items(), shards, strict=True):
@@ -257,10 +264,8 @@ def read_index(root: str | Path) -> PackedIndex:
         names = StringTable.from_bytes(
             itertools.chain.from_iterable(shard.names.raws() for shard in shards)
         )
-        offsets, checksums = (
-            np.concatenate([*parts, begins[-1:]]),
-            np.concatenate([one.checksums for one in shards]),
-        )
+        offsets = np.concatenate([*parts, begins[-1:]])
+        checksums = np.concatenate([one.checksums for one in shards])
     else:
         with reading(path, "the index of a packed corpus; copy or pack it again", PackedError):
             # Checked at every start; the samples' checksums only with `--verify`, because 39 GB
@@ -347,7 +352,9 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
         lambda first: damaged(
             index, samples, range(first, min(first + ROWS_PER_TASK, len(index.names)))
         ),
-        *(first_rows, num_threads, description),
+        first_rows,
+        num_threads,
+        description,
         total=len(first_rows),
         unit="block",
     )
@@ -400,7 +407,8 @@ class PackedSource(AudioSource):
     @property
     def identity(self) -> str:  # type: ignore[override]
         """See `AudioSource.identity`; it does not depend on the number of shards."""
-        index, found = self.index, hashlib.sha256(str(self.sample_rate).encode())
+        index = self.index
+        found = hashlib.sha256(str(self.sample_rate).encode())
         for column in (
             index.names.offsets,
             index.names.content,
@@ -445,11 +453,9 @@ class PackedSource(AudioSource):
         found = mapped(key, make) if key else make()
         # These columns are the same for every row and use no memory.
         table = LookupTable.empty(1, self.sample_rate)
-        table.sample_rates[:], table.num_channels[:], table.formats[:] = (
-            self.sample_rate,
-            1,
-            PCM_S16,
-        )
+        table.sample_rates[:] = self.sample_rate
+        table.num_channels[:] = 1
+        table.formats[:] = PCM_S16
         same = {name: np.broadcast_to(getattr(table, name), len(names)) for name in COLUMNS}
         problems = {
             row: self._lacks(names[row])
@@ -539,7 +545,9 @@ class PackedRows(RowReader):
         if not self.is_mapped:
             # One by one, so that an unreadable crop is one problem and does not end the batch.
             return super().fill(rows, starts, out)
-        wanted, samples, is_int16 = out.shape[1], self.samples, out.dtype == np.int16
+        wanted = out.shape[1]
+        samples = self.samples
+        is_int16 = out.dtype == np.int16
         problems = {}
         # From the memory map: with the pages in memory this takes 4.1 us, against 5.5 us for
         # `pread` into the batch.
@@ -585,7 +593,8 @@ class RamRows(PackedRows):
             raise AudioError(self._problems[row])
         return super().span(row)
 
-    __getstate__, __setstate__ = RowReader.__getstate__, RowReader.__setstate__
+    __getstate__ = RowReader.__getstate__
+    __setstate__ = RowReader.__setstate__
 
 
 def load_into_ram(

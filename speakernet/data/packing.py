@@ -61,7 +61,9 @@ from speakernet.options import SAMPLE_RATE
 
 logger = logging.getLogger(__name__)
 
-PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
+PLAN = "plan.json"
+JOURNAL = "journal.bin"
+SKIPPED = "skipped.txt"
 # One record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
 RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
 # The maximum amount of work that a kill can cost.
@@ -100,7 +102,8 @@ class Shard(PackInput):
 
     def __init__(self, whole: PackInput, rows: range, description: str) -> None:
         super().__init__(whole.names.take(np.asarray(rows)), description)
-        self._whole, self._rows = whole, rows
+        self._whole = whole
+        self._rows = rows
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """See `PackInput.items`."""
@@ -167,7 +170,8 @@ def pack(
                     len(source.names),
                 )
             remaining = range(num_resumed, len(source.names))
-            items, description = source.items(remaining), "pack" if show_progress else ""
+            items = source.items(remaining)
+            description = "pack" if show_progress else ""
             results = parallel_map(decode, items, num_threads, description, total=len(remaining))
             try:
                 for row, result in zip(remaining, results, strict=True):
@@ -218,7 +222,8 @@ class _Writer:
             (folder / name).open("ab") for name in (SAMPLES, JOURNAL, SKIPPED)
         )
         self._records: list[tuple[int, int]] = []
-        self._unflushed_bytes, self._last_flush = 0, time.monotonic()
+        self._unflushed_bytes = 0
+        self._last_flush = time.monotonic()
         # Cut off what a killed run wrote after its last journal entry; a kill may also leave half a
         # record.
         records = _read_journal(folder)
@@ -261,7 +266,9 @@ class _Writer:
                 file.write(np.array(self._records, dtype=RECORD).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        self._records, self._unflushed_bytes, self._last_flush = [], 0, time.monotonic()
+        self._records = []
+        self._unflushed_bytes = 0
+        self._last_flush = time.monotonic()
 
     def _record(self, num_samples: int, checksum: int, num_bytes: int) -> None:
         self._records.append((num_samples, checksum))
@@ -287,7 +294,8 @@ def _read_journal(folder: Path) -> np.ndarray:
 
 def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int) -> PackSummary:
     """Write header, index and description, and remove the journal."""
-    names, records = source.names, _read_journal(partial)
+    names = source.names
+    records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
         raise PackedError(
@@ -332,7 +340,8 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
     """
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
-    index, num_skipped = read_index(corpus), read_description(corpus)["num_skipped"]
+    index = read_index(corpus)
+    num_skipped = read_description(corpus)["num_skipped"]
     is_known = (NameIndex(source.names).find(index.names) >= 0).all()
     total = len(index.names) + num_skipped
     if index.sample_rate != sample_rate or not is_known or total != len(source.names):

@@ -123,12 +123,10 @@ class Sampler(ABC):
         eligible: np.ndarray | None = None,
         voices: Voices | None = None,
     ) -> None:
-        self.labels, self.options, self.seed, self.voices = (
-            labels,
-            options,
-            seed,
-            voices or Voices(),
-        )
+        self.labels = labels
+        self.options = options
+        self.seed = seed
+        self.voices = voices or Voices()
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
         if len(labels) <= np.iinfo(np.int32).max:
             # Half the memory, both for this array, which lives as long as the run, and for the rows
@@ -292,9 +290,11 @@ class BalancedSampler(Sampler):
         speaker.
         """
         speakers = self.labels[units[:, 0] % len(self.labels)].tolist()
-        left, order = deque(range(len(units))), list[int]()
+        left = deque(range(len(units)))
+        order = list[int]()
         for size in sizes.tolist():
-            batch, waiting = dict[int, int](), []
+            batch = dict[int, int]()
+            waiting = []
             while left and len(batch) < size:
                 place = left.popleft()
                 if batch.setdefault(speakers[place], place) != place:
@@ -380,7 +380,8 @@ def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: in
     """The slice of `plan.rows` that is this rank's share of a batch, as even as whole units
     allow.
     """
-    first, last = int(plan.bounds[batch]), int(plan.bounds[batch + 1])
+    first = int(plan.bounds[batch])
+    last = int(plan.bounds[batch + 1])
     units = (last - first) // unit
     return slice(
         first + units * rank // world_size * unit, first + units * (rank + 1) // world_size * unit

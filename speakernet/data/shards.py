@@ -141,7 +141,8 @@ class ShardCache:
 
     def _problem(self, shard: int, partial: Path) -> str:
         """What is wrong with a file fetched as a shard's samples; empty if nothing."""
-        found, wanted = partial.stat().st_size, self.bytes_of(shard)
+        found = partial.stat().st_size
+        wanted = self.bytes_of(shard)
         if found != wanted:
             return f"{found} bytes arrived, expected {wanted}"
         index = read_index(self.folder / self.names[shard])
@@ -208,7 +209,8 @@ class RemoteSource(PackedSource):
         """Copy the description and the shards' indices if this disk does not have the current
         ones.
         """
-        folder, store = self._folder, Store(self.root)
+        folder = self._folder
+        store = Store(self.root)
         with exclusive(folder, waits=True):
             store.fetch(DESCRIPTION, folder / "newest", lambda partial: "")
             newest = (folder / "newest").read_bytes()
@@ -258,7 +260,8 @@ class RemoteSource(PackedSource):
         """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can
         hold.
         """
-        shards, buffer = self.shards_of(table), sampler.options.shuffle_buffer
+        shards = self.shards_of(table)
+        buffer = sampler.options.shuffle_buffer
         # One stream for balanced batches: if each process dealt its own, a batch could contain a
         # speaker twice.
         num_streams = 1 if sampler.needs_many_speakers else num_streams
@@ -334,7 +337,8 @@ class RemoteRows(PackedRows):
         """
         return ShardsAhead(maker, self, num_asked, own)
 
-    __getstate__, __setstate__ = RowReader.__getstate__, RowReader.__setstate__
+    __getstate__ = RowReader.__getstate__
+    __setstate__ = RowReader.__setstate__
 
 
 class ShardsAhead(CropMaker):
@@ -351,14 +355,15 @@ class ShardsAhead(CropMaker):
     ) -> None:
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._rows, self._num_asked, self._own = maker, rows, num_asked, own
+        self.maker = maker
+        self._rows = rows
+        self._num_asked = num_asked
+        self._own = own
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
-        cache, budget = (
-            self._rows.cache,
-            self._rows.cache.budget_bytes // distributed.local_world_size(),
-        )
+        cache = self._rows.cache
+        budget = self._rows.cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
         asked = used_bytes = 0
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shards")
@@ -380,7 +385,8 @@ class ShardsAhead(CropMaker):
                     if used_bytes + more_bytes > budget and asked > number + self._num_asked:
                         break
                     last_use |= dict.fromkeys(shards, asked)
-                    used_bytes, asked = used_bytes + more_bytes, asked + 1
+                    used_bytes = used_bytes + more_bytes
+                    asked = asked + 1
                     for shard in new:
                         pool.submit(self._hold, shard)
                 yield made

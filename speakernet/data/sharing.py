@@ -34,7 +34,8 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
     import torch
 
     # Checked first: the system kills a process that writes to pages it cannot provide.
-    needed, free = math.prod(shape) * np.dtype(dtype).itemsize, free_shared_memory()
+    needed = math.prod(shape) * np.dtype(dtype).itemsize
+    free = free_shared_memory()
     full = (
         f"{human_bytes(needed)} of shared memory needed, {human_bytes(free)} free (in Docker: "
         "--shm-size, --ipc=host)"

@@ -187,7 +187,8 @@ class RowReader(Shareable, ABC):
             have = self.read_row(row, start, target)
             if start and not have:
                 # The file has become too short for the start that was drawn.
-                start, have = 0, self.read_row(row, 0, target)
+                start = 0
+                have = self.read_row(row, 0, target)
             if not have:
                 return f"row {row}: the utterance has no samples"
             if have < len(target):
@@ -339,7 +340,8 @@ class FolderRows(RowReader):
                     crop = crop_of_file(file, info, path, 0, None, rate)
                     self.cache.put(row, crop)
                 else:
-                    crop, start = crop_of_file(file, info, path, start, len(out), rate), 0
+                    crop = crop_of_file(file, info, path, start, len(out), rate)
+                    start = 0
         crop = crop[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)

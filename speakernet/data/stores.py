@@ -32,7 +32,8 @@ from speakernet.files import MAX_PARTS, WorkPart, error_line, parallel_map, shar
 logger = logging.getLogger(__name__)
 
 PARTIAL = ".partial"
-ATTEMPTS, FIRST_PAUSE_SECONDS = 6, 0.5
+ATTEMPTS = 6
+FIRST_PAUSE_SECONDS = 0.5
 """For fetching or writing a file; each pause is twice as long as the one before, 15.5 s in all."""
 UTTERANCES_OF_A_SHARD = 4096
 """About a gigabyte: fetched in seconds, and few enough shards for an epoch."""
@@ -86,7 +87,8 @@ class Store:
         return bool(self._try(name, is_there))
 
     def _try(self, name: str, action: Callable[[Any, str], Any]) -> Any:
-        place, pause = f"{self.address}/{name}", FIRST_PAUSE_SECONDS
+        place = f"{self.address}/{name}"
+        pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 # Opened for each attempt: the libraries' connections do not survive a fork.
@@ -136,7 +138,8 @@ def pack_to_address(
     Returns:
         The summary of the writer's shards, and how many shards of other writers are missing.
     """
-    store, num_rows = Store(address), len(source.names)
+    store = Store(address)
+    num_rows = len(source.names)
     if not num_rows:
         raise PackedError(
             f"{source.description}: there is nothing to pack; expected at least one audio file"
@@ -147,7 +150,8 @@ def pack_to_address(
     origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
     summaries = []
     with tempfile.TemporaryDirectory(prefix="speakernet-") as scratch:
-        described, num_resumed = Path(scratch, "described"), 0
+        described = Path(scratch, "described")
+        num_resumed = 0
         missing = _missing(store, shards, described, origin)
         if missing and store.has(DESCRIPTION):
             raise PackedError(

@@ -79,7 +79,10 @@ class Workers(CropMaker):
     ) -> None:
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._options, self._pins, self._is_pinned = maker, options, pins, False
+        self.maker = maker
+        self._options = options
+        self._pins = pins
+        self._is_pinned = False
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
         self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
         # Samples go through a ring made once: new shared tensors would cost a page fault per 4 KiB
@@ -113,7 +116,8 @@ class Workers(CropMaker):
         # Discard answers left over from an iteration that stopped early.
         while self._owing:
             self._answer("the beginning of an epoch")
-        turns, coming = itertools.cycle(range(len(mine))), enumerate(requests)
+        turns = itertools.cycle(range(len(mine)))
+        coming = enumerate(requests)
         try:
             self._send(coming, turns, self._ahead)
             for number, request in enumerate(requests):
@@ -132,7 +136,9 @@ class Workers(CropMaker):
         kill(self._processes)
         for connection in (*self._requests, *self._reports):
             connection.close()
-        self._processes, self._requests, self._reports = [], [], []
+        self._processes = []
+        self._requests = []
+        self._reports = []
         self._owing.clear()
         if self._is_pinned:
             # Copies in progress must end first.
@@ -205,7 +211,8 @@ class Workers(CropMaker):
     def _answer(self, where: str) -> BatchReport:
         """Wait for the report on the oldest unanswered request."""
         worker = self._owing[0]
-        process, reports = self._processes[worker], self._reports[worker]
+        process = self._processes[worker]
+        reports = self._reports[worker]
         who = f"loader worker {worker} of {len(self._processes)} (process {process.pid})"
         wait_seconds = min(WAIT_SECONDS, self._options.worker_timeout_seconds or WAIT_SECONDS)
         # Counts waits instead of using a clock, which would include the time for which a run is
@@ -312,7 +319,9 @@ class ReadAhead(CropMaker):
         assert isinstance(planner.reader, PackedRows)
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._rows, self._num_asked = maker, planner.reader, num_asked
+        self.maker = maker
+        self._rows = planner.reader
+        self._num_asked = num_asked
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""

@@ -106,7 +106,8 @@ class Covariances:
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
         """The map to the `dim` directions that separate speakers best, and PLDA in that space."""
         variances, directions = eigh(self.between, self.within)
-        matrix, variances = directions[:, ::-1][:, :dim].T, np.maximum(variances[::-1][:dim], 0.0)
+        matrix = directions[:, ::-1][:, :dim].T
+        variances = np.maximum(variances[::-1][:dim], 0.0)
         return (matrix, -matrix @ self.mean), Plda(variances, 1 / (1 + variances))
 
 
@@ -178,7 +179,8 @@ def wccn(
     covariance of all embeddings, scaled to the same mean variance.
     """
     first, lengths = _centred_units(rows)
-    within, everything = two_covariances(lengths, labels).within, np.cov(lengths.T, bias=True)
+    within = two_covariances(lengths, labels).within
+    everything = np.cov(lengths.T, bias=True)
     mixed = (1 - total) * within + total * everything * (np.trace(within) / np.trace(everything))
     return Transform((first, *_mapped(lengths, _power(shrunk(mixed, shrinkage), -0.5)).maps))
 

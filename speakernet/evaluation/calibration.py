@@ -35,7 +35,8 @@ from speakernet.evaluation.results import AffineFit
 
 logger = logging.getLogger(__name__)
 
-EER_NAME, RATE_PREFIX = "eer", "far_"
+EER_NAME = "eer"
+RATE_PREFIX = "far_"
 """Name of the threshold at the EER, and the prefix of names such as `far_1%`, with the false-accept
 rate in percent."""
 FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
@@ -76,7 +77,9 @@ class AffineCalibration:
 
     def to_dict(self) -> AffineFit:
         """Plain values, as a model file stores them."""
-        weights, offset, prior = self.weights.tolist(), float(self.offset), float(self.prior)
+        weights = self.weights.tolist()
+        offset = float(self.offset)
+        prior = float(self.prior)
         return {"inputs": list(self.inputs), "weights": weights, "offset": offset, "prior": prior}
 
     @classmethod
@@ -153,7 +156,8 @@ def fit_calibration(
     columns = _columns(inputs, names)
     for column in columns.T:
         _, is_target = check_trials(column, labels)
-    centre, spread = columns.mean(axis=0), columns.std(axis=0)
+    centre = columns.mean(axis=0)
+    spread = columns.std(axis=0)
     # A quality measure that is the same for all trials must not cause a division by zero.
     spread = np.where(spread > 0, spread, 1.0)
     # L-BFGS needs inputs of similar scale; a cosine spans about 1, a duration about 100.
@@ -204,7 +208,8 @@ def named_thresholds(
         The thresholds as plain dictionaries, and a sentence for each rate that the list is too
         small for.
     """
-    points, refused = [(EER_NAME, equal_error_point(rates))], []
+    points = [(EER_NAME, equal_error_point(rates))]
+    refused = []
     for rate in FALSE_ACCEPT_RATES:
         # Even a count of ten has a standard deviation of about a third; from fewer, a threshold
         # would be a guess.
@@ -216,7 +221,8 @@ def named_thresholds(
                 f"{rates.num_nontargets:,} different-speaker pairs, but at least "
                 f"{round(MIN_EXPECTED_ERRORS / rate):,} are needed"
             )
-    ascending, thresholds = rates.thresholds, []
+    ascending = rates.thresholds
+    thresholds = []
     for name, point in points:
         # Halfway to the next lower score, where all decisions on the list stay the same. The point
         # itself is a score; on a list without errors it is the lowest target score, so a slightly
@@ -319,10 +325,8 @@ class Fit:
                 "inputs": theirs if inputs == list(SCORE_ONLY) else inputs,
             }
 
-        fits, thresholds = (
-            (contents.get("calibration") or {}).get("fits", []),
-            contents.get("thresholds") or [],
-        )
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        thresholds = contents.get("thresholds") or []
         return {
             "calibration": {"fits": [*filter(stays, fits), own]},
             "thresholds": [
@@ -358,12 +362,11 @@ def fit_scores(
             "1 marks the same speaker, calibrate on more people, or train longer",
             trials.source,
         )
-    rates, way = error_rates(scores, trials.labels), backend
+    rates = error_rates(scores, trials.labels)
+    way = backend
     if columns is not None:
-        rates, way = (
-            error_rates(calibration.apply(columns), trials.labels),
-            threshold_way(backend, names),
-        )
+        rates = error_rates(calibration.apply(columns), trials.labels)
+        way = threshold_way(backend, names)
     thresholds, refused = named_thresholds(rates, way)
     if few := too_few_nontargets(rates.num_nontargets):
         logger.warning(

@@ -124,7 +124,8 @@ def plan_of(
 ) -> Plan:
     """Plan batches of at most batch_size waveforms and a bounded amount of padded audio."""
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
-    counts, widths = np.ones(len(samples), dtype=np.int64), np.maximum(samples, shortest)
+    counts = np.ones(len(samples), dtype=np.int64)
+    widths = np.maximum(samples, shortest)
     if length:
         # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s), which are
         # embedded once.
@@ -160,7 +161,8 @@ def batches_of(
     size of a full batch is a power of two.
     """
     batch: list[Item] = []
-    longest, budget = 0, int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
+    longest = 0
+    budget = int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
     for item, samples, is_window in items:
         width = usual_width(samples) if has_few_shapes else samples
         # Memory holds the padded audio, so one long recording can fill a batch.
@@ -169,7 +171,8 @@ def batches_of(
         # Each one-minute window is a batch by itself: four of them needed a gigabyte with CAM++.
         if batch and (is_window or len(batch) >= most):
             yield batch, longest
-            batch, longest = [], 0
+            batch = []
+            longest = 0
         batch.append(item)
         longest = max(longest, width)
     if batch:
@@ -191,7 +194,8 @@ def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tupl
     rows are silent.
     """
     lengths = [len(waveform) for waveform in waveforms]
-    rows, samples = max(shape[0], len(waveforms)), max(shape[1], *lengths)
+    rows = max(shape[0], len(waveforms))
+    samples = max(shape[1], *lengths)
     table = np.zeros((rows, samples), dtype=np.float32)
     for row, waveform in enumerate(waveforms):
         table[row, : len(waveform)] = waveform
@@ -256,7 +260,8 @@ def embed_utterances(
         utterance counts as one crop.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
-    is_on_cpu, num_threads = torch.device(device).type == "cpu", reader_threads(options)
+    is_on_cpu = torch.device(device).type == "cpu"
+    num_threads = reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
     are_crops = modes_of(options) == ("crops",)
     length = crop_samples(options.eval_frames, net.sample_rate) if are_crops else 0
@@ -275,7 +280,8 @@ def embed_utterances(
     num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
     # Adjacent batches, with about the same amount of audio on every rank.
     done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
-    rank, world_size = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
+    world_size = distributed.world_size()
     own = range(
         *np.searchsorted(done, [done[-1] * one / world_size for one in (rank, rank + 1)]).tolist()
     )
@@ -295,7 +301,8 @@ def embed_utterances(
         # the batch alive.
         return embedded[: len(given[0])].float().cpu().numpy().copy()
 
-    mine, was_stopped = [], False
+    mine = []
+    was_stopped = False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, contextlib.ExitStack() as stack:
         # Set once for all batches: otherwise a batch would restore training mode while others are
@@ -338,7 +345,8 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     found = f"{len(rows):,} of {len(names):,} utterances cannot be read from {source.root}"
     # If all fail, the folder is probably wrong, and one example is enough.
     if len(rows) == len(names):
-        found, rows = f"{found}; give the folder that the list's paths start from", rows[:1]
+        found = f"{found}; give the folder that the list's paths start from"
+        rows = rows[:1]
     # Most problems begin with the path of the file.
     found_in = ((names[row], lookup.problems[row]) for row in rows[:MAX_NAMED])
     shown = "; ".join(
@@ -372,7 +380,9 @@ def stretches_of(
         logger.info(
             "%d recordings longer than %g s are embedded in windows of about %g s, whose "
             "embeddings are averaged",
-            *(num_long, LONG_SECONDS, WINDOW_SECONDS),
+            num_long,
+            LONG_SECONDS,
+            WINDOW_SECONDS,
         )
     return [
         Stretch(row, start, stop - start, len(one) - 1)
@@ -397,7 +407,8 @@ def _read_batches(
     waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
     # The position of each waveform in its stretch.
     index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
-    current, piece = -1, np.empty(0)
+    current = -1
+    piece = np.empty(0)
     for batch in own:
         waveforms = []
         for number in range(plan.bounds[batch], plan.bounds[batch + 1]):
@@ -407,7 +418,8 @@ def _read_batches(
                         break
                     stretch = to_come.popleft()
                     waiting.append((stretch.num_samples, pool.submit(read, stretch)))
-                current, piece = int(plan.stretch_of[number]), waiting.popleft()[1].result()
+                current = int(plan.stretch_of[number])
+                piece = waiting.popleft()[1].result()
             waveforms.append(piece[index[number]])
         distributed.work.at(f"{description}, batch {batch + 1}")
         yield waveforms, tuple(plan.shapes[batch].tolist())
@@ -424,7 +436,8 @@ def _read(
     """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it if
     `length` is 0.
     """
-    name, starts = names[stretch.row], [stretch.start]
+    name = names[stretch.row]
+    starts = [stretch.start]
     places: list[tuple[int, int | None]] = [
         (stretch.start, stretch.num_samples) if stretch.num_windows > 1 else (0, None)
     ]
@@ -477,7 +490,8 @@ class Embedder:
         store.
         """
         options = self.options.model_copy(update={"embedding": mode})
-        path, key = f"{list_name}.{mode}.npz", ""
+        path = f"{list_name}.{mode}.npz"
+        key = ""
         if self.stores:
             frames = options.eval_frames if mode == "crops" else 0
             settings = {

@@ -65,7 +65,8 @@ def evaluate(
     """Embed, score and measure one list."""
     begin = time.perf_counter()
     scored = score_trials(embedder, backend, trials, source)
-    llrs, notes = None, []
+    llrs = None
+    notes = []
     if calibration is not None:
         inputs = scored.scores
         if calibration.inputs != SCORE_ONLY:
@@ -120,7 +121,8 @@ def calibration_inputs(
     """The inputs of a calibration, (trials, inputs): the score and quality measures of both
     sides.
     """
-    wanted, values = {name.partition(" ")[0] for name in inputs}, {}
+    wanted = {name.partition(" ")[0] for name in inputs}
+    values = {}
     if "duration" in wanted:
         values["duration"] = source.lookup_table(trials.names).seconds
     if "magnitude" in wanted:

@@ -61,7 +61,8 @@ def figures(
 ) -> Results:
     """Every figure that these scores support; `why_no_eer` is set if there can be no error rate."""
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
-    reason, labels = why_no_error_rate(trials), trials.labels
+    reason = why_no_error_rate(trials)
+    labels = trials.labels
     found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=reason)
     if labels is None:
         return found
@@ -83,10 +84,8 @@ def figures(
         return found
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, labels)
-    priors, costs = (
-        [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors],
-        (options.c_miss, options.c_fa),
-    )
+    priors = [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors]
+    costs = (options.c_miss, options.c_fa)
     # Named by the prior, as in `results.json`.
     points = {f"{prior:g}": (float(prior), *costs) for prior in priors}
     equal = metrics.equal_error_point(rates)
@@ -104,7 +103,8 @@ def figures(
         speaker_rule=speakers.rule,
     )
     if llrs is not None:
-        llr_rates, cllr = metrics.error_rates(llrs, labels), metrics.cllr(llrs, labels)
+        llr_rates = metrics.error_rates(llrs, labels)
+        cllr = metrics.cllr(llrs, labels)
         actual = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
         # From the ratios, not the scores: with quality measures they rank the trials differently.
         least = metrics.min_cllr(llr_rates)
@@ -147,7 +147,8 @@ def why_no_error_rate(trials: TrialList) -> str:
 
 def cautions(results: Results) -> list[str]:
     """What a reader must know before trusting these figures, the most serious first."""
-    costs, num_nontargets = results.dcf_costs or {}, results.num_trials - (results.num_targets or 0)
+    costs = results.dcf_costs or {}
+    num_nontargets = results.num_trials - (results.num_targets or 0)
     # One false accept costs c_fa x (1 - prior) / nontargets, rejecting everybody c_miss x prior.
     few = [
         prior
@@ -155,10 +156,8 @@ def cautions(results: Results) -> list[str]:
         if costs
         and costs["c_fa"] * (1 - float(prior)) >= num_nontargets * costs["c_miss"] * float(prior)
     ]
-    num_repeated, num_contradicting = (
-        results.num_duplicate_trials or 0,
-        results.num_contradicting_trials or 0,
-    )
+    num_repeated = results.num_duplicate_trials or 0
+    num_contradicting = results.num_contradicting_trials or 0
     odd = (
         (
             (results.eer_percent or 0.0) > WORSE_THAN_CHANCE,
@@ -213,7 +212,8 @@ class SpeakerBootstrap:
         present, numbers = np.unique(
             np.concatenate([enrol_speakers, test_speakers]), return_inverse=True
         )
-        enrol, test = numbers[: len(labels)], numbers[len(labels) :]
+        enrol = numbers[: len(labels)]
+        test = numbers[len(labels) :]
         # Sorted once: a draw only changes how often each trial counts.
         order = np.argsort(scores, kind="stable")
         # Equal scores are accepted or rejected together, so rates exist only at the ends of their
@@ -227,7 +227,8 @@ class SpeakerBootstrap:
         self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
         self._points = operating_points
         self._false_accepts = np.empty(0) if false_accepts is None else false_accepts
-        self.num_trials, self.num_speakers = len(labels), len(present)
+        self.num_trials = len(labels)
+        self.num_speakers = len(present)
 
     def figures(self, counts: np.ndarray | None = None) -> np.ndarray | None:
         """EER in percent, minDCFs and miss rates, (figures,), when speaker s is drawn `counts[s]`
@@ -239,8 +240,10 @@ class SpeakerBootstrap:
             np.ones(self.num_speakers, dtype=np.int64) if counts is None else counts, 1
         )
         weights = counts[self._first] * counts[self._second]
-        all_below, targets_below = np.cumsum(weights), np.cumsum(weights * self._labels)
-        num_targets, num_all = int(targets_below[-1]), int(all_below[-1])
+        all_below = np.cumsum(weights)
+        targets_below = np.cumsum(weights * self._labels)
+        num_targets = int(targets_below[-1])
+        num_all = int(all_below[-1])
         if num_targets in (0, num_all):
             return None
         miss = np.concatenate([[0.0], targets_below[self._ends] / num_targets])
@@ -262,7 +265,8 @@ class SpeakerBootstrap:
         """EER and minDCFs with 95 % intervals from `wanted` draws, or a note saying why there are
         none.
         """
-        plain, end = self.figures(), 1 + len(self._points)
+        plain = self.figures()
+        end = 1 + len(self._points)
         assert plain is not None, "there are trials of both kinds"
         drawn = _drawn([self], wanted, seed)[0].T
         # Scores without errors have none in any draw either, and equal draws give no interval.
@@ -270,14 +274,14 @@ class SpeakerBootstrap:
             interval_of(values) if len(values) and np.ptp(values) > 0 else None
             for values in drawn[:end]
         )
-        band, note, num_draws = None, speakers_note(self.num_speakers), drawn.shape[1]
+        band = None
+        note = speakers_note(self.num_speakers)
+        num_draws = drawn.shape[1]
         if num_draws and eer is None:
             # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all
             # right?, 1983. Only speakers with a target trial can be missed.
-            number, note = (
-                len(np.unique(self._first[self._labels])),
-                "every draw of speakers gives the same error rate",
-            )
+            number = len(np.unique(self._first[self._labels]))
+            note = "every draw of speakers gives the same error rate"
             if plain[0] == 0 and number < MIN_SPEAKERS:
                 note = (
                     f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
@@ -335,7 +339,8 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
 
     Draws that lack targets or non-targets are omitted; with too few speakers there are no draws.
     """
-    plain, num_speakers = systems[0].figures(), systems[0].num_speakers
+    plain = systems[0].figures()
+    num_speakers = systems[0].num_speakers
     assert plain is not None, "there are trials of both kinds"
     num_trials = len(systems) * systems[0].num_trials
     num_draws = (
@@ -387,10 +392,8 @@ class Difference:
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
         """The result in words; a difference is significant if its interval excludes zero."""
         better, other = (first, second) if self.value >= 0 else (second, first)
-        equal, distance = (
-            f"{first} and {second} are equal",
-            f"{better} is better than {other} by {abs(self.value):.3f}",
-        )
+        equal = f"{first} and {second} are equal"
+        distance = f"{better} is better than {other} by {abs(self.value):.3f}"
         text = f"{figure}: {distance if self.value else equal}"
         if self.interval is None:
             return f"{text}; {self.note}"

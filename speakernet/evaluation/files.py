@@ -95,7 +95,8 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     if not path.is_dir():
         return path, scores_for(trials, path)
     found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
-    own, named = path / SCORES, evaluation_folder(path, trials.source) / SCORES
+    own = path / SCORES
+    named = evaluation_folder(path, trials.source) / SCORES
     names = ", ".join(one.parent.name for one in found)
     refused = ListError(
         f"{path}: no scores of {Path(trials.source).stem}, only of {names} in "
@@ -128,10 +129,8 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         The pairs, with labels if every line has the fourth column, and the scores (trials,)
         float64; higher means more alike.
     """
-    file, rows = (
-        ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run"),
-        numbers(),
-    )
+    file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
+    rows = numbers()
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []
@@ -209,12 +208,15 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     ):
         return np.arange(len(ours))
     known = NameIndex(ours.names).find(theirs.names)
-    enrol, test = known[theirs.enrol], known[theirs.test]
+    enrol = known[theirs.enrol]
+    test = known[theirs.test]
     wanted = ours.enrol.astype(np.int64) * len(ours.names) + ours.test
     there = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
-    order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
+    order = np.argsort(wanted, kind="stable")
+    their_order = np.argsort(there, kind="stable")
     if not np.array_equal(wanted[order], there[their_order]):
-        total, found = f"{len(ours):,} trials of {ours.source}", []
+        total = f"{len(ours):,} trials of {ours.source}"
+        found = []
         if len(alone := np.flatnonzero(~np.isin(wanted, there))):
             found.append(
                 f"{theirs.source} has scores for {len(ours) - len(alone):,} of the {total}; the "
@@ -284,7 +286,8 @@ class Decisions:
 
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
-        trials, score = self.trials, float(self.scores[number])
+        trials = self.trials
+        score = float(self.scores[number])
         pair = (trials.names[int(side[number])] for side in (trials.enrol, trials.test))
         llr = [] if self.llrs is None else [f"{self.llrs[number]:.4f}"]
         return [
@@ -404,7 +407,9 @@ class RunData:
     @property
     def decisions(self) -> Decisions | None:
         """Decisions on each trial; None if there are error rates or no scores."""
-        results, trials, scores = self.results, self.trials, self.scores
+        results = self.results
+        trials = self.trials
+        scores = self.scores
         if results is None or results.eer_percent is not None or trials is None or scores is None:
             return None
         return Decisions(trials, scores, self.arrays.get("llrs"), results.thresholds or ())
@@ -465,8 +470,10 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         results = replace(results, training=trained.training if trained else None)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     if evaluation is not None:
-        trials, scores = evaluation.trials, np.asarray(evaluation.scores, dtype=np.float64)
-        speakers, units = evaluation.speakers, evaluation.units
+        trials = evaluation.trials
+        scores = np.asarray(evaluation.scores, dtype=np.float64)
+        speakers = evaluation.speakers
+        units = evaluation.units
         found = {
             "labels": trials.labels,
             "llrs": evaluation.llrs,
@@ -540,7 +547,8 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     """The labelled list that all these files and folders have scores for, with the labels kept in
     one of them.
     """
-    names, refused = ", ".join(map(str, paths)), None
+    names = ", ".join(map(str, paths))
+    refused = None
     for path in paths:
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
             file = place / SCORES if place.is_dir() else place
@@ -627,7 +635,8 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
             raise FileError(f"{path}: {name} is {found}; expected {ARRAYS_EXPECTED}")
     if "map_points" in arrays:
         with reading(path, ARRAYS_EXPECTED):
-            points, speakers = arrays["map_points"], arrays["map_speakers"]
+            points = arrays["map_points"]
+            speakers = arrays["map_speakers"]
             is_whole = points.shape == (len(speakers), 2) and len(arrays["map_shares"]) == 2
             if not is_whole or not set(speakers.tolist()) <= set(range(len(arrays["map_names"]))):
                 raise FileError(

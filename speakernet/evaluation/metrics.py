@@ -57,7 +57,8 @@ class ErrorRates:
         threshold.
         """
         # Integers keep this exact.
-        false_accepts, misses = self.false_accepts.astype(np.int64), self.misses.astype(np.int64)
+        false_accepts = self.false_accepts.astype(np.int64)
+        misses = self.misses.astype(np.int64)
         rows = np.arange(len(misses))
         for _ in range(HULL_PASSES):
             above = _is_above_chord(false_accepts[rows], misses[rows])
@@ -87,7 +88,8 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     """Scores as float64 and labels as bool, both (trials,); ValueError if they allow no error
     rate.
     """
-    scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels).astype(bool)
+    scores = np.asarray(scores, dtype=np.float64)
+    labels = np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
         raise ValueError(
             f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per "
@@ -128,20 +130,20 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     scores, labels = check_trials(scores, labels)
     # Sorting each kind and merging takes half the time of sorting row numbers, which reads memory
     # at random.
-    targets, nontargets = np.sort(scores[labels]), np.sort(scores[~labels])
+    targets = np.sort(scores[labels])
+    nontargets = np.sort(scores[~labels])
     is_target = np.zeros(len(scores), dtype=bool)
     # The number of non-targets below each target gives its place in the merged order.
     is_target[np.arange(len(targets)) + np.searchsorted(nontargets, targets)] = True
     ascending = np.empty(len(scores))
-    ascending[is_target], ascending[~is_target] = targets, nontargets
+    ascending[is_target] = targets
+    ascending[~is_target] = nontargets
     starts = group_starts(ascending)
     ends = np.append(starts, len(scores))
     misses = np.concatenate([[0], np.cumsum(is_target)])[ends]
     false_accepts = len(nontargets) - (ends - misses)
-    thresholds, rates = (
-        np.append(ascending[starts], np.inf),
-        (misses / len(targets), false_accepts / len(nontargets)),
-    )
+    thresholds = np.append(ascending[starts], np.inf)
+    rates = (misses / len(targets), false_accepts / len(nontargets))
     return ErrorRates(thresholds, misses, false_accepts, len(targets), len(nontargets), *rates)
 
 
@@ -181,7 +183,8 @@ def crossing(miss: np.ndarray, false_accept: np.ndarray) -> tuple[int, float]:
     # 1 (all rejected).
     after = int(np.searchsorted(miss - false_accept, 0.0))
     before = max(after - 1, 0)
-    gap_before, gap_after = miss[before] - false_accept[before], miss[after] - false_accept[after]
+    gap_before = miss[before] - false_accept[before]
+    gap_after = miss[after] - false_accept[after]
     share = 1.0 if gap_after == gap_before else -gap_before / (gap_after - gap_before)
     return after, float(miss[before] + share * (miss[after] - miss[before]))
 
@@ -213,10 +216,8 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     accepted_nontargets = rates.false_accepts[-2::-1]
     is_corner = np.ones(len(accepted_targets), dtype=bool)
     is_corner[1:-1] = (np.diff(accepted_targets, 2) != 0) | (np.diff(accepted_nontargets, 2) != 0)
-    accepted_targets, accepted_nontargets = (
-        accepted_targets[is_corner],
-        accepted_nontargets[is_corner],
-    )
+    accepted_targets = accepted_targets[is_corner]
+    accepted_nontargets = accepted_nontargets[is_corner]
     miss = 1 - np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
     false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
     # argmin takes the first of equally close points, as in that tool.
@@ -239,7 +240,8 @@ def min_dcf_point(
     best = int(np.argmin(costs))
     # The better blind decision: accept all (first threshold) or none (last).
     cost = float(costs[best] / min(costs[0], costs[-1]))
-    miss, false_accept = float(rates.miss_rates[best]), float(rates.false_accept_rates[best])
+    miss = float(rates.miss_rates[best])
+    false_accept = float(rates.false_accept_rates[best])
     return cost, OperatingPoint(float(rates.thresholds[best]), miss, false_accept)
 
 
@@ -346,9 +348,11 @@ def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, n
     Returns:
         Two arrays (points,) with the points where both rates lie strictly between 0 and 1.
     """
-    false_accept, miss = rates.false_accept_rates, rates.miss_rates
+    false_accept = rates.false_accept_rates
+    miss = rates.miss_rates
     inside = (false_accept > 0) & (false_accept < 1) & (miss > 0) & (miss < 1)
-    false_accept, miss = false_accept[inside], miss[inside]
+    false_accept = false_accept[inside]
+    miss = miss[inside]
     if len(miss) <= max_points:
         return false_accept, miss
     # For spacing, the logit is close enough to the normal deviate.
@@ -362,7 +366,8 @@ def _is_above_chord(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray
     """Whether each point lies on or above the line between its two neighbours, so that it is not on
     the hull.
     """
-    step_x, step_y = -np.diff(false_accepts), np.diff(misses)
+    step_x = -np.diff(false_accepts)
+    step_y = np.diff(misses)
     above = np.zeros(len(misses), dtype=bool)
     # Along a lower hull, from many false accepts to none, slopes increase.
     above[1:-1] = step_y[:-1] * step_x[1:] >= step_y[1:] * step_x[:-1]

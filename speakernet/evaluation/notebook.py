@@ -39,8 +39,10 @@ class Report:
         """The detection error trade-off, with a band of 95 % intervals."""
         if self.run.scores is None or self.run.labels is None:
             raise ValueError(f"{self.run.folder}: no labelled scores, so there is no DET curve")
-        rates, band = error_rates(self.run.scores, self.run.labels), self.results.det_band
-        points, bands = {"EER": equal_error_point(rates)}, {self.run.name: band} if band else {}
+        rates = error_rates(self.run.scores, self.run.labels)
+        band = self.results.det_band
+        points = {"EER": equal_error_point(rates)}
+        bands = {self.run.name: band} if band else {}
         figure = plots.det_figure({self.run.name: rates}, points, bands)
         # By default, notebooks display only figures made by pyplot.
         figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]

@@ -25,7 +25,8 @@ from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
 from speakernet.evaluation.results import NO_INTERVAL, GroupResult, threshold_text
 from speakernet.files import atomic_write
 
-WIDTH_INCHES, HEIGHT_INCHES = 4.2, 3.0
+WIDTH_INCHES = 4.2
+HEIGHT_INCHES = 3.0
 """Small, since the page shows plots 340 to 420 pixels wide: 8-point text stays readable on a
 phone."""
 PNG_DOTS_PER_INCH = 200
@@ -137,7 +138,8 @@ def det_figure(
     figure, axes = new_figure("false accepts (%)", "misses (%)", 3.6)
     shown: list[np.ndarray] = []
     for number, (name, rates) in enumerate(curves.items()):
-        curve, label = det_points(rates), name if len(curves) > 1 else None
+        curve = det_points(rates)
+        label = name if len(curves) > 1 else None
         # On normal-deviate axes, normally distributed scores give a straight line.
         axes.plot(*map(ndtri, curve), color=f"C{number}", label=label)
         shown += curve
@@ -155,8 +157,10 @@ def det_figure(
         rates_there = np.array([[point.false_accept], [point.miss]])
         # Without misses or false accepts, a point is infinitely far away.
         if ((rates_there <= 0) | (rates_there >= 1)).any():
-            rates_there, name = np.empty((2, 0)), f"{name}: off the plot"
-        marker, colour = MARKERS[number % len(MARKERS)], f"C{number + len(curves)}"
+            rates_there = np.empty((2, 0))
+            name = f"{name}: off the plot"
+        marker = MARKERS[number % len(MARKERS)]
+        colour = f"C{number + len(curves)}"
         axes.plot(*ndtri(rates_there), marker, color=colour, markersize=5, label=name)
         shown += list(rates_there)
     reach = ndtri(np.concatenate(shown))
@@ -170,7 +174,8 @@ def det_figure(
             color=MUTED,
         )
         reach = ndtri([0.001, 0.5])
-    low, high = float(reach.min()) - DET_MARGIN, float(reach.max()) + DET_MARGIN
+    low = float(reach.min()) - DET_MARGIN
+    high = float(reach.max()) + DET_MARGIN
     ticks: dict[float, str] = {}
     for percent in DET_TICKS_PERCENT:
         place = float(ndtri(percent / 100))
@@ -251,7 +256,8 @@ def curve_figure(
     for begin in borders:
         axes.axvline(begin, color=MUTED, linewidth=0.6)
     for number, (name, (x, y)) in enumerate(series.items()):
-        colour, label = f"C{number}", name if len(series) > 1 else ""
+        colour = f"C{number}"
+        label = name if len(series) > 1 else ""
         if mark_lowest and np.isfinite(y).any():
             best = int(np.nanargmin(y))
             axes.plot(

@@ -111,17 +111,19 @@ CURVE_NOTES = {
     ),
 }
 FACTS = (
-    *(
-        "model",
-        "num_parameters",
-        "front_end",
-        "checkpoint",
-        "precision",
-        "backend",
-        "calibration",
-        "speaker_rule",
-    ),
-    *("num_draws", "dcf_costs", "num_duplicate_trials", "timings_seconds", "seconds"),
+    "model",
+    "num_parameters",
+    "front_end",
+    "checkpoint",
+    "precision",
+    "backend",
+    "calibration",
+    "speaker_rule",
+    "num_draws",
+    "dcf_costs",
+    "num_duplicate_trials",
+    "timings_seconds",
+    "seconds",
 )
 """Results shown unchanged."""
 HISTOGRAM_NOTE = "Each histogram has an area of 1; the line is the threshold at the EER."
@@ -181,7 +183,8 @@ def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
     """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv;
     return the names.
     """
-    folder, decisions = Path(folder), evaluation.decisions
+    folder = Path(folder)
+    decisions = evaluation.decisions
     # Left by an earlier evaluation.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
@@ -215,7 +218,8 @@ def write_report(
     Returns:
         The path of the page.
     """
-    run, source = read_run(folder, evaluation=evaluation), None
+    run = read_run(folder, evaluation=evaluation)
+    source = None
     if audio is not None:
         if run.labels is None:
             raise ValueError(
@@ -236,7 +240,8 @@ def write_report(
         }
         with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
             np.savez_compressed(file, **halved)  # type: ignore[arg-type]
-    pictures, results = run.folder / PLOTS, run.results or Results()
+    pictures = run.folder / PLOTS
+    results = run.results or Results()
     learned = results.training or {}
     sizes = [
         (name, learned.get(name), 1 if name == "hours" else 0)
@@ -286,21 +291,17 @@ def write_report(
     # The result in plain words, for readers new to the field.
     lead = run.decisions.sentences() if run.decisions is not None else []
     if results.eer_percent is not None and results.eer_threshold is not None:
-        kept, rates, scores = _kept_threshold(run), (results.eer_percent / 100,) * 2, run.scores
-        name, limit = (
-            "threshold",
-            threshold_text(results.eer_threshold, np.empty(0) if scores is None else scores),
-        )
+        kept = _kept_threshold(run)
+        rates = (results.eer_percent / 100,) * 2
+        scores = run.scores
+        name = "threshold"
+        limit = threshold_text(results.eer_threshold, np.empty(0) if scores is None else scores)
         if kept is not None:
-            name, limit, rates = (
-                f"the {kept[0]}",
-                f"({kept[2].threshold:.4f})",
-                (kept[2].false_accept, kept[2].miss),
-            )
-        verdict, cost = (
-            "usable: the model is calibrated",
-            (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0),
-        )
+            name = f"the {kept[0]}"
+            limit = f"({kept[2].threshold:.4f})"
+            rates = (kept[2].false_accept, kept[2].miss)
+        verdict = "usable: the model is calibrated"
+        cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
         if results.eer_percent > LARGEST_USABLE_PERCENT:
             verdict = (
                 f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close "
@@ -340,7 +341,8 @@ def write_side_by_side(
     """Write one page for several run or evaluation folders, and its plots as PNGs in a folder
     beside it.
     """
-    resolved, path = [Path(folder).resolve() for folder in folders], Path(path)
+    resolved = [Path(folder).resolve() for folder in folders]
+    path = Path(path)
     if len(set(resolved)) < len(resolved):
         raise ValueError(
             f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
@@ -526,7 +528,8 @@ def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, Group
     """A column for each test list: first the reported one, then those with their own pages under
     eval/.
     """
-    columns, cells = {name: reported.as_row(name), **others}, []
+    columns = {name: reported.as_row(name), **others}
+    cells = []
     for one in columns.values():
         figures = headline(
             Results(0, None, one.eer_percent, one.eer_interval_percent, one.min_dcf or {})
@@ -603,10 +606,8 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     cheapest: dict[str, dict[float, tuple[float, OperatingPoint]]] = {}
     for run in shown:
         results = run.results or Results()
-        priors, costs = (
-            sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS,
-            results.dcf_costs or {},
-        )
+        priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
+        costs = results.dcf_costs or {}
         both = costs.get("c_miss", UNIT_COST), costs.get("c_fa", UNIT_COST)
         cheapest[run.name] = {
             prior: min_dcf_point(rates[run.name], prior, *both) for prior in priors
@@ -633,7 +634,8 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     tables = []
     for number, run in enumerate(shown, start=1):
         suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
-        own, threshold = rates[run.name], equal_error_point(rates[run.name]).threshold
+        own = rates[run.name]
+        threshold = equal_error_point(rates[run.name]).threshold
         assert run.scores is not None, "runs without scores are not shown"
         figure = plots.histogram_figure(run.scores, run.labels, threshold)
         cards.append(_drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
@@ -706,13 +708,16 @@ def _calibration(
     scores.
     """
     assert run.scores is not None and run.labels is not None, "only labelled scores have errors"
-    llrs, cards, fit = run.arrays.get("llrs"), [], run.results.calibration if run.results else None
+    llrs = run.arrays.get("llrs")
+    cards = []
+    fit = run.results.calibration if run.results else None
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
         llrs = AffineCalibration.from_dict(fit).apply(run.scores)
     name = "score"
     note = "Not calibrated. The curve shows the log-likelihood ratio of each score on this list."
     if llrs is not None:
-        rates, name = error_rates(llrs, run.labels), "calibrated log-likelihood ratio"
+        rates = error_rates(llrs, run.labels)
+        name = "calibrated log-likelihood ratio"
         note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
         figure = plots.histogram_figure(
             llrs,
@@ -727,9 +732,11 @@ def _calibration(
         cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
     # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its
     # last.
-    best, rows = pooled_llrs(rates)[2], rates.hull
+    best = pooled_llrs(rates)[2]
+    rows = rates.hull
     x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
-    x, best = x[np.isfinite(best)], best[np.isfinite(best)]
+    x = x[np.isfinite(best)]
+    best = best[np.isfinite(best)]
     if len(x) < 2:
         lines = [
             "The scores of targets and non-targets do not overlap, so there is no calibration "
@@ -742,8 +749,10 @@ def _calibration(
 
 def _data(run: RunData, amount: str) -> Section:
     """The training, validation and test lists, with the purpose of each."""
-    results, configured = run.results or Results(), run.configuration
-    options, how = configured.get("data") or {}, configured.get("training")
+    results = run.results or Results()
+    configured = run.configuration
+    options = configured.get("data") or {}
+    how = configured.get("training")
     is_watched = isinstance(how, Mapping) and how.get("final_model") == "last"
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
     eers = [
@@ -787,7 +796,10 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
         is_evaluation = kind == "evaluation"
         where = "epoch" if is_evaluation else "step"
         scale = 100.0 if key.endswith("_share") else 1.0
-        series, bands, begins, note = {}, {}, [], CURVE_NOTES.get(key, "")
+        series = {}
+        bands = {}
+        begins = []
+        note = CURVE_NOTES.get(key, "")
         for run in runs:
             records = [one for one in run.metrics if one.get("kind") == kind and key in one]
             if records:
@@ -847,7 +859,8 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
 
 def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
     """A plot and a table for each slicing; the EER against the amount of each degradation."""
-    cards, undivided = [], []
+    cards = []
+    undivided = []
     kinds: dict[str, dict[str, SweepResult]] = {}
     for number, run in enumerate(runs, start=1):
         suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
@@ -882,7 +895,8 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
                 )
             header = ["slice", "trials", "targets", "EER"]
             table = {"header": header, "rows": cells, "numbers": (1, 2, 3), "weak": weak}
-            figure, note = plots.slices_figure(one.rows, weak), " ".join(filter(None, notes))
+            figure = plots.slices_figure(one.rows, weak)
+            note = " ".join(filter(None, notes))
             cards.append(
                 _drawn(
                     folder,
@@ -912,7 +926,8 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
     """
     if run.labels is None or run.scores is None or run.trials is None:
         return {}
-    cards, arrays = [], run.arrays
+    cards = []
+    arrays = run.arrays
     speakers, names, durations = (
         arrays.get(name) for name in ("speakers", "speaker_names", "durations")
     )
@@ -929,7 +944,8 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
         for row in rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]:
             sides: list[Any] = []
             for one in (int(run.trials.enrol[row]), int(run.trials.test[row])):
-                facts, sound = [], ""
+                facts = []
+                sound = ""
                 if speakers is not None:
                     number = speakers[one]
                     facts.append(
@@ -1053,7 +1069,8 @@ def _text(value: Any) -> str:
 
 
 def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    columns, values = [], []
+    columns = []
+    values = []
     for run in runs:
         figures = headline(run.results) if run.results else []
         values.append({one.name: float(one.number) for one in figures})
@@ -1093,7 +1110,8 @@ def _differences(runs: Sequence[RunData]) -> Section:
         return {"remarks": remarks or ["Fewer than two runs have labelled scores."]}
     shown, (trials, *_), scores = zip(*same, strict=True)
     assert trials is not None, "runs with labels have trials"
-    speakers, num_draws = speakers_of(trials), default_of(EvaluationOptions, "bootstrap_samples")
+    speakers = speakers_of(trials)
+    num_draws = default_of(EvaluationOptions, "bootstrap_samples")
     lines = compare_scores(trials, scores, speakers, num_draws=num_draws, seed=DRAW_SEED).sentences(
         [run.name for run in shown]
     )

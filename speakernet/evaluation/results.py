@@ -19,7 +19,8 @@ from typing_extensions import TypedDict
 
 from speakernet.terminal import counted
 
-EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
+EMBEDDING = "embedding"
+KEPT_EMBEDDINGS = "reading_kept_embeddings"
 """Names of timings."""
 FEW_TARGETS = 30
 """With fewer targets, a single one moves the miss rate by more than three percent."""

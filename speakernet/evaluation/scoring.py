@@ -196,7 +196,8 @@ class Plda:
         """The factors whose product is taken, (rows, dim), and the term that each side adds to the
         score, (rows,).
         """
-        rows, between = np.asarray(embeddings, dtype=np.float64), self.between
+        rows = np.asarray(embeddings, dtype=np.float64)
+        between = self.between
         squares = np.maximum((rows * rows) @ self.weights, EPSILON**2)
         rows = rows * np.sqrt(rows.shape[1] / squares)[:, None]
         # log N([x; y]; 0, [[b+1, b], [b, b+1]]) - log N(x; 0, b+1) - log N(y; 0, b+1), per
@@ -251,10 +252,8 @@ def mean_distance_scores(
     # Scaling products instead of crops avoids a copy of the whole table.
     scales = lengths.clamp(min=EPSILON).reciprocal() if normalize else torch.ones_like(lengths)
     squares = (lengths * scales).square()
-    enrol_rows, test_rows = (
-        torch.from_numpy(enrol.astype(np.int64)),
-        torch.from_numpy(test.astype(np.int64)),
-    )
+    enrol_rows = torch.from_numpy(enrol.astype(np.int64))
+    test_rows = torch.from_numpy(test.astype(np.int64))
     order = torch.argsort(enrol_rows)
     block_bytes = BLOCK_BYTES if table.device.type == "cpu" else DEVICE_BLOCK_BYTES
     block = max(1, block_bytes // (4 * table.shape[1] * table.shape[2]))
@@ -300,7 +299,8 @@ def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         pieces = counts // width
         number_in_run = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         yield width, np.repeat(starts, pieces) + width * number_in_run
-        starts, counts = starts + pieces * width, counts % width
+        starts = starts + pieces * width
+        counts = counts % width
 
 
 def cohort_statistics(
@@ -348,7 +348,8 @@ def cohort_statistics(
             if takes < len(members):
                 scores = highest(scores, takes, pool, is_on_host=members.device.type == "cpu")
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
-            mean[rows], deviation[rows] = block_mean.cpu().numpy(), block_deviation.cpu().numpy()
+            mean[rows] = block_mean.cpu().numpy()
+            deviation[rows] = block_deviation.cpu().numpy()
             bar.update(len(scores))
     # A cohort whose scores are all equal must not cause a division by zero.
     return mean, np.maximum(deviation, SMALLEST_DEVIATION)

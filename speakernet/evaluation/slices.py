@@ -35,7 +35,8 @@ FRAME_SECONDS = 0.025
 FRAMES_AT_ONCE = 2400
 """One minute; longer recordings are read in blocks, so that only their frame powers stay in
 memory."""
-QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
+QUIET_PERCENTILE = 10
+LOUD_PERCENTILE = 90
 SILENCE_POWER = 1e-10
 
 
@@ -138,13 +139,12 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
             f"to {MAX_VALUES} words, or at least {MIN_NUMBERS} distinct numbers"
         )
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
-    enrol, test = codes[trials.enrol], codes[trials.test]
+    enrol = codes[trials.enrol]
+    test = codes[trials.test]
     # Trials with an unknown value are in no group.
     is_known = (enrol >= 0) & (test >= 0)
-    same, both = (
-        np.where(is_known, enrol != test, -1),
-        np.where(is_known & (enrol == test), enrol, -1),
-    )
+    same = np.where(is_known, enrol != test, -1)
+    both = np.where(is_known & (enrol == test), enrol, -1)
     return [
         Slicing(
             f"same or different {column}",
@@ -190,11 +190,10 @@ def slice_results(
 ) -> SliceResult:
     """Evaluate every group of labelled trials like a separate list."""
     assert trials.labels is not None, "only labelled trials are sliced"
-    is_target, points = (
-        trials.labels == 1,
-        {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in ALWAYS_SHOWN_PRIORS},
-    )
-    rows, notes = [], [slicing.note] if slicing.note else []
+    is_target = trials.labels == 1
+    points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in ALWAYS_SHOWN_PRIORS}
+    rows = []
+    notes = [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
         # Both sides of a target have the same gender, so "different gender" has no targets and no
@@ -205,7 +204,8 @@ def slice_results(
                 f"{label}: no target is in this group, so it uses all targets of the list."
             )
         labels = is_target[chosen]
-        num_trials, num_targets = len(labels), int(np.count_nonzero(labels))
+        num_trials = len(labels)
+        num_targets = int(np.count_nonzero(labels))
         if missing := missing_kind(labels):
             rows.append(
                 GroupResult(

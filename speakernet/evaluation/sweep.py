@@ -41,7 +41,8 @@ DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
 MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
 # In critical distances of the room; at one, direct sound and reverberation are equally strong.
 DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
-NARROWED, CODED = "300-3400 Hz", "and mu-law"
+NARROWED = "300-3400 Hz"
+CODED = "and mu-law"
 DIRECT_SECONDS = (
     0.0025  # duration of the direct sound at the start of an RIR; the rest is reflected
 )
@@ -77,7 +78,8 @@ class DegradedSource(AudioSource):
 
     def __init__(self, source: AudioSource, names: StringTable, step: Step) -> None:
         super().__init__(source.root, source.sample_rate)
-        self._source, self._transform = source, step.transform
+        self._source = source
+        self._transform = step.transform
         self._wanted = round(step.kept_seconds * source.sample_rate)
         self._row_of = {name: row for row, name in enumerate(names)}
         self._lengths = source.lookup_table(names).num_samples

@@ -265,7 +265,8 @@ def _convolved_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
 
 def band_edges(options: TfMelOptions, sample_rate: int) -> tuple[float, float]:
     """The lower edge of the lowest band and the upper edge of the highest, in Hz."""
-    low_hz, high_hz = float(options.low_hz), float(options.high_hz) or sample_rate / 2
+    low_hz = float(options.low_hz)
+    high_hz = float(options.high_hz) or sample_rate / 2
     if not low_hz < high_hz <= sample_rate / 2:
         raise ValueError(
             f"{options.name}: bands from {low_hz} to {high_hz} Hz; expected low_hz below high_hz, "

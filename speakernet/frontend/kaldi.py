@@ -47,7 +47,8 @@ class KaldiFbank(MelFrontEnd):
         """Kaldi's triangles, from 20 Hz to half the sample rate or slightly below."""
         # high_hz <= 0 counts from the Nyquist frequency; with a warp of 1, VTLN's bounds (100 and
         # -500) have no effect.
-        points, rate = self.fft_samples * finer, float(self.sample_rate)
+        points = self.fft_samples * finer
+        rate = float(self.sample_rate)
         high_hz = -LHOTSE_MARGIN_HZ if self.options.style == "lhotse" else 0.0
         bank, _ = get_mel_banks(
             self.options.num_mels, points, rate, 20.0, high_hz, 100.0, -500.0, 1.0
@@ -69,7 +70,8 @@ class KaldiFbank(MelFrontEnd):
         """
         waveforms = waveforms * self.options.scale
         if self.is_centred:
-            half, hop = self.window_samples // 2, self.hop_samples
+            half = self.window_samples // 2
+            hop = self.hop_samples
             waveforms = mirror_ends(
                 waveforms, half - hop // 2, self.window_samples - half - hop % 2, lengths
             )
@@ -126,7 +128,8 @@ class KaldiMfcc(KaldiFbank):
     ) -> None:
         super().__init__(options, sample_rate, seed)
         self.num_features = options.num_cepstra
-        bands, order = torch.arange(options.num_mels), torch.arange(options.num_cepstra)
+        bands = torch.arange(options.num_mels)
+        order = torch.arange(options.num_cepstra)
         # In float64: the argument of the cosine reaches hundreds.
         angle = torch.pi / options.num_mels * (bands.double().unsqueeze(1) + 0.5) * order.double()
         transform = torch.cos(angle) * (2.0 / options.num_mels) ** 0.5  # (mels, cepstra)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
-MEL_STREAM, FRAME_STREAM = 0, 1
+MEL_STREAM = 0
+FRAME_STREAM = 1
 # The warp's boundary is 4800 Hz in the source, for speech at 16 kHz: this share of half the sample
 # rate.
 BOUNDARY_SHARE = 0.6
@@ -140,7 +141,8 @@ class SpecAugment(nn.Module):
         if not self.training:
             return features
         batch, num_mels, num_frames = features.shape
-        options, random = self.options, self.draws.random(batch)
+        options = self.options
+        random = self.draws.random(batch)
         mels = draw_stretches(
             random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels
         )
@@ -204,7 +206,8 @@ class VocalTracts(nn.Module):
         """(bins, mels) if all share one matrix, else (batch, bins, mels); the plain matrix if none
         was announced.
         """
-        warps, self._coming = self._coming, None
+        warps = self._coming
+        self._coming = None
         banks = self.get_buffer("banks")
         if warps is None:
             return self.get_buffer("plain")

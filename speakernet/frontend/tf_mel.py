@@ -62,7 +62,8 @@ class TfMel(MelFrontEnd):
         """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm,
         mean removed.
         """
-        options, pad = self.options, self.hop_samples // 2
+        options = self.options
+        pad = self.hop_samples // 2
         if options.normalize_waveform:
             waveforms = normalize_waveforms(waveforms, lengths, EPSILON)
         if options.preemphasis:

@@ -49,15 +49,18 @@ from speakernet.terminal import MAX_NAMED, Bar, counted
 
 FOLDERS = "folders"
 """Labels are the names of the folders directly below the given ones."""
-MIN_RECORDINGS, MIN_SPEAKERS = 20, 10
+MIN_RECORDINGS = 20
+MIN_SPEAKERS = 10
 """With fewer, a mean or a choice by held-out speakers is a matter of luck."""
-NUM_FOLDS, NUM_DRAWS = 5, 3
+NUM_FOLDS = 5
+NUM_DRAWS = 3
 """Cross-validation: folds over speakers, and random divisions whose error rates are averaged."""
 MAX_EACH = 12
 """Limit on a speaker's test recordings in cross-validation, so that nobody dominates."""
 ENERGY_FLOOR_DB = 20.0
 """See `frontend.energy_floor_db`; chosen on telephone calls (docs/experiments.md)."""
-SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
+SHRINKAGES = (0.3, 0.5, 0.7)
+INTERPOLATIONS = (0.25, 0.5, 0.75)
 """Shares to try: of the identity in a covariance, and of the other domain's covariances."""
 TOTAL_SHARE = 0.4
 """Share of the covariance of all embeddings in a second variant of WCCN."""
@@ -165,7 +168,9 @@ def adapt(
     if foreign is None:
         name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
     else:
-        name, tried, scored = f"plda of {Path(foreign.plda).name}", {}, None
+        name = f"plda of {Path(foreign.plda).name}"
+        tried = {}
+        scored = None
         found = imported(domain.rows, foreign)
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
     facts = {
@@ -192,7 +197,9 @@ def _chosen(
     """The best back end, or without labels the default one: name, transform, EERs in percent,
     trials and scores.
     """
-    own, who, others = domain.rows, domain.who, None
+    own = domain.rows
+    who = domain.who
+    others = None
     if out_of_domain is not None:
         source, names = audio_inputs([str(out_of_domain)], verifier.sample_rate)
         theirs = _labels_of(list(names), [str(out_of_domain)], FOLDERS, [])
@@ -232,11 +239,14 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map
     does so.
     """
-    foreign, size = read_plda(files.plda), own.shape[1]
+    foreign = read_plda(files.plda)
+    size = own.shape[1]
     centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
     matrix = np.eye(size) if files.transform is None else np.atleast_2d(read_array(files.transform))
     # Kaldi stores an offset as the last column.
-    first, offset, dim = matrix[:, :size], matrix[:, size:].sum(axis=1), len(foreign.between)
+    first = matrix[:, :size]
+    offset = matrix[:, size:].sum(axis=1)
+    dim = len(foreign.between)
     if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
             f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a "
@@ -259,7 +269,8 @@ def cross_validated(
     """
     errors, kept, (number, sessions) = [], [], (np.unique(who[0], return_inverse=True)[1], who[1])
     for draw in range(NUM_DRAWS):
-        random, parts = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw), []
+        random = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw)
+        parts = []
         fold = (random.permutation(number.max() + 1) % NUM_FOLDS)[number]
         for part in range(NUM_FOLDS):
             transform = fitter(rows[fold != part], number[fold != part])
@@ -314,10 +325,8 @@ def _fitters(
                 "out --labels"
             )
         # Each fit leaves out one fold of the speakers.
-        shrinkages, dim = (
-            SHRINKAGES,
-            min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1]),
-        )
+        shrinkages = SHRINKAGES
+        dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
     elif method in ("lda", "wccn") or (method == "plda" and others is None):
         raise ValueError(
             f"{method} needs speaker labels; give "
@@ -379,7 +388,10 @@ def embedded(
         rows = kept["embeddings"][usable].astype(np.float64)
         return Domain(verifier.net, rows, rows, who, [str(one) for one in kept["names"][usable]])
     source, table = audio_inputs(recordings, verifier.sample_rate)
-    refused, num_narrow, floor_db, net = dict[int, str](), 0, None, verifier.net
+    refused = dict[int, str]()
+    num_narrow = 0
+    floor_db = None
+    net = verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
         for row, name in enumerate(bar.over(table)):
             try:
@@ -479,10 +491,8 @@ def _labels_of(
     below the roots.
     """
     bases = [Path(labels).parent, *map(Path, roots), Path()]
-    known, found = (
-        {str(Path(name).resolve()): row for row, name in enumerate(names)},
-        dict[int, tuple[str, str]](),
-    )
+    known = {str(Path(name).resolve()): row for row, name in enumerate(names)}
+    found = dict[int, tuple[str, str]]()
     for path, speaker, session in _rows_of(names, roots, labels):
         places = (str((base / path).resolve()) for base in bases)
         if (row := next((known[place] for place in places if place in known), None)) is not None:

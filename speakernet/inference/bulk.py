@@ -90,7 +90,8 @@ def embed_files(
     keys = [
         store_key(verifier.fingerprint, block, source.lookup_table(block), WAY) for block in blocks
     ]
-    own, num_kept = share(range(len(blocks)), part.number, part.count), 0
+    own = share(range(len(blocks)), part.number, part.count)
+    num_kept = 0
     with Bar("embedding", sum(len(blocks[number]) for number in own), "utterance") as bar:
         for number in own:
             if load_embeddings(paths[number], keys[number]) is not None:
@@ -236,7 +237,8 @@ def _own_trials(
     """
     kept = store.recordings()
     people, owner = np.unique([one.name for one in kept], return_inverse=True)
-    num_people, num_tests = len(people), len(kept) + len(strangers)
+    num_people = len(people)
+    num_tests = len(kept) + len(strangers)
     if len(kept) == num_people:
         raise ValueError(
             f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with "
@@ -295,7 +297,8 @@ def _write(
     verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
 ) -> tuple[Fit, Results, Path | None]:
     """Write the fits and return the last; ValueError if a fit on more pairs would be lost."""
-    fit, changes = fits[-1], dict[str, Any]()
+    fit = fits[-1]
+    changes = dict[str, Any]()
     old = fits[0].replaced(verifier.contents) if out is None else None
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):

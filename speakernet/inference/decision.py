@@ -148,10 +148,8 @@ class DecisionRule:
         if not fitted:
             return cls(None, thresholds, advice, scores=scores)
         # Older files do not record the number of pairs.
-        caution, quality = (
-            too_few_nontargets(fitted[-1].get("num_nontargets", MIN_NONTARGETS)),
-            None,
-        )
+        caution = too_few_nontargets(fitted[-1].get("num_nontargets", MIN_NONTARGETS))
+        quality = None
         for one in fits:
             of_pairs = threshold_way(way, one["inputs"])
             limits = [
@@ -169,7 +167,8 @@ class DecisionRule:
         calibration, limits = self.quality
         row = quality_columns(calibration.inputs, np.zeros(1), values, np.array([0]), np.array([1]))
         # Turn each threshold on the ratio into the score that reaches it with these measures.
-        weight, offset = float(calibration.weights[0]), float(calibration.apply(row)[0])
+        weight = float(calibration.weights[0])
+        offset = float(calibration.apply(row)[0])
         thresholds = [{**one, "threshold": (one["threshold"] - offset) / weight} for one in limits]
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
         return replace(self, calibration=of_score, thresholds=thresholds)
@@ -236,7 +235,8 @@ class DecisionRule:
                     if known
                     else self.advice
                 )
-            limit, rate = float(known[threshold]["threshold"]), _rate(known[threshold])
+            limit = float(known[threshold]["threshold"])
+            rate = _rate(known[threshold])
         else:
             limit = float(threshold)
         ratio = self.log_likelihood_ratio(score)

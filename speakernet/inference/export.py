@@ -36,7 +36,8 @@ from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.models.speaker_net import SpeakerNet, folded
 
-INPUT, OUTPUTS = "waveforms", ("embedding", "direction")
+INPUT = "waveforms"
+OUTPUTS = ("embedding", "direction")
 OPSET = 18
 """ONNX operator set: the lowest that torch's exporter writes."""
 METADATA_KEY = "speakernet"
@@ -107,7 +108,8 @@ def export_model(
         )
     _, write, open_export = FORMATS[path.suffix]
     if runtime == SHERPA:
-        write, open_export = sherpa_bytes, functools.partial(open_sherpa, model)
+        write = sherpa_bytes
+        open_export = functools.partial(open_sherpa, model)
     content = write(model)
     parities = [compare(model, open_export(content), usable)]
     # Not `<=`, since NaN must be refused too.
@@ -153,10 +155,13 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
     """
     shortest = min(len(one) for one in speech)
     centre = 0.0 if (mean := mean_of_whole_utterances(model.contents)) is None else mean
-    cosines, differences, scale = [], [], 0.0
+    cosines = []
+    differences = []
+    scale = 0.0
     for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)
-        theirs, ours = run(waveforms), _embed(model.net, waveforms)[0]
+        theirs = run(waveforms)
+        ours = _embed(model.net, waveforms)[0]
         # In the second output of a graph, the mean is subtracted.
         for one, other in [
             (theirs[0], ours),
@@ -233,7 +238,8 @@ def sherpa_bytes(model: ModelFile) -> bytes:
 
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
-    net, found = model.net, model.net.spec()["front_end"]
+    net = model.net
+    found = model.net.spec()["front_end"]
     options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
     options["plda"] = plda_of(model.contents) is not None
     if others := [
@@ -336,11 +342,13 @@ def program_bytes(model: ModelFile) -> bytes:
 
 def facts(model: ModelFile) -> dict[str, Any]:
     """What is needed to run a graph and interpret its scores, as plain values."""
-    net, has_mean = model.net, mean_of_whole_utterances(model.contents) is not None
+    net = model.net
+    has_mean = mean_of_whole_utterances(model.contents) is not None
     rule = DecisionRule.of_model_file(
         model.contents, subtracts_mean=has_mean, name="the model file"
     )
-    fitted, plda = rule.calibration, plda_of(model.contents)
+    fitted = rule.calibration
+    plda = plda_of(model.contents)
     return {
         **net.spec(),
         "min_samples": net.min_samples,
@@ -368,7 +376,8 @@ def open_onnx(content: bytes) -> Run:
 
 def open_sherpa(model: ModelFile, content: bytes) -> Run:
     """Run a graph of features behind our front end; the subtracted mean is added back."""
-    run_graph, mean = open_onnx(content), mean_of_whole_utterances(model.contents)
+    run_graph = open_onnx(content)
+    mean = mean_of_whole_utterances(model.contents)
 
     def run(waveforms: np.ndarray) -> list[np.ndarray]:
         (found,) = run_graph(_features(model.net, waveforms).numpy())

@@ -52,7 +52,8 @@ def identify_embedding(
     """Compare an embedding with everybody in the store; odds below 1 name nobody unless `threshold`
     is given.
     """
-    num_people, needs_odds = len(store), threshold is None
+    num_people = len(store)
+    needs_odds = threshold is None
     limit = open_set_threshold(rule, num_people, false_accept_rate, threshold)
     rate = rule.decide(0.0, threshold=limit).false_accept_rate
     stranger_rate = None if rate is None else min(1.0, rate * num_people)

@@ -62,12 +62,15 @@ PRIVATE = 0o600
 SQLITE_MARK = b"SQLite format 3\0"
 CHANGES = slice(24, 28)
 """The change counter in the header of an SQLite file."""
-BACKUP_WORD, HALF_WORD = "backup", "half-backup"
+BACKUP_WORD = "backup"
+HALF_WORD = "half-backup"
 EXPECTED = "a store of people, created by `speakernet enroll NAME FILES --store FILE`"
 UNKNOWN = "unknown"
 """The answer for a stranger, and therefore not allowed as a name."""
 LONGEST_NAME = 200
-SALT_BYTES, NONCE_BYTES, KEY_BYTES = 16, 12, 32
+SALT_BYTES = 16
+NONCE_BYTES = 12
+KEY_BYTES = 32
 PROOF = b"speakernet people store"
 SCRYPT_COST = 1 << 15
 """Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
@@ -209,13 +212,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._fingerprint, self._dim, self._mean, self._plda = (
-            fingerprint,
-            embedding_dim,
-            mean,
-            plda,
-        )
-        self._key, self._model = key, model
+        self._fingerprint = fingerprint
+        self._dim = embedding_dim
+        self._mean = mean
+        self._plda = plda
+        self._key = key
+        self._model = model
         self._aead: Any = None
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
         """State of the file when read, names, and the unit-length mean embedding of each person,
@@ -260,7 +262,8 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: a bad name, embeddings of the wrong size or with NaN, or a file that cannot
                 be written.
         """
-        name, found = checked_name(name), self._checked(embeddings)
+        name = checked_name(name)
+        found = self._checked(embeddings)
         weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
         if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
             raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
@@ -370,7 +373,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         if path.suffix not in (".json", ".npz"):
             raise StoreError(f"{path}: expected a file name ending in .json or .npz")
         check_writable(path)
-        recordings, facts, is_json = self.recordings(name), self.facts, path.suffix == ".json"
+        recordings = self.recordings(name)
+        facts = self.facts
+        is_json = path.suffix == ".json"
         if name is not None and not recordings:
             raise self._nobody(name)
         rows = [dataclasses.asdict(one) for one in recordings]
@@ -431,7 +436,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         """
         made: list[StoredRecording] = []
         problems = []
-        state, kept = self._state(), self.recordings()
+        state = self._state()
+        kept = self.recordings()
         for one in kept:
             try:
                 made.append(
@@ -458,12 +464,10 @@ class PeopleStore(contextlib.AbstractContextManager):
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
             self._insert(connection, made)
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-        self._fingerprint, self._dim, self._mean, self._plda = (
-            fingerprint,
-            embedding_dim,
-            mean,
-            plda,
-        )
+        self._fingerprint = fingerprint
+        self._dim = embedding_dim
+        self._mean = mean
+        self._plda = plda
         return problems
 
     @contextlib.contextmanager

@@ -48,7 +48,8 @@ them."""
 UNKNOWN_LENGTH = 1 << 62
 CHUNK_SECONDS = 0.1
 
-MIN_ENROL_SECONDS, MIN_TEST_SECONDS = 2.0, 1.0
+MIN_ENROL_SECONDS = 2.0
+MIN_TEST_SECONDS = 1.0
 """Speech needed for enrolment and in a test; with less, scores vary so much that the voice is often
 not recognised."""
 MAX_SPEECH_SECONDS = 30.0
@@ -66,9 +67,12 @@ MIN_RANGE_DB = 3.0
 """If loud and quiet frames differ by less, the sound is a tone or a hiss: speech has pauses and
 stops."""
 NOISY_DB = 10.0
-CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
+CLIPPED_SHARE = 0.001
+CLIP_LEVEL = 0.98
+NEAR_PEAK = 0.999
 SPECTRUM_SAMPLES = 512
-BAND_HZ, UPPER_BAND_HZ = (300.0, 3400.0), (5000.0, 7500.0)
+BAND_HZ = (300.0, 3400.0)
+UPPER_BAND_HZ = (5000.0, 7500.0)
 BAND_LIMITED_DB = -60.0
 """Power density above the telephone band relative to that within it; audio resampled from 8 kHz is
 below -65 dB."""
@@ -268,8 +272,10 @@ def inspect_recording(
     0.0
     """
     recording = open_recording(audio, sample_rate, SAMPLE_RATE)
-    name, digest = recording.name, hashlib.sha256()
-    powers, peaks = [], []
+    name = recording.name
+    digest = hashlib.sha256()
+    powers = []
+    peaks = []
     spectrum = np.zeros(SPECTRUM_SAMPLES // 2 + 1)
     for _, waveform in recording.pieces():
         digest.update(waveform.astype("<f4").tobytes())
@@ -293,10 +299,8 @@ def inspect_recording(
             np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))
         ).sum(axis=0)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
-    speech_seconds, ratio = (
-        float(are_speech(levels).mean()) * recording.seconds,
-        power_ratio_db(power),
-    )
+    speech_seconds = float(are_speech(levels).mean()) * recording.seconds
+    ratio = power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
         raise AudioError(
             f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn "

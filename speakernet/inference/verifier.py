@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 16
 """Recordings embedded at once; a long one is a batch by itself."""
-TRACK_WINDOW_SECONDS, TRACK_HOP_SECONDS = 3.0, 1.0
+TRACK_WINDOW_SECONDS = 3.0
+TRACK_HOP_SECONDS = 1.0
 STEP_SECONDS = 1.0
 """Time between two states of a stream."""
 WINDOW_SECONDS = 10.0
@@ -157,12 +158,10 @@ class SpeakerVerifier:
     def __init__(
         self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt"
     ) -> None:
-        self.net, self.contents, self.device, self.name = (
-            model.net,
-            model.contents,
-            torch.device(device),
-            name,
-        )
+        self.net = model.net
+        self.contents = model.contents
+        self.device = torch.device(device)
+        self.name = name
         self.embedding_net = folded(model.net)
         """The same network with folded batch norms, used for embedding; `net` has the weights of
         the file."""
@@ -288,7 +287,8 @@ class SpeakerVerifier:
             ValueError: a wrong shape or type, NaN, or fewer frames than the network needs.
         """
         tensor = torch.as_tensor(features)
-        shape, kind = tuple(tensor.shape), tensor.dtype
+        shape = tuple(tensor.shape)
+        kind = tensor.dtype
         is_fine = (
             tensor.ndim == 3
             and shape[2] == self.num_features
@@ -515,12 +515,10 @@ class SpeakerStream:
     ) -> None:
         # Check the arguments now rather than after the first second.
         audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
-        self.verifier, self.sample_rate, self.enrolled, self.limits = (
-            verifier,
-            int(sample_rate),
-            enrolled,
-            limits,
-        )
+        self.verifier = verifier
+        self.sample_rate = int(sample_rate)
+        self.enrolled = enrolled
+        self.limits = limits
         self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
         if enrolled is not None:
             verifier.compare(enrolled, enrolled)
@@ -528,7 +526,8 @@ class SpeakerStream:
             verifier.decide(0.0, **limits)
         self._chunks: list[np.ndarray] = []
         """Samples of the current window."""
-        self._num_samples, self._closed_seconds = 0, 0.0
+        self._num_samples = 0
+        self._closed_seconds = 0.0
         self._closed_sum: np.ndarray = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
         """Sum over full windows of embedding times seconds."""
 
@@ -553,7 +552,8 @@ class SpeakerStream:
             return []
         # Kept at its own rate: resampling chunk by chunk would click at every seam.
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
-        states, step = [], round(STEP_SECONDS * self.sample_rate)
+        states = []
+        step = round(STEP_SECONDS * self.sample_rate)
         for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):
             self._chunks.append(part)
             self._num_samples += len(part)
@@ -563,7 +563,8 @@ class SpeakerStream:
                     # Keep the embedding of a full window instead of its samples.
                     self._closed_seconds = self.seconds
                     self._closed_sum = states[-1].embedding * self._closed_seconds
-                    self._chunks, self._num_samples = [], 0
+                    self._chunks = []
+                    self._num_samples = 0
         return states
 
     def finish(self) -> StreamState:
@@ -573,13 +574,15 @@ class SpeakerStream:
         return self._state()
 
     def _state(self) -> StreamState:
-        total, seconds = self._closed_sum, self._closed_seconds
+        total = self._closed_sum
+        seconds = self._closed_seconds
         if self._num_samples:
             try:
                 embedding = self.verifier.embed(
                     np.concatenate(self._chunks), sample_rate=self.sample_rate
                 )
-                total, seconds = total + embedding * (self.seconds - seconds), self.seconds
+                total = total + embedding * (self.seconds - seconds)
+                seconds = self.seconds
             except AudioError:
                 # After full windows, a remainder too short for the network is ignored.
                 if not seconds:
@@ -636,7 +639,8 @@ def enroll(
     limit = verifier.decide(
         0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
     ).threshold
-    everything, rows = np.concatenate([embeddings, kept]), []
+    everything = np.concatenate([embeddings, kept])
+    rows = []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
             warnings.append(f"{quality.name} is already enrolled as {name!r} and was skipped")

@@ -149,7 +149,8 @@ class AAMSoftmax(AMSoftmax):
         # Only the label's column needs the angle: (batch, 1) instead of (batch, classes).
         own_cosine = own.of(cosine)
         if options.easy_margin:
-            least, beyond = 0.0, own_cosine
+            least = 0.0
+            beyond = own_cosine
         else:
             least = math.cos(math.pi - self.margin)
             beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin

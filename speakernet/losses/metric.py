@@ -180,11 +180,9 @@ class Triplet(MetricLoss):
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
-        self.margin, self.hard_probability, self.hard_rank = (
-            options.margin,
-            options.hard_probability,
-            options.hard_rank,
-        )
+        self.margin = options.margin
+        self.hard_probability = options.hard_probability
+        self.hard_rank = options.hard_rank
         # Always on the host, so that its state can be resumed on any machine.
         self.generator = torch.Generator().manual_seed(seed)
 

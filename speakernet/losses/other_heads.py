@@ -35,11 +35,9 @@ class SphereFace2(ClassificationLoss):
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, embedding_dim, num_classes)
         self.margin = options.margin  # a schedule changes it
-        self.scale, self.exponent, self.positive_weight = (
-            options.scale,
-            options.exponent,
-            options.positive_weight,
-        )
+        self.scale = options.scale
+        self.exponent = options.exponent
+        self.positive_weight = options.positive_weight
         self.widens_angle = options.margin_type == "A"
         self.bias = nn.Parameter(torch.zeros(()))
         nn.init.xavier_uniform_(self.weight)
@@ -49,7 +47,8 @@ class SphereFace2(ClassificationLoss):
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = functional.normalize(self.classes.shared(embeddings.float()))
             cosine = functional.linear(rows, functional.normalize(self.weight))
-            own, bias = self.classes.own(labels), self.classes.shared(self.bias)
+            own = self.classes.own(labels)
+            bias = self.classes.shared(self.bias)
             own_cosine = own.of(cosine)
             positive = functional.softplus(
                 -self._answer(own_cosine, bias, is_own=True)

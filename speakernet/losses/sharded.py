@@ -26,7 +26,8 @@ def shard(loss: nn.Module, rank: int, world_size: int) -> None:
     call `state_dict` together; a whole head can be loaded into any number of shards.
     """
     head: Any = getattr(loss, "head", loss)
-    head.classes, head.sees_all_ranks = ClassShard(head.num_classes, rank, world_size), True
+    head.classes = ClassShard(head.num_classes, rank, world_size)
+    head.sees_all_ranks = True
     join_in_state(head)
     for parameter in head.parameters(recurse=False):
         # A scalar belongs to all classes.
@@ -57,7 +58,8 @@ class ClassShard(AllClasses):
         )
 
     def nearest(self, scores: Tensor, count: int) -> Columns:
-        ranks, rank = self.row_share.world_size, self.row_share.rank
+        ranks = self.row_share.world_size
+        rank = self.row_share.rank
         best, indices = scores.topk(min(count, scores.shape[1]), dim=1)
         candidates = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
         chosen = (

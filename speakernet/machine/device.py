@@ -50,10 +50,8 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
         return torch.device("cpu")
     if count == 0:
         found, advice = unusable_gpu()
-        found, advice = (
-            found or "torch finds no GPU here",
-            advice or "use --runtime.device auto or cpu",
-        )
+        found = found or "torch finds no GPU here"
+        advice = advice or "use --runtime.device auto or cpu"
         raise ValueError(f"runtime.device is cuda, which needs a GPU: {found}; {advice}")
     own = distributed.local_rank() if local_rank is None else local_rank
     if options.gpu_id is None and own >= count:

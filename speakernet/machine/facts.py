@@ -113,7 +113,8 @@ def total_memory_bytes() -> int:
 
 def describe_limits() -> str:
     """Cores and memory as text, with their limits."""
-    quota, in_machine = read_quota(), os.cpu_count() or 1
+    quota = read_quota()
+    in_machine = os.cpu_count() or 1
     cores = f"{usable_cores()} of {in_machine} cores"
     if quota.cores < in_machine:
         cores += f" (quota of {quota.cores:g})"
@@ -131,7 +132,8 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
 
     `root` is where the groups are mounted, `membership` the file that lists the process's groups.
     """
-    cores, limits = math.inf, []
+    cores = math.inf
+    limits = []
     for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
         # Version 2 of control groups, else version 1; "max" and -1 mean no limit.
         version_1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))

@@ -24,7 +24,8 @@ pages."""
 
 # Parameters of mallopt(3): free bytes at the heap's end above which they are returned; size above
 # which a block is mapped separately.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 
 def process_memory_bytes() -> int:
@@ -65,12 +66,15 @@ class Monitor:
         *,
         sample_seconds: float = 0.01,
     ) -> None:
-        self._read, self._what, self._sample_seconds = read, what, sample_seconds
+        self._read = read
+        self._what = what
+        self._sample_seconds = sample_seconds
         self._stop, self._thread = (
             threading.Event(),
             threading.Thread(target=self._watch, daemon=True),
         )
-        self._count, self._sum = 0, 0.0
+        self._count = 0
+        self._sum = 0.0
         self.start: float = 0
         self.peak: float = 0
 

@@ -23,7 +23,8 @@ PREEMPTION = getattr(signal, "SIGUSR1", None)
 STOP_SIGNALS: tuple[signal.Signals, ...] = (
     # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they
     # kill.
-    *(signal.SIGINT, signal.SIGTERM),
+    signal.SIGINT,
+    signal.SIGTERM,
     *((HANGUP,) if HANGUP else ()),
     *((PREEMPTION,) if PREEMPTION else ()),
 )

@@ -153,7 +153,9 @@ class MultiQueryPooling(Pooling):
     """
 
     def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
-        queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
+        queries = options.queries
+        heads = options.heads
+        bottleneck = options.bottleneck
         if channels % heads:
             raise ValueError(
                 f"MQMHASTP: {heads} heads cannot split {channels} channels; use a divisor of "

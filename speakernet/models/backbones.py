@@ -25,8 +25,11 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-CONFIG, PREPROCESSOR, CARD = "config.json", "preprocessor_config.json", "README.md"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+CARD = "README.md"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 BACKBONE_PREFIX = "trunk.backbone."
 # Replaces the name of a layer inside its adapter.
 PLAIN = (".base_layer", "")
@@ -120,7 +123,8 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
     These come from the backbone's own files, a folder of that name beside the checkpoint, or
     best.pt there, and must match by SHA-256 and CRC-32.
     """
-    options, best = contents["model"]["options"], Path(path).with_name("best.pt")
+    options = contents["model"]["options"]
+    best = Path(path).with_name("best.pt")
     wanted: dict[str, Any] = options["source"]
     here = best.is_file() and best.resolve() != Path(path).resolve()
     spare = str(best) if here else ""
@@ -203,7 +207,8 @@ def _folder(name: str, revision: str) -> Path:
 def _of_model_file(path: Path) -> Backbone:
     """The backbone inside a model file of a run."""
     contents = read_own_checkpoint(path)
-    options, weights = contents["model"]["options"], contents["weights"]
+    options = contents["model"]["options"]
+    weights = contents["weights"]
     own = {
         name.removeprefix(BACKBONE_PREFIX): one
         for name, one in weights.items()

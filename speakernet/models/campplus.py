@@ -48,7 +48,8 @@ class CAMPPlus(Trunk):
         )
         self.norm_in = nn.BatchNorm1d(INITIAL_CHANNELS)
         channels = INITIAL_CHANNELS
-        self.dense, self.transitions = nn.ModuleList(), nn.ModuleList()
+        self.dense = nn.ModuleList()
+        self.transitions = nn.ModuleList()
         for num_layers, dilation in DENSE_BLOCKS:
             self.dense.append(DenseBlock(channels, num_layers, dilation))
             channels += num_layers * GROWTH

@@ -43,7 +43,8 @@ class Bottleneck(nn.Module):
         inner, out = (
             (EXPANSION * channels, channels) if inverted else (channels, EXPANSION * channels)
         )
-        self.out_channels, self.frame_stride = out, stride[1]
+        self.out_channels = out
+        self.frame_stride = stride[1]
         self.conv1 = nn.Conv2d(channels_in, inner, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(inner)
         # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the first 1
@@ -135,9 +136,11 @@ class GeminiDFResNet(Trunk):
         super().__init__()
         self.conv1 = nn.Conv2d(1, CHANNELS[0], 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(CHANNELS[0])
-        self.downsamples, self.stages = nn.ModuleList(), nn.ModuleList()
+        self.downsamples = nn.ModuleList()
+        self.stages = nn.ModuleList()
         for index, num_blocks in enumerate(options.blocks):
-            width, stride = CHANNELS[index + 1], (MEL_STRIDE, FRAME_STRIDES[index])
+            width = CHANNELS[index + 1]
+            stride = (MEL_STRIDE, FRAME_STRIDES[index])
             conv = nn.Conv2d(CHANNELS[index], width, 3, stride=stride, padding=1, bias=False)
             self.downsamples.append(nn.Sequential(conv, nn.BatchNorm2d(width)))
             self.stages.append(

@@ -51,7 +51,8 @@ class LayerSum(Pooling):
             )
         inner = create(component, component.options(), channels=channels)
         super().__init__(inner.dim)
-        self.weights, self.over_frames = LayerWeights(layers), inner
+        self.weights = LayerWeights(layers)
+        self.over_frames = inner
 
     def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, layers, channels, frames) to the output of the pooling over frames, (batch,
@@ -75,7 +76,8 @@ class MHFA(Pooling):
 
     def __init__(self, options: MHFAOptions, channels: int, layers: int) -> None:
         super().__init__(options.heads * options.compression)
-        self.key_weights, self.value_weights = LayerWeights(layers), LayerWeights(layers)
+        self.key_weights = LayerWeights(layers)
+        self.value_weights = LayerWeights(layers)
         self.keys = nn.Linear(channels, options.compression)
         self.values = nn.Linear(channels, options.compression)
         # Keys (batch, compression, frames) to logits (batch, heads, frames); as published, no bias

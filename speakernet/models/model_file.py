@@ -37,7 +37,8 @@ from speakernet.options import OUTSIDE, lookup
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
+LOWEST_RATE = 1_000
+HIGHEST_RATE = 768_000
 """Hz, the bounds of the option `data.sample_rate`."""
 MAX_VALUES = 1_000_000
 """Limit on plain values in an entry; real files have a few hundred."""
@@ -46,7 +47,8 @@ LAID_OUT_AT_MOST = 2
 two names."""
 MAX_MAPS = 10
 """Limit on affine maps of an adaptation; two are fitted, an imported chain has three."""
-BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
+BACKUP_MARK = ".before-calibration"
+MEAN_MARK = ".before-mean"
 """Part of the name of a model file's backup from before the first such change."""
 TENSORS = ("weights", "embedding_mean")
 ADVICE = (
@@ -238,7 +240,8 @@ def load_initial_weights(
         if is_model_file(contents):
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
-            weights, head = network_weights(contents, path), _saved_head(contents, speakers)
+            weights = network_weights(contents, path)
+            head = _saved_head(contents, speakers)
             # An adaptation only fits the embeddings of the old weights.
             left = [name for name in weights if name.startswith("adaptation.")]
             report.not_loaded = [
@@ -250,8 +253,10 @@ def load_initial_weights(
             from speakernet.models.importers import translate
 
             translated = translate(contents, net, path)
-            weights, head = translated.weights, translated.head_weights
-            report.source, report.not_loaded = translated.source, list(translated.not_loaded)
+            weights = translated.weights
+            head = translated.head_weights
+            report.source = translated.source
+            report.not_loaded = list(translated.not_loaded)
         check_finite(weights, path)
         check_fits(weights, net.state_dict(), path)
         net.load_state_dict(weights, strict=False)
@@ -259,7 +264,9 @@ def load_initial_weights(
         _load_head(loss, head, report)
     logger.info(
         "%s: loaded %d tensors from a %s file; optimizer and schedule start from scratch",
-        *(path, report.num_loaded, report.source),
+        path,
+        report.num_loaded,
+        report.source,
     )
     if report.head == "new":
         logger.info("%s: the head of the loss starts from scratch", path)
@@ -279,7 +286,8 @@ def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, 
 def _check_same_architecture(
     net: SpeakerNet, contents: Mapping[str, Any], path: str | Path
 ) -> None:
-    ours, name = net.spec(), contents["model"]["name"]
+    ours = net.spec()
+    name = contents["model"]["name"]
     if name != ours["model"]["name"]:
         raise CheckpointError(
             f"{path} is a {name}, but the configuration has {ours['model']['name']}; set "
@@ -377,9 +385,11 @@ def _is_plain(value: Any) -> bool:
     """Whether a value contains only plain values, few enough that shared ones cannot make the walk
     endless.
     """
-    waiting, left = [value], MAX_VALUES
+    waiting = [value]
+    left = MAX_VALUES
     while waiting and left:
-        one, left = waiting.pop(), left - 1
+        one = waiting.pop()
+        left = left - 1
         if isinstance(one, dict):
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple):

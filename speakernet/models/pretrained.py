@@ -116,7 +116,8 @@ class Pretrained(Trunk):
             self.fbank = KaldiFbank(
                 KaldiFbankOptions(num_mels=bands, window="povey", normalize="none"), sample_rate
             )
-        self.out_channels, self.num_states = config.hidden_size, config.num_hidden_layers + 1
+        self.out_channels = config.hidden_size
+        self.num_states = config.num_hidden_layers + 1
         self.min_frames = self._fewest_samples(config)
         layers = self.backbone.encoder.layers
         layers[0].register_forward_pre_hook(_note_input)
@@ -245,7 +246,9 @@ class Pretrained(Trunk):
             sizes[parameter.requires_grad] += parameter.numel()
         logger.info(
             "backbone, model.options.trained: %s: %s parameters trained, %s frozen",
-            *(options.trained, f"{sizes[True]:,}", f"{sizes[False]:,}"),
+            options.trained,
+            f"{sizes[True]:,}",
+            f"{sizes[False]:,}",
         )
         self.fixed = {
             name: digest
@@ -266,7 +269,8 @@ class Pretrained(Trunk):
 
     def begin_epoch(self, epoch: int) -> None:
         """Set what is trained in this epoch (from 0), for gradual unfreezing."""
-        options, layers = self.options, self.backbone.encoder.layers
+        options = self.options
+        layers = self.backbone.encoder.layers
         if options.trained != "all":
             return
         count = options.trained_layers or len(layers) + 1
@@ -284,7 +288,8 @@ class Pretrained(Trunk):
         """Each parameter with its factor, `layer_decay` to the power of its depth, which is 1 in
         the top layer.
         """
-        layers, decay = self.backbone.encoder.layers, self.options.layer_decay
+        layers = self.backbone.encoder.layers
+        decay = self.options.layer_decay
         depth = {
             id(one): len(layers) - number
             for number, layer in enumerate(layers)
@@ -338,7 +343,8 @@ class FixedOutside:
     """
 
     def __init__(self, net: nn.Module, trunk: Pretrained) -> None:
-        self.net, self.trunk = net, trunk
+        self.net = net
+        self.trunk = trunk
 
     def state_dict(self) -> dict[str, Any]:
         """The other tensors, facts about the backbone's files, and checksums of the omitted
@@ -356,11 +362,9 @@ class FixedOutside:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the tensors; the rest must have been read from the same files."""
-        source, fixed, scale = (
-            state.get("source", {}),
-            state.get("fixed", {}),
-            state.get("scale", self.trunk.scale),
-        )
+        source = state.get("source", {})
+        fixed = state.get("fixed", {})
+        scale = state.get("scale", self.trunk.scale)
         if fixed:
             refuse_other_files(source, self.trunk.options.source, "this run")
             refuse_other_weights(fixed, self.trunk.checksums, "this run")

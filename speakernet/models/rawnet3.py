@@ -42,7 +42,8 @@ class RawNet3(Trunk):
 
     def __init__(self, options: RawNet3Options, embedding_dim: int, sample_rate: int) -> None:
         super().__init__()
-        channels, scale = options.channels, options.scale
+        channels = options.channels
+        scale = options.scale
         self.out_channels = 1536
         self.input_weight = nn.Parameter(torch.ones(1))
         self.input_bias = nn.Parameter(torch.zeros(1))
@@ -117,7 +118,8 @@ class SincFilterbank(nn.Module):
 
     def __init__(self, num_filters: int, stride: int, sample_rate: int) -> None:
         super().__init__()
-        self.stride, self.sample_rate = stride, sample_rate
+        self.stride = stride
+        self.sample_rate = sample_rate
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
             # Initial edges as in asteroid's ParamSincFB, which the original uses.
@@ -152,7 +154,8 @@ class SincFilterbank(nn.Module):
 
     def filters(self) -> Tensor:
         """The impulse responses, (filters, 1, kernel samples)."""
-        window, axis = cast(Tensor, self.window), cast(Tensor, self.axis)
+        window = cast(Tensor, self.window)
+        axis = cast(Tensor, self.axis)
         low = MIN_HZ + self.low_hz.abs()
         high = (low + MIN_HZ + self.band_hz.abs()).clamp(MIN_HZ, self.sample_rate / 2)
         band = high - low  # (filters / 2, 1)

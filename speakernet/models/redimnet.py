@@ -303,12 +303,12 @@ class Stage(nn.Module):
                 "frontend.num_mels to a multiple of the product of all strides, such as 72"
             )
         later = options if isinstance(options, ReDimNet2Options) else None
-        self.channels, inner, self.num_mels = (
-            channels,
-            channels * strides[0],
-            num_mels // strides[0],
-        )
-        self.out_channels, size, wide = inner, channels * num_mels, int(inner * width)
+        self.channels = channels
+        inner = channels * strides[0]
+        self.num_mels = num_mels // strides[0]
+        self.out_channels = inner
+        size = channels * num_mels
+        wide = int(inner * width)
         self.aggregate = aggregate
         groups = math.gcd(channels, wide) if later and later.grouped_strides else 1
         self.conv = nn.Conv2d(channels, wide, strides, stride=strides, groups=groups)
@@ -373,12 +373,10 @@ class ReDimNet(Trunk):
         self.stem_norm = (
             FrameGroupNorm(options.channels, size) if later and later.map_norm else None
         )
-        channels, num_mels, num_maps, self.stages = (
-            options.channels,
-            num_features,
-            1,
-            nn.ModuleList(),
-        )
+        channels = options.channels
+        num_mels = num_features
+        num_maps = 1
+        self.stages = nn.ModuleList()
         for numbers in options.stages:
             stride, frame_stride, *sizes = (
                 numbers if later else (numbers[0], 1, *numbers[1:3], 3, 3, numbers[3])
@@ -393,11 +391,9 @@ class ReDimNet(Trunk):
                 options, aggregate, channels, num_mels, (int(stride), self.min_frames), tuple(sizes)
             )
             self.stages.append(stage)
-            channels, num_mels, num_maps = (
-                stage.out_channels,
-                stage.num_mels,
-                num_maps + stage.num_maps,
-            )
+            channels = stage.out_channels
+            num_mels = stage.num_mels
+            num_maps = num_maps + stage.num_maps
         self.aggregate = WeightedSum(num_maps, size)
         self.unfolded_channels = channels if later and later.keeps_mels else 0
         self.head: nn.Module = nn.Identity()

@@ -40,8 +40,11 @@ class Res2Block(nn.Module):
         fusion: type[nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.out_channels, self.frame_stride, self.passed = channels * expansion, stride[1], passed
-        width, num_convs = channels * base_width // WIDTH_UNIT, scale - (passed != "none")
+        self.out_channels = channels * expansion
+        self.frame_stride = stride[1]
+        self.passed = passed
+        width = channels * base_width // WIDTH_UNIT
+        num_convs = scale - (passed != "none")
         self.conv_in = nn.Conv2d(channels_in, width * scale, 1, stride=stride, bias=False)
         self.norm_in = nn.BatchNorm2d(width * scale)
         self.convs = nn.ModuleList(MaskedConvolution(width, width) for _ in range(num_convs))
@@ -126,7 +129,8 @@ class ERes2Net(ResidualTrunk):
     """
 
     def __init__(self, options: ERes2NetOptions, num_features: int) -> None:
-        scale, expansion = options.scale, options.expansion
+        scale = options.scale
+        expansion = options.expansion
         plain = partial(
             Res2Block,
             base_width=options.base_width,

@@ -55,7 +55,9 @@ class ResidualBlock(nn.Module):
         # Created before the convolutions, because initial weights are drawn in the order of
         # creation.
         made = None if gate is None else gate(channels)
-        self.out_channels, self.frame_stride, self.relu_first = channels, stride[1], relu_first
+        self.out_channels = channels
+        self.frame_stride = stride[1]
+        self.relu_first = relu_first
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -147,7 +149,8 @@ class ResidualTrunk(Trunk):
         ):
             stage = ResidualStage(kind, self.out_channels, channels * 2**index, num_blocks, stride)
             self.stages.append(stage)
-            self.out_channels, num_mels = stage.out_channels, -(-num_mels // stride[0])
+            self.out_channels = stage.out_channels
+            num_mels = -(-num_mels // stride[0])
         self.out_channels *= 1 if self.averages_mels else num_mels
 
     def forward(

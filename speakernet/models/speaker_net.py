@@ -283,7 +283,8 @@ class SpeakerNet(nn.Module):
         # Imported late: most networks have no adaptation.
         from speakernet.models.adaptation import Adaptation
 
-        self.adaptation, self.adaptation_spec = Adaptation(spec), dict(spec)
+        self.adaptation = Adaptation(spec)
+        self.adaptation_spec = dict(spec)
         self.embedding_dim = spec["maps"][-1][1]
 
     @classmethod
@@ -360,7 +361,8 @@ def folded(net: Net) -> Net:
 
 def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
     """Merge a norm into the layer before it; returns whether both are of a supported kind."""
-    layer, norm = module.get_submodule(layer_name), module.get_submodule(norm_name)
+    layer = module.get_submodule(layer_name)
+    norm = module.get_submodule(norm_name)
     if not isinstance(layer, Layer) or not isinstance(norm, _BatchNorm):
         return False
     assert norm.running_mean is not None and norm.running_var is not None and not norm.training

@@ -98,7 +98,8 @@ class ECAPA(Trunk):
 
     def __init__(self, options: ECAPAOptions, num_features: int) -> None:
         super().__init__()
-        channels, speechbrain = options.channels, options.speechbrain
+        channels = options.channels
+        speechbrain = options.speechbrain
         self.out_channels = options.aggregate_channels
         self.min_frames = MIN_FRAMES_REFLECTED if speechbrain else 1
         self.conv = FrameConvolution(num_features, channels, 5, reflects=speechbrain)
@@ -131,7 +132,8 @@ class ECAPABlock(nn.Module):
     def __init__(self, channels: int, dilation: int, speechbrain: bool) -> None:
         super().__init__()
         self.passed: Passed = "first" if speechbrain else "last"
-        width, places = channels // ECAPA_GROUPS, range(ECAPA_GROUPS - 1)
+        width = channels // ECAPA_GROUPS
+        places = range(ECAPA_GROUPS - 1)
         self.conv_in = nn.Conv1d(channels, channels, 1)
         self.norm_in = nn.BatchNorm1d(channels)
         self.convs = nn.ModuleList(

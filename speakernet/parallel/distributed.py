@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-FIRST_PORT, NUM_PORTS = 20_000, 40_000
+FIRST_PORT = 20_000
+NUM_PORTS = 40_000
 """Range of ports for SLURM jobs that do not set one: derived from the job number, so that all tasks
 agree."""
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
@@ -26,11 +27,13 @@ class Work:
     """The progress of this process, so that the log can say which rank hangs, and where."""
 
     def __init__(self) -> None:
-        self.count, self.name = 0, "the start"
+        self.count = 0
+        self.name = "the start"
 
     def at(self, name: str) -> None:
         """Record the piece of work that starts now."""
-        self.count, self.name = self.count + 1, name
+        self.count = self.count + 1
+        self.name = name
 
 
 work = Work()

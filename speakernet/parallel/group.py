@@ -44,10 +44,12 @@ T = TypeVar("T")
 LOST = 75
 """Exit status if a rank was lost: EX_TEMPFAIL in sysexits.h; the same command resumes."""
 RENDEZVOUS_SECONDS = 300
-BEAT_SECONDS, SILENT_BEATS = 0.5, 5
+BEAT_SECONDS = 0.5
+SILENT_BEATS = 5
 """A rank that misses this many heartbeats is gone or suspended; a busy machine delays one or
 two."""
-LOOK_SECONDS, STORE_SECONDS = 5.0, 20.0
+LOOK_SECONDS = 5.0
+STORE_SECONDS = 20.0
 MAX_NAMED = 4
 FAILED_COLLECTIVE = (
     "gloo",
@@ -71,11 +73,14 @@ class Heartbeat:
     """Writes this rank's heartbeat and reads those of the others."""
 
     def __init__(self, place: Place, name: str, timeout_seconds: float) -> None:
-        self.place, self.timeout_seconds = place, timeout_seconds
+        self.place = place
+        self.timeout_seconds = timeout_seconds
         # A separate connection, because the group's may be blocked at any moment.
         self._store = PrefixStore(name, _connect(place, STORE_SECONDS))
-        self._lock, self._is_over = threading.Lock(), threading.Event()
-        self._is_lost, self._number = False, 0
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._is_lost = False
+        self._number = 0
         self._beat()
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -150,7 +155,8 @@ class Heartbeat:
             return default
 
     def _run(self) -> None:
-        looked, seen = time.monotonic(), dict[int, tuple[int, float]]()
+        looked = time.monotonic()
+        seen = dict[int, tuple[int, float]]()
         while not self._is_over.wait(BEAT_SECONDS):
             if self._launcher and os.getppid() != self._launcher:
                 # torchrun was killed; the ranks would go on training unnoticed.
@@ -331,7 +337,11 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
     if place.rank == 0:
         logger.info(
             "%d processes (%d on this machine), joined by %s at %s:%d",
-            *(place.world_size, place.local_world_size, backend, place.address, place.port),
+            place.world_size,
+            place.local_world_size,
+            backend,
+            place.address,
+            place.port,
         )
     return heartbeat
 

@@ -90,7 +90,8 @@ def _join_shares(module: nn.Module, state: dict[str, Any], prefix: str, _metadat
 
 def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
     for name, parameter in module.named_parameters():
-        own, found = share_of(parameter), state.get(prefix + name)
+        own = share_of(parameter)
+        found = state.get(prefix + name)
         # torch refuses any other number of rows and names the shapes.
         if (
             own is not None

@@ -101,8 +101,10 @@ class _SynchronizedNorm(torch.autograd.Function):
         gathered = [torch.empty_like(own) for _ in range(torch_distributed.get_world_size())]
         torch_distributed.all_gather(gathered, own)
         table = torch.stack(gathered)  # (ranks, 2 x channels + 1)
-        counts, channels = table[:, -1:], features.shape[1]
-        means, variances = table[:, :channels], table[:, channels:-1]
+        counts = table[:, -1:]
+        channels = features.shape[1]
+        means = table[:, :channels]
+        variances = table[:, channels:-1]
         total = counts.sum()
         if total < 2:
             raise ValueError(
@@ -128,7 +130,8 @@ class _SynchronizedNorm(torch.autograd.Function):
         shape = [1, -1] + [1] * (features.ndim - 2)
         gradient = gradients[0].float()
         unit = (features.float() - mean.view(shape)) * deviation.view(shape)
-        of_bias, of_weight = gradient.sum(axes), (gradient * unit).sum(axes)
+        of_bias = gradient.sum(axes)
+        of_weight = (gradient * unit).sum(axes)
         sums = torch.cat([of_bias, of_weight])
         torch_distributed.all_reduce(sums)
         by_mean, by_spread = (sums / total.to(sums.dtype)).chunk(2)

@@ -172,7 +172,8 @@ class CheckpointStore:
                 logger.error(
                     "could not write %s: %s. Training continues and the previous file is intact; "
                     "free some space",
-                    *(path, error.strerror or error),
+                    path,
+                    error.strerror or error,
                 )
             self._failures[path.name] = error
 
@@ -320,7 +321,8 @@ def changed_options(
     changes = []
     for section in now if sections is None else sections:
         for name, value in now.get(section, {}).items():
-            key, before = f"{section}.{name}", saved.get(section, {}).get(name, value)
+            key = f"{section}.{name}"
+            before = saved.get(section, {}).get(name, value)
             if (
                 isinstance(value, Mapping)
                 and isinstance(before, Mapping)

@@ -55,7 +55,9 @@ class Compiler:
         *,
         prepare: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        self.net, self.options, self._prepare = net, options, prepare
+        self.net = net
+        self.options = options
+        self._prepare = prepare
         self.is_compiled = False
         self._eager_seconds = 0.0
         self._seconds: list[float] = []
@@ -75,7 +77,8 @@ class Compiler:
         self._seconds = []
         if self.is_compiled:
             # Some networks run slower compiled (VGGVox on a CPU does).
-            is_faster, self.is_observing = usual < self._eager_seconds, False
+            is_faster = usual < self._eager_seconds
+            self.is_observing = False
             verdict = "keeping it" if is_faster else "going back to eager"
             logger.info(
                 "compile auto: %.3f s per step, %.3f s eager: %s",
@@ -88,8 +91,10 @@ class Compiler:
             return
         layers = sum(1 for module in self.net.modules() if not any(module.children()))
         saving = ASSUMED_SAVING[next(self.net.parameters()).device.type]
-        gain, cost = saving * usual * steps_left, SECONDS_PER_LAYER * layers
-        self._eager_seconds, self.is_observing = usual, gain > REQUIRED_GAIN * cost
+        gain = saving * usual * steps_left
+        cost = SECONDS_PER_LAYER * layers
+        self._eager_seconds = usual
+        self.is_observing = gain > REQUIRED_GAIN * cost
         verdict = "compiling" if self.is_observing else "not compiling"
         logger.info(
             "compile auto: %s (may save %.0f s over the run, costs about %.0f s)",
@@ -119,7 +124,8 @@ class Compiler:
         warnings.filterwarnings("ignore", module=r"torch\._inductor")
         # Code that cannot be compiled runs eagerly, with a warning.
         torch._dynamo.config.suppress_errors = True
-        targets, config = self._targets(), torch._dynamo.config
+        targets = self._targets()
+        config = torch._dynamo.config
         # Blocks of different widths share their code; torch compiles 8 versions of it and runs the
         # rest eagerly.
         config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
@@ -248,7 +254,8 @@ class Checkpointed:
     """
 
     def __init__(self, block: nn.Module) -> None:
-        self._block, self.eager = block, block.forward
+        self._block = block
+        self.eager = block.forward
         self.forward: Callable[..., Any] = block.forward
         """The current function, eager or compiled."""
         # Restoring the random state costs a copy per block; only dropout needs it.

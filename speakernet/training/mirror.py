@@ -36,7 +36,8 @@ from speakernet.training.checkpoints import epoch_paths
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS, RETRY_SECONDS = 10.0, 60.0
+LOOK_SECONDS = 10.0
+RETRY_SECONDS = 60.0
 END_SECONDS = 600.0
 """How long the end of a run waits for the last copies."""
 GROWING = (METRICS, LOG)
@@ -69,14 +70,17 @@ class Mirror:
     """Copies the files of a run folder until `is_over` is set."""
 
     def __init__(self, folder: Path, address: str, with_epochs: bool) -> None:
-        self.folder, self.address, self.with_epochs = folder, address, with_epochs
+        self.folder = folder
+        self.address = address
+        self.with_epochs = with_epochs
         self.system, self.root = open_remote(address, folder)
         self.is_over = threading.Event()
         self._copied: dict[str, tuple[int, int]] = {}
 
     def run(self) -> None:
         """Copy changed files every few seconds, and once more at the end."""
-        delay, is_end = LOOK_SECONDS, False
+        delay = LOOK_SECONDS
+        is_end = False
         while not is_end:
             is_end = self.is_over.wait(delay)
             try:

@@ -163,7 +163,8 @@ class OptimizerState:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self._parameters = optimizer, parameters_of(optimizer)
+        self.optimizer = optimizer
+        self._parameters = parameters_of(optimizer)
         self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,7 +182,8 @@ class OptimizerState:
         """Restore the moments; ValueError if they belong to a different optimizer or different
         parameters.
         """
-        own, saved = self.optimizer.state_dict()["param_groups"], state["param_groups"]
+        own = self.optimizer.state_dict()["param_groups"]
+        saved = state["param_groups"]
         if [set(one) for one in own] != [set(one) for one in saved]:
             raise ValueError(
                 f"the {len(saved)} saved parameter groups differ in number or options from the "
@@ -204,7 +206,8 @@ class Freezing:
 
     def __init__(self, net: nn.Module, options: TrainingOptions) -> None:
         self.keeps_statistics = options.freeze_norm_statistics
-        self._net, self._epochs = net, options.freeze_epochs
+        self._net = net
+        self._epochs = options.freeze_epochs
         # Parameters that a network never trains (RawNet3's idle norms) stay frozen when the rest is
         # unfrozen.
         self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
@@ -292,8 +295,10 @@ class WeightAverage:
     """
 
     def __init__(self, net: nn.Module, decay: float, initial_share: float = 0.0) -> None:
-        self.decay, self.initial_share = decay, initial_share
-        self._steps, self.is_kept = 0, decay > 0 or initial_share > 0
+        self.decay = decay
+        self.initial_share = initial_share
+        self._steps = 0
+        self.is_kept = decay > 0 or initial_share > 0
         # Frozen weights need no average.
         moving = (one for one in net.parameters() if one.requires_grad)
         self._live = [*moving, *net.buffers()] if self.is_kept else []

@@ -40,11 +40,13 @@ def choose_precision(
         capability = capability or torch.cuda.get_device_capability(device)
         shown = f"this GPU, of compute capability {capability[0]}.{capability[1]},"
         # 5.3 is the first capability with half-precision arithmetic.
-        has_bf16, has_fp16 = capability >= (8, 0), capability >= (5, 3)
+        has_bf16 = capability >= (8, 0)
+        has_fp16 = capability >= (5, 3)
     else:
         flags = cpu_flags() if flags is None else flags
         shown = f"this CPU, {native_bf16(flags) or platform.machine()},"
-        has_bf16, has_fp16 = native_bf16(flags) is not None, not flags.isdisjoint(_FP16_FLAGS)
+        has_bf16 = native_bf16(flags) is not None
+        has_fp16 = not flags.isdisjoint(_FP16_FLAGS)
     # A CPU can emulate bf16.
     if (requested == "fp16" and not has_fp16) or (requested == "bf16" and is_gpu and not has_bf16):
         raise ValueError(
@@ -76,7 +78,9 @@ class Precision:
 
     def __init__(self, options: RuntimeOptions, name: str, device: torch.device) -> None:
         """Prepare the precision `name`, as returned by `choose_precision`, on `device`."""
-        self.name, self.device, self.dtype = name, device, DTYPES[name]
+        self.name = name
+        self.device = device
+        self.dtype = DTYPES[name]
         self.scales = name == "fp16"
         self.growth_interval = options.loss_scale_growth_interval
         self.scale = torch.tensor(options.loss_scale if self.scales else 1.0, device=device)

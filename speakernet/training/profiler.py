@@ -27,7 +27,9 @@ class StepProfiler:
     """Records some optimizer steps after as many warm-up steps."""
 
     def __init__(self, options: RuntimeOptions, folder: str | Path, device: torch.device) -> None:
-        self.folder, self.num_steps, self.device = Path(folder), options.profile_steps, device
+        self.folder = Path(folder)
+        self.num_steps = options.profile_steps
+        self.device = device
         self._activities = [torch.profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -65,7 +67,8 @@ class StepProfiler:
             logger.warning(
                 "nothing was profiled: the run had %d steps and the first %d are warm-up; lower "
                 "runtime.profile_steps",
-                *(self._steps, self.num_steps),
+                self._steps,
+                self.num_steps,
             )
         self._profiler.stop()
 

@@ -133,7 +133,9 @@ class TrainingState:
 
     def forget_best(self) -> None:
         """Reset the best result: there is no best.pt to beat."""
-        self.best_eer_percent, self.best_epoch, self.best_stage = math.inf, 0, ""
+        self.best_eer_percent = math.inf
+        self.best_epoch = 0
+        self.best_stage = ""
         self.evaluations_without_gain = 0
 
 
@@ -234,7 +236,8 @@ class RecentSteps:
         ]
         rows = torch.stack(columns).tolist()  # the one synchronisation: (steps, 5)
         loss_scale = float(precision.scale) if precision.scales else 1.0
-        outcomes, self.outcomes = self.outcomes, []
+        outcomes = self.outcomes
+        self.outcomes = []
         for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(
             outcomes, rows, strict=True
         ):
@@ -270,7 +273,8 @@ class RecentSteps:
 
     def take(self) -> dict[str, float]:
         """Return the means and start new ones."""
-        self._latest, self._good = self.means(), []
+        self._latest = self.means()
+        self._good = []
         return dict(self._latest)
 
     def _count_bad(
@@ -282,7 +286,11 @@ class RecentSteps:
         shown = ", ".join(names[:NUM_NAMES_SHOWN]) + (" …" if len(names) > NUM_NAMES_SHOWN else "")
         logger.warning(
             "step %d undone: loss %g, gradient norm %g (%d bad steps so far); utterances: %s",
-            *(step, loss, norm, state.bad_steps, shown),
+            step,
+            loss,
+            norm,
+            state.bad_steps,
+            shown,
         )
         if state.bad_streak >= self.max_bad_steps:
             raise NonFiniteError(
@@ -301,7 +309,8 @@ def rates(window: Mapping[str, float]) -> dict[str, float]:
     """
     if window["seconds"] <= 0:
         return {}
-    seconds, parts = window["seconds"], {name: window[name] for name in PARTS}
+    seconds = window["seconds"]
+    parts = {name: window[name] for name in PARTS}
     return {
         "steps_per_second": window["steps"] / seconds,
         "utterances_per_second": window["utterances"] / seconds,
@@ -319,8 +328,12 @@ class PerformanceTracker:
     """Speed and memory of a run: since the last window, in this epoch, and in total."""
 
     def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:
-        self.precision, self.accumulation_steps, self.device = precision, accumulation_steps, device
-        self.total, self.epoch, self.window = Counter[str](), Counter[str](), Counter[str]()
+        self.precision = precision
+        self.accumulation_steps = accumulation_steps
+        self.device = device
+        self.total = Counter[str]()
+        self.epoch = Counter[str]()
+        self.window = Counter[str]()
 
     def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one optimizer step; `parts` has the seconds of each of `PARTS`."""
@@ -329,12 +342,14 @@ class PerformanceTracker:
 
     def take_window(self) -> dict[str, float]:
         """The rates since the last call."""
-        window, self.window = self.window, Counter()
+        window = self.window
+        self.window = Counter()
         return rates(window)
 
     def take_epoch(self) -> dict[str, float]:
         """The rates of the epoch."""
-        window, self.epoch = self.epoch, Counter()
+        window = self.epoch
+        self.epoch = Counter()
         return rates(window)
 
     def summary(self, gpu_utilisation_percent: float | None = None) -> dict[str, Any]:
@@ -390,10 +405,12 @@ class Progress:
         configuration: Mapping[str, Any] = MappingProxyType({}),
         steps_before: int = 0,
     ) -> None:
-        self.folder, self.show_bar = folder, show_bar and folder is not None
+        self.folder = folder
+        self.show_bar = show_bar and folder is not None
         # Trackers show a stage as a separate run whose steps continue from the previous stage.
         self._steps_before = steps_before
-        self._names, self._configuration = trackers, configuration
+        self._names = trackers
+        self._configuration = configuration
         self.num_lines = 0
         """Lines of metrics.jsonl."""
         self._file: GrowingFile | None = None
@@ -423,10 +440,8 @@ class Progress:
         """Show an epoch (from 0) of `num_batches`, `done` of them before a resume, in the run's
         single bar.
         """
-        self._epoch, self._share_of_batch = (
-            f"epoch {epoch + 1}/{max_epochs}",
-            1 / max(1, num_batches),
-        )
+        self._epoch = f"epoch {epoch + 1}/{max_epochs}"
+        self._share_of_batch = 1 / max(1, num_batches)
         position = epoch + done * self._share_of_batch
         if self._bar is None:
             self._bar = Bar(
@@ -510,7 +525,8 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
     >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
     ''
     """
-    speed, more = facts.read_bytes_a_second, facts.cores - 1
+    speed = facts.read_bytes_a_second
+    more = facts.cores - 1
     what = "decodes a file" if facts.is_compressed else "opens a file"
     # A slow disk comes first, because it limits all else; the rest is ordered from the cheapest to
     # the most expensive.

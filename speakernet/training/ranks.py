@@ -128,7 +128,8 @@ class _Everything(nn.Module):
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.net, self.loss = net, loss
+        self.net = net
+        self.loss = loss
         self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device))
 
     def forward(self, waveforms: Tensor) -> Tensor:
@@ -156,11 +157,9 @@ class _GatherRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, shares: tuple[int, ...]) -> Tensor:
         rank = distributed.rank()
         assert shares[rank] == len(rows), "every rank knows the shares"
-        ctx.begin, ctx.end, ctx.world_size = (
-            sum(shares[:rank]),
-            sum(shares[: rank + 1]),
-            len(shares),
-        )
+        ctx.begin = sum(shares[:rank])
+        ctx.end = sum(shares[: rank + 1])
+        ctx.world_size = len(shares)
         # Padded to the longest share: every backend can gather equal lengths.
         padded = rows.new_zeros((max(shares), *rows.shape[1:]))
         padded[: len(rows)] = rows

@@ -78,7 +78,8 @@ def cosine_restarts(
     options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float
 ) -> float:
     """Successive half cosines, each `restart_factor` times as long as the previous (SGDR)."""
-    length, begin = options.restart_epochs, 0.0
+    length = options.restart_epochs
+    begin = 0.0
     # The tiny term makes 9.9999999 (a rounded 10) start the next cycle instead of ending this one.
     while epoch >= begin + length - 1e-9:
         begin += length
@@ -130,7 +131,8 @@ class LearningRateSchedule:
                 update={"final_learning_rate": min(options.final_learning_rate, top)}
             )
         self.options = options
-        self.top, self.factor = top, factor
+        self.top = top
+        self.factor = factor
         self.steps_per_epoch = max(1, steps_per_epoch)
         self.num_epochs = num_epochs
         self._shape = lookup(SCHEDULES, options.name, "schedule").load()
@@ -175,14 +177,18 @@ def plateau_drops(eers: list[float], patience: int) -> int:
     >>> plateau_drops([10.0, 8.0, 8.5, 8.1, 7.0], patience=2)
     1
     """
-    best, waited, drops = math.inf, 0, 0
+    best = math.inf
+    waited = 0
+    drops = 0
     for eer in eers:
         if eer < best:
-            best, waited = eer, 0
+            best = eer
+            waited = 0
             continue
         waited += 1
         if waited >= patience:
-            drops, waited = drops + 1, 0
+            drops = drops + 1
+            waited = 0
     return drops
 
 

@@ -139,11 +139,16 @@ class TrainingStep:
         compiler: Compiler | None = None,
         profiler: "StepProfiler | None" = None,
     ) -> None:
-        self.net, self.loss, self.optimizer, self.precision = net, loss, optimizer, precision
+        self.net = net
+        self.loss = loss
+        self.optimizer = optimizer
+        self.precision = precision
         self.max_grad_norm = options.max_grad_norm
-        self.utterances_per_speaker, self.gradient_cache = utterances_per_speaker, gradient_cache
+        self.utterances_per_speaker = utterances_per_speaker
+        self.gradient_cache = gradient_cache
         self.ranks = ranks or OneProcess(net)
-        self.compiler, self.profiler = compiler or Compiler(net, None), profiler
+        self.compiler = compiler or Compiler(net, None)
+        self.profiler = profiler
         self.guard = BufferGuard([net, loss])
         # Front-end components whose draws are keyed by utterance, or that warp vocal tracts.
         modules: list[Any] = list(net.modules())
@@ -171,7 +176,8 @@ class TrainingStep:
         compiling pays.
         """
         data = forward_backward = loading = 0.0
-        processor_begin, begin = time.thread_time(), time.perf_counter()
+        processor_begin = time.thread_time()
+        begin = time.perf_counter()
         mark = begin
         for number in range(count):
             distributed.work.at(f"the data of {name}")
@@ -179,11 +185,13 @@ class TrainingStep:
             with record_function("speakernet.data"):
                 batch = next(batches)
             loading += time.thread_time()
-            before, mark = mark, time.perf_counter()
+            before = mark
+            mark = time.perf_counter()
             data += mark - before
             distributed.work.at(name)
             self.add(batch, is_last=number + 1 == count)
-            before, mark = mark, time.perf_counter()
+            before = mark
+            mark = time.perf_counter()
             forward_backward += mark - before
         with record_function("speakernet.optimizer"):
             outcome = self.finish(learning_rate)
@@ -237,7 +245,8 @@ class TrainingStep:
         with self.ranks.micro_batch(is_last):
             with record_function("speakernet.forward"), self.precision.autocast():
                 self.key_draws(batch)
-                embeddings, labels = self.ranks.embed(batch.waveforms), batch.labels
+                embeddings = self.ranks.embed(batch.waveforms)
+                labels = batch.labels
                 wanted = [] if self._teacher is None else [self._teacher.wanted(batch)]
                 if self._sees_all:
                     rows = [embeddings, labels, *wanted]
@@ -262,7 +271,8 @@ class TrainingStep:
             self._two_passes()
         assert self._numbers is not None, "a micro-batch was added"
         weight, loss_sum, accuracy_sum = self.ranks.totals(self._numbers)
-        loss, accuracy = loss_sum / weight, accuracy_sum / weight
+        loss = loss_sum / weight
+        accuracy = accuracy_sum / weight
         # Dividing once at the end also handles a smaller last micro-batch.
         divisor = self.precision.scale * weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -293,7 +303,8 @@ class TrainingStep:
         if self.precision.scales:
             self.precision.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
-        indices, num_utterances = torch.cat(self.indices).detach(), self._num_utterances
+        indices = torch.cat(self.indices).detach()
+        num_utterances = self._num_utterances
         self._reset()
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
@@ -341,7 +352,8 @@ class TrainingStep:
         """Embed everything without a graph, get the loss gradient of each embedding, then propagate
         them by batch.
         """
-        states, embeddings = [], []
+        states = []
+        embeddings = []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
                 states.append(capture_random_state())

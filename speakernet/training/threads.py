@@ -18,7 +18,8 @@ WINDOW_STEPS = 8
 WINDOW_SECONDS = 1.0
 # On very busy cores a step can take ten seconds: a whole window would cost the minutes that a
 # change saves.
-LONG_SECONDS, LONG_STEPS = 8.0, 2
+LONG_SECONDS = 8.0
+LONG_STEPS = 2
 # Caches are cold after a start or a change.
 SKIPPED_STEPS = 2
 # Undisturbed, the training thread runs (or spins) for nearly all of a step; on busy cores 13 to 40
@@ -77,7 +78,8 @@ class ThreadWatch:
         self.adapts = adapts
         self._set_threads = set_threads
         self._before: Window | None = None
-        self._rest, self._next_rest = 0, REST_WINDOWS
+        self._rest = 0
+        self._next_rest = REST_WINDOWS
         self._has_warned = False
         self._begin_window(SKIPPED_STEPS)
 
@@ -116,11 +118,14 @@ class ThreadWatch:
             self._continue_with(self.most)
 
     def _begin_window(self, skip: int) -> None:
-        self._skip, self._steps, self._utterances = skip, 0, 0
+        self._skip = skip
+        self._steps = 0
+        self._utterances = 0
         self._seconds = self._processor_seconds = 0.0
 
     def _adapt(self, now: Window) -> None:
-        before, self._before = self._before, None
+        before = self._before
+        self._before = None
         if before is None and self._rest:
             self._rest -= 1
             return
@@ -129,10 +134,8 @@ class ThreadWatch:
             self._before = now if chosen != now.threads else None
         elif chosen == now.threads:
             # Half of the new number may be faster still.
-            self._rest, self._next_rest = (
-                0 if 1 < chosen < before.threads else REST_WINDOWS,
-                REST_WINDOWS,
-            )
+            self._rest = 0 if 1 < chosen < before.threads else REST_WINDOWS
+            self._next_rest = REST_WINDOWS
             if chosen < before.threads:
                 rates = (
                     f"{now.rate:.0f} utterances/s with {chosen} threads, {before.rate:.0f} "
@@ -157,6 +160,7 @@ class ThreadWatch:
             logger.warning(
                 "other work keeps the cores busy: training ran %.0f %% of the time and would be "
                 "faster without it. %s",
-                *(100 * share, what),
+                100 * share,
+                what,
             )
         self._has_warned = True

@@ -28,16 +28,15 @@ TRACKERS = {
 """Name -> (required library, class)."""
 # `results.json` also has counts, checksums and times, which are not worth tracking.
 TEST_FIGURES = (
-    *(
-        "eer_percent",
-        "eer_interval_percent",
-        "min_dcf",
-        "min_dcf_interval",
-        "cllr",
-        "min_cllr",
-        "act_dcf",
-    ),
-    *("test_lists", "performance"),
+    "eer_percent",
+    "eer_interval_percent",
+    "min_dcf",
+    "min_dcf_interval",
+    "cllr",
+    "min_cllr",
+    "act_dcf",
+    "test_lists",
+    "performance",
 )
 
 

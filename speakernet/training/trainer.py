@@ -113,17 +113,28 @@ class Trainer:
         stop: StopRequest | None = None,
         advise: Callable[[float], str] = lambda data_wait_share: "",
     ) -> None:
-        self.step, self.net, self.loss, self.optimizer = step, step.net, step.loss, step.optimizer
-        self.precision, self.loader, self.validate = step.precision, loader, validate
-        self.learning_rate, self.margin = learning_rate, margin
+        self.step = step
+        self.net = step.net
+        self.loss = step.loss
+        self.optimizer = step.optimizer
+        self.precision = step.precision
+        self.loader = loader
+        self.validate = validate
+        self.learning_rate = learning_rate
+        self.margin = margin
         self.freezing, self.average = (
             Freezing(self.net, options),
             WeightAverage(self.net, options.ema_decay, options.initial_weight),
         )
-        self.options, self.stage, self.stop = options, stage, stop or StopRequest()
+        self.options = options
+        self.stage = stage
+        self.stop = stop or StopRequest()
         step.ranks.requests = self._requests
-        self.store, self.progress, self.threads = store, progress, threads
-        self.model_contents, self.origin = model_contents, origin
+        self.store = store
+        self.progress = progress
+        self.threads = threads
+        self.model_contents = model_contents
+        self.origin = origin
         self.advise = advise
         self.state = TrainingState()
         self.tracker = PerformanceTracker(
@@ -157,7 +168,8 @@ class Trainer:
             for one in (self.progress, self.threads, self.step):
                 stack.callback(one.close)
             self._resume()
-            state, stage = self.state, self.stage
+            state = self.state
+            stage = self.stage
             if state.is_finished(self.options):
                 more = stage.more_epochs.format(max(state.epoch, self.options.max_epochs) + 10)
                 logger.info(
@@ -165,11 +177,13 @@ class Trainer:
                     "--eval --initial_model %s",
                     f"the {stage.name}" if stage.name else "this run",
                     "stopped early" if state.stopped_early else "is finished",
-                    *(counted(state.epoch, "epoch"), state.best_eer_percent),
+                    counted(state.epoch, "epoch"),
+                    state.best_eer_percent,
                     f" in the {state.best_stage}"
                     if state.best_stage not in ("", stage.name)
                     else "",
-                    *("a larger --patience" if state.stopped_early else more, self.store.best_path),
+                    "a larger --patience" if state.stopped_early else more,
+                    self.store.best_path,
                 )
                 return self.summary()
             self.progress.open(state.step, state.metrics_lines)
@@ -202,9 +216,12 @@ class Trainer:
 
     def train_epoch(self) -> None:
         """Run the remaining steps of an epoch."""
-        state, num_batches = self.state, len(self.loader)
+        state = self.state
+        num_batches = len(self.loader)
         if state.batch == 0:
-            state.epoch_loss_sum, state.epoch_accuracy_sum, state.epoch_good_steps = 0.0, 0.0, 0
+            state.epoch_loss_sum = 0.0
+            state.epoch_accuracy_sum = 0.0
+            state.epoch_good_steps = 0
             self.loader.set_epoch(state.epoch)
         self.freezing.begin_training(state.epoch)
         self.loss.train()
@@ -214,7 +231,9 @@ class Trainer:
         while state.batch < num_batches:
             self.run_step(batches)
         self.recent.fetch_into(state, self.precision)
-        state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
+        state.epoch = state.epoch + 1
+        state.batch = 0
+        state.awaits_evaluation = True
         if not state.epoch_good_steps and (
             state.bad_streak or state.epoch >= self.options.max_epochs
         ):
@@ -249,22 +268,23 @@ class Trainer:
         """The position of the run in optimizer steps of the schedules."""
         # Derived from epochs: the count of steps would be wrong if the batch size changed before a
         # resume.
-        count, per_epoch = self.options.accumulation_steps, self.learning_rate.steps_per_epoch
-        done, in_epoch = -(-self.state.batch // count), -(-len(self.loader) // count)
+        count = self.options.accumulation_steps
+        per_epoch = self.learning_rate.steps_per_epoch
+        done = -(-self.state.batch // count)
+        in_epoch = -(-len(self.loader) // count)
         return self.state.epoch * per_epoch + done * (per_epoch / in_epoch)
 
     def run_step(self, batches: "Iterator[BatchLike]") -> None:
         """Take one optimizer step, then count, log and save as needed."""
-        begin, state, options, position = (
-            time.perf_counter(),
-            self.state,
-            self.options,
-            self.position,
-        )
+        begin = time.perf_counter()
+        state = self.state
+        options = self.options
+        position = self.position
         count = min(options.accumulation_steps, len(self.loader) - state.batch)
         if self.margin is not None:
             self.loss.margin = self.margin(position)  # type: ignore[assignment]
-        name, learning_rate = f"step {state.step + 1}", self.learning_rate(position)
+        name = f"step {state.step + 1}"
+        learning_rate = self.learning_rate(position)
         try:
             outcome = self.step.run(batches, count, name, learning_rate, self._num_steps - position)
         except Exception:
@@ -306,7 +326,8 @@ class Trainer:
 
     def judge_epoch(self) -> None:
         """Evaluate if due, write checkpoints, decide on early stopping."""
-        state, options = self.state, self.options
+        state = self.state
+        options = self.options
         is_last = state.epoch >= options.max_epochs
         # A frozen network has not changed since its last evaluation.
         is_changed = state.epoch > options.freeze_epochs
@@ -334,7 +355,8 @@ class Trainer:
         `note` gives the reason for an evaluation that does not follow an epoch and so does not
         count towards patience.
         """
-        start, state = time.perf_counter(), self.state
+        start = time.perf_counter()
+        state = self.state
         distributed.work.at(f"the evaluation after epoch {state.epoch}")
         with self._training_paused(of_average):
             begin = time.perf_counter()
@@ -365,19 +387,21 @@ class Trainer:
             elif not note:
                 state.evaluations_without_gain += 1
         state.seconds += time.perf_counter() - start
-        best, self._evaluation_seconds = state.best_eer_percent, seconds
+        best = state.best_eer_percent
+        self._evaluation_seconds = seconds
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
         lists = metrics.get("test_lists", {}).items()
         others = "".join(f", {name} {one['eer_percent']:.2f} %" for name, one in lists)
         logger.info(
             "evaluation after epoch %d%s%s: EER %.2f %%%s%s, %.1f s",
-            *(state.epoch, self._of_stage, note and f" ({note})", eer),
-            *(
-                "" if self.options.final_model == "last" else f" (best {best:.2f} %)",
-                others,
-                seconds,
-            ),
+            state.epoch,
+            self._of_stage,
+            note and f" ({note})",
+            eer,
+            "" if self.options.final_model == "last" else f" (best {best:.2f} %)",
+            others,
+            seconds,
         )
         return eer
 
@@ -454,7 +478,9 @@ class Trainer:
 
     def _resume(self) -> None:
         """Resume from the folder's checkpoint, or prepare the folder for a new run."""
-        state, options, store = self.state, self.options, self.store
+        state = self.state
+        options = self.options
+        store = self.store
         distributed.from_main(store.remove_leftovers)
         found = distributed.from_main(functools.partial(find_checkpoint, store.folder))
         if found is None:
@@ -474,7 +500,8 @@ class Trainer:
         elif (best["best_eer_percent"] < state.best_eer_percent) == (
             best.get("stage", "") != self.stage.name
         ):
-            state.best_eer_percent, state.best_epoch = best["best_eer_percent"], best["epoch"]
+            state.best_eer_percent = best["best_eer_percent"]
+            state.best_epoch = best["epoch"]
             state.best_stage = best.get("stage", "")
         # max_epochs may now be lower than the number of finished epochs.
         wanted = max(options.max_epochs, state.epoch)
@@ -489,7 +516,9 @@ class Trainer:
 
     def _restore(self, contents: Mapping[str, Any], source: object) -> None:
         """Restore every component from what `save_last` wrote."""
-        state, options, saved = self.state, self.options, contents.get("training")
+        state = self.state
+        options = self.options
+        saved = contents.get("training")
         if not isinstance(saved, dict) or "state" not in saved:
             raise CheckpointError(
                 f"{source} has a model but no training state; use it as --initial_model instead"
@@ -580,7 +609,8 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """The results of the run, as plain values for the report."""
-        state, utilisation = self.state, self._utilisation.mean
+        state = self.state
+        utilisation = self._utilisation.mean
         performance = self.tracker.summary(utilisation)
         return {
             "epochs": state.epoch,
@@ -603,8 +633,10 @@ class Trainer:
 
     def _report_step(self, position: float) -> None:
         """Fetch, record and show the numbers that are due."""
-        options, step = self.options, self.state.step
-        is_recorded, is_shown = step % options.log_interval == 0, self.progress.is_due
+        options = self.options
+        step = self.state.step
+        is_recorded = step % options.log_interval == 0
+        is_shown = self.progress.is_due
         # Fetching stalls the host until the device is done, so it is rare, but often enough to
         # notice bad steps. Ranks fetch after the same steps, to gather the files of a bad one;
         # `is_due` follows each rank's own clock.
@@ -626,7 +658,8 @@ class Trainer:
 
     def _time_left(self, rates_now: Mapping[str, Any]) -> str:
         """Time left for training and evaluations, at the speed of the latest ones."""
-        interval, last = self.options.test_interval, self.options.max_epochs
+        interval = self.options.test_interval
+        last = self.options.max_epochs
         evaluations = max(0, -(-last // interval) - self.state.epoch // interval)
         step_seconds = (self._num_steps - self.position) * rates_now.get("step_seconds", 0.0)
         return duration(step_seconds + evaluations * self._evaluation_seconds)

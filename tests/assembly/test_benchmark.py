@@ -29,7 +29,9 @@ class FakeMachine:
     """Steps that run out of memory above `limit` items and take `cost(size)` seconds."""
 
     def __init__(self, limit: int, cost=float) -> None:
-        self.limit, self.cost, self.now = limit, cost, 0.0
+        self.limit = limit
+        self.cost = cost
+        self.now = 0.0
         self.tried: list[int] = []
         self.finder = BatchSizeFinder(nn.Linear(1, 1), int, self.step, clock=lambda: self.now)
 
@@ -157,7 +159,8 @@ class FakeGpu:
 
     def __init__(self, monkeypatch, compiled=()):
         self.done: list[str] = []
-        self.compiled, self.count = list(compiled), 0
+        self.compiled = list(compiled)
+        self.count = 0
         monkeypatch.setattr(benchmark, "num_compiled", lambda: self.count)
         monkeypatch.setattr(benchmark, "synchronize", lambda device: self.done.append("waited"))
         monkeypatch.setattr(benchmark.time, "perf_counter", self.clock)
@@ -238,7 +241,8 @@ def test_ready_crops_cost_the_same(tiny_corpus):
     config = load_config(words).config
     loader = build_training_loader(config, Inputs(config, CPU))
     first = next(iter(loader))
-    made, augmented = [], []
+    made = []
+    augmented = []
     maker = loader.maker
     read = maker.run
     maker.run = lambda requests: (made.append(1) or one for one in read(requests))

@@ -65,7 +65,9 @@ def test_result_after_training(tiny_corpus, tmp_path, model):
         "hours": round(seconds / 3600, 2),
     }
     assert [results.list_name(role) for role in ("trials", "training", "validation")] == [
-        *("trials.txt", "train_list.txt", "trials.txt")
+        "trials.txt",
+        "train_list.txt",
+        "trials.txt",
     ]
     net = SpeakerNet.named("ResNet", embedding_dim=16, model_options=SMALL)
     assert results.num_parameters == sum(weight.numel() for weight in net.parameters())
@@ -191,7 +193,8 @@ def test_plda_through_microphones(tiny_corpus, tmp_path, model, probability):
         "evaluation.plda" in warning for warning in evaluated(config, model).results.warnings
     )
     found = evaluated(config, model, after_training=True)
-    verifier, names = speakernet.load(model, "cpu"), list(found.trials.names)
+    verifier = speakernet.load(model, "cpu")
+    names = list(found.trials.names)
     pair = [tiny_corpus / names[side[0]] for side in (found.trials.enrol, found.trials.test)]
     assert found.scores[0] == pytest.approx(verifier.compare(*map(verifier.embed, pair)), rel=1e-3)
     # As recorded, it equals PLDA of the embeddings; through microphones it differs.
@@ -321,7 +324,9 @@ def test_seed_of_held_out_speakers(tiny_corpus):
         data = {**listed, "validation_speakers": 3}
         return Inputs(replaced(Config(), data=data, runtime={"seed": seed}), torch.device("cpu"))
 
-    first, again, other = inputs(1), inputs(1), inputs(5)
+    first = inputs(1)
+    again = inputs(1)
+    other = inputs(5)
     whole = read_training_list(listed["train_list"])
     trained = set(first.training.rows.speakers)
     judges = {name.split("/")[0] for name in first.validation.trials.names}

@@ -105,7 +105,8 @@ def test_fine_tuning(given, recipe, tmp_path, capsys):
     run = tmp_path / "run"
     # Enough epochs to beat random weights.
     assert train(recipe, given, run, "--max_epoch", "4", "--lr", "0.01") == 0
-    best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
+    best = read_own_checkpoint(run / "best.pt")
+    start = read_own_checkpoint(given)
     assert best["training_summary"]["epoch"] > 0
     assert not torch.equal(
         best["weights"]["embedding.weight"], start["weights"]["embedding.weight"]
@@ -149,7 +150,8 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
         )
         == 0
     )
-    best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
+    best = read_own_checkpoint(run / "best.pt")
+    start = read_own_checkpoint(given)
     assert all(
         torch.equal(best["weights"][name], value) for name, value in start["weights"].items()
     )

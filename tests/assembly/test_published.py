@@ -128,7 +128,8 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     server.shutdown()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     verifier = speakernet.load("redimnet/tiny", "cpu")
-    features, wanted = golden_features(208, CASE["num_mels"]), torch.tensor(CASE["embeddings"][0])
+    features = golden_features(208, CASE["num_mels"])
+    wanted = torch.tensor(CASE["embeddings"][0])
     found = verifier.embed_features(features)[0]
     assert (found - wanted).norm() / wanted.norm() < 1e-4
     assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
@@ -146,7 +147,8 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
 
 
 def test_unexpected_content(server, checkpoint, tmp_path, capsys):
-    right, wrong = sha256_of(checkpoint), "0" * 64
+    right = sha256_of(checkpoint)
+    wrong = "0" * 64
     for name in published.catalogue():
         published.catalogue()[name]["sha256"] = wrong
         line = refused(capsys, "fetch", name)

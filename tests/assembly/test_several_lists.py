@@ -71,7 +71,9 @@ def columns_of(run: Path) -> dict[int, dict[str, Any]]:
 class Counting:
     """A network that counts what it embeds."""
 
-    sample_rate, min_samples, count = 16000, 400, 0
+    sample_rate = 16000
+    min_samples = 400
+    count = 0
 
     def embed(
         self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int
@@ -81,12 +83,10 @@ class Counting:
 
 
 def test_utterances_are_embedded_once(tiny_corpus: Path, lists: Path) -> None:
-    source, options, net, unions = (
-        open_source(tiny_corpus),
-        EvaluationOptions(eval_frames=0),
-        Counting(),
-        {},
-    )
+    source = open_source(tiny_corpus)
+    options = EvaluationOptions(eval_frames=0)
+    net = Counting()
+    unions = {}
     one, two, other = (
         read_trials(lists / f"{name}.txt").names for name in ("easy", "hard", "targets")
     )
@@ -107,7 +107,9 @@ def test_utterances_are_embedded_once(tiny_corpus: Path, lists: Path) -> None:
 
 
 def test_columns_and_folders(run: Path, lists: Path) -> None:
-    columns, results, log = columns_of(run), results_of(run), (run / "log.txt").read_text()
+    columns = columns_of(run)
+    results = results_of(run)
+    log = (run / "log.txt").read_text()
     # O chooses the checkpoint, so its figures are in the run's main column.
     assert [[*columns[epoch]] for epoch in (1, 2)] == [["H"], ["E", "H"]]
     eer = columns[1]["H"]["eer_percent"]
@@ -140,7 +142,8 @@ def test_scores(run: Path, lists: Path, tmp_path: Path, name: str, file: str) ->
     assert (
         main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
     )
-    alone, together = tmp_path / "eval" / file, run / "eval" / name
+    alone = tmp_path / "eval" / file
+    together = run / "eval" / name
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=2e-6)
     assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
 

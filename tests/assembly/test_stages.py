@@ -138,7 +138,8 @@ def test_start_of_the_second_stage(tiny_corpus, tmp_path, stages):
 
 def train_until_killed(config, monkeypatch, stage, killed_at):
     """Train until `killed_at` steps of a later stage are done."""
-    run_step, train = Trainer.run_step, Trainer.train
+    run_step = Trainer.run_step
+    train = Trainer.train
 
     def stop_after(trainer, batches):
         run_step(trainer, batches)
@@ -204,7 +205,8 @@ def staged(tiny_corpus, tmp_path):
 
 def test_stages_resume(staged, tmp_path, monkeypatch, stages, caplog):
     caplog.set_level("INFO", "speakernet")
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    straight = tmp_path / "straight"
+    killed = tmp_path / "killed"
     train_experiment(staged("straight"))
     assert stages["classes"] == [3 * SPEAKERS, 3 * SPEAKERS, SPEAKERS]
     assert "long stage: 1 epoch, crops of 60 frames, learning rate 0.01" in caplog.text

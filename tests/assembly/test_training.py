@@ -24,7 +24,8 @@ from tests.data.test_loader import epoch
 from tests.tiny_recipe import recipe_of
 
 CPU = torch.device("cpu")
-UTTERANCES, BATCH_SIZE = 32, 8
+UTTERANCES = 32
+BATCH_SIZE = 8
 """In the corpus: four batches."""
 
 
@@ -42,7 +43,8 @@ def tiny_config(corpus, **sections):
 def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options):
     torch.manual_seed(0)
     loader = build_training_loader(config, Inputs(config, CPU))
-    net, loss = training.build_model(config), training.build_loss(config, loader.num_classes)
+    net = training.build_model(config)
+    loss = training.build_loss(config, loader.num_classes)
     training.refuse_impossible(config, net, CPU)
     given = config, net, loss, loader, lambda epoch: validate(net)
     stage = Stage(on_start=functools.partial(save_config, config, folder / "config.yaml"))
@@ -103,7 +105,8 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     trainer, _, _ = ready(config, tmp_path)
     trainer.train()
     lines = (tiny_corpus / "train_list.txt").read_text().splitlines()
-    renamed, turned = tmp_path / "renamed.txt", tmp_path / "turned.txt"
+    renamed = tmp_path / "renamed.txt"
+    turned = tmp_path / "turned.txt"
     renamed.write_text("".join(f"z{9 - int(line[4])} {line.split()[1]}\n" for line in lines))
     turned.write_text("".join(f"{line}\n" for line in reversed(lines)))
 
@@ -115,7 +118,8 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     with pytest.raises(CheckpointError, match="other speakers"):
         resumed(renamed)[0].train()
     caplog.clear()
-    before, now = {"model": {"options": {"a": 1, "b": 2}}}, {"model": {"options": {"a": 1, "b": 3}}}
+    before = {"model": {"options": {"a": 1, "b": 2}}}
+    now = {"model": {"options": {"a": 1, "b": 3}}}
     assert changed_options(before, now) == ["model.options.b 3 (was 2)"]
     with pytest.raises(CheckpointError, match=r"model.embedding_dim 4 \(was 8\)") as refused:
         resumed(turned, model={"embedding_dim": 4})[0].train()

@@ -15,7 +15,8 @@ from speakernet.models.model_file import model_file_contents
 from tests.conftest import tiny_voice
 from tests.small_networks import small_network
 
-PEOPLE, CALLS = 11, 2
+PEOPLE = 11
+CALLS = 2
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,8 @@ def test_finished_parts(tmp_path, monkeypatch, capsys):
 
 
 def test_counted_operations():
-    left, right = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4)
+    left = torch.randn(8, 16, requires_grad=True)
+    right = torch.randn(16, 4)
     with OperationCounter() as counter:
         (left.t().t() @ right).sum().backward()
     products = [one for one in counter.operations if one.flop]

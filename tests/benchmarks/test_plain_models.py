@@ -36,7 +36,8 @@ def test_same_parameters_outputs_and_gradients(name):
         )
     # In training mode a batch of three is normalised by its statistics, so rounding passes through
     # 36 norms.
-    one, other = plain.train()(waveforms), ours.train()(waveforms)
+    one = plain.train()(waveforms)
+    other = ours.train()(waveforms)
     torch.testing.assert_close(other, one, rtol=0, atol=2e-3 * one.std().item())
     weights = torch.randn(one.shape, generator=torch.Generator().manual_seed(2))
     norms = []
@@ -50,11 +51,10 @@ def test_same_parameters_outputs_and_gradients(name):
 
 def test_same_loss():
     options = AMSoftmaxOptions(margin=0.2, scale=30.0)
-    plain, ours = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0), AMSoftmax(options, 8, 5)
+    plain = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0)
+    ours = AMSoftmax(options, 8, 5)
     ours.weight.data.copy_(plain.W.data.T)
     random = torch.Generator().manual_seed(1)
-    embeddings, labels = (
-        torch.randn(6, 8, generator=random),
-        torch.randint(5, (6,), generator=random),
-    )
+    embeddings = torch.randn(6, 8, generator=random)
+    labels = torch.randint(5, (6,), generator=random)
     torch.testing.assert_close(ours(embeddings, labels)[0], plain(embeddings, labels))

@@ -16,7 +16,8 @@ from speakernet.cli import run_command
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.files import write_scores
 
-HALF, CROPS = "half, as recorded", "whole and crops"
+HALF = "half, as recorded"
+CROPS = "whole and crops"
 PLAN: dict[str, Any] = {
     "recipe": "small_data.yaml",
     "held_out_speakers": 3,
@@ -42,12 +43,14 @@ class Runs:
     def run(self, command, *, env, **_):
         assert env["OMP_NUM_THREADS"] == "1"
         words = dict(itertools.pairwise(command))
-        folder, is_scored = Path(words["--save_path"]), "--eval" in command
+        folder = Path(words["--save_path"])
+        is_scored = "--eval" in command
         variant = next(name for name in EERS if study._as_name(name) == folder.parent.name)
         self.commands.append({**words, "variant": variant})
         if variant == self.failing:
             return subprocess.CompletedProcess(command, 1)
-        trials, eer = read_trials(words["--data.test_list"]), EERS[variant][words["--seed"]]
+        trials = read_trials(words["--data.test_list"])
+        eer = EERS[variant][words["--seed"]]
         found = folder / "eval" / "trials" if is_scored else folder
         found.mkdir(parents=True, exist_ok=True)
         results = {

@@ -6,7 +6,8 @@ from benchmarks.timing import Way, as_plain, compare, speedup_table
 
 
 def test_turns_and_medians():
-    now, order = [0.0], []
+    now = [0.0]
+    order = []
     # Seconds for 10 items; the first round of each is the warm-up.
     seconds = {"a": iter([99.0, 1.0, 2.0, 4.0]), "b": iter([99.0, 0.5, 0.5, 0.1])}
 

@@ -335,7 +335,8 @@ def test_saved_copy(tmp_path, monkeypatch):
 def test_folder_of_a_saved_list(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
-    config.data.train_path, config.data.test_path = "corpus/train", "corpus/test"
+    config.data.train_path = "corpus/train"
+    config.data.test_path = "corpus/test"
     save_config(config, Path("run/config.yaml"))
 
     def data(*options, file="run/config.yaml"):

@@ -88,8 +88,12 @@ NOT_THERE = {
     # SpecAugment is off.
     "frontend": {"frame_mask_width"},
     "evaluation": {
-        *("calibration_list", "calibration_path", "quality_measures"),
-        *("score_norm", "cohort_size", "cohort_utterances"),
+        "calibration_list",
+        "calibration_path",
+        "quality_measures",
+        "score_norm",
+        "cohort_size",
+        "cohort_utterances",
     },
 }
 

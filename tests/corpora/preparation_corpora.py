@@ -178,10 +178,8 @@ def publish(root, ffmpeg, copies=1):
         "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"]),
     }
     lists = {"veri_test.txt": TRIALS, "veri_test2.txt": TRIALS}
-    musan, rirs = (
-        {"musan.tar.gz": tar_tree(root / "musan")},
-        {"rirs_noises.zip": zip_tree(root / "rirs")},
-    )
+    musan = {"musan.tar.gz": tar_tree(root / "musan")}
+    rirs = {"rirs_noises.zip": zip_tree(root / "rirs")}
     corpora = {
         "voxceleb": catalogue_entry(archives, joined),
         "voxceleb_trials": catalogue_entry(lists),

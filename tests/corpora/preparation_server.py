@@ -69,7 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content):
         source = self.source
-        start, code = 0, 200
+        start = 0
+        code = 200
         wanted = self.headers.get("Range")
         tag = f'"{zlib.crc32(content)}"'
         headers = {"ETag": tag}

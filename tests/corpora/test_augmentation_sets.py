@@ -107,7 +107,8 @@ def test_responses(tmp_path):
         whole, _ = soundfile.read(
             tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav"
         )
-        found, expected = read_audio(path), whole[: info.num_samples, channel]
+        found = read_audio(path)
+        expected = whole[: info.num_samples, channel]
         np.testing.assert_allclose(
             found / np.abs(found).max(), expected / np.abs(expected).max(), atol=1e-3
         )

@@ -129,7 +129,8 @@ def test_walks(tmp_path):
     assert list(walk_files(tmp_path / "b", {".wav"})) == ["1.wav"]
 
 
-SOURCES, TARGETS = "voxceleb2/dev/aac", "voxceleb2/dev/wav"
+SOURCES = "voxceleb2/dev/aac"
+TARGETS = "voxceleb2/dev/wav"
 
 
 def convert_voxceleb(folder, *more):
@@ -147,7 +148,8 @@ def digests(root):
 
 
 def test_parts(tmp_path, ffmpeg, capsys):
-    whole, shares = tmp_path / "whole", tmp_path / "shares"
+    whole = tmp_path / "whole"
+    shares = tmp_path / "shares"
     for name in write_voices(
         tmp_path / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav"
     ):

@@ -79,7 +79,8 @@ def test_changed_file(tmp_path):
             fetch(file, tmp_path, num_retries=0).broken == 1
             and (tmp_path / "a.zip.part").stat().st_size
         )
-        source.files["a.zip"], source.behaviour = CONTENT[::-1], "good"
+        source.files["a.zip"] = CONTENT[::-1]
+        source.behaviour = "good"
         assert fetch(file, tmp_path).made == 1
     assert (tmp_path / "a.zip").read_bytes() == CONTENT[::-1]
     assert not (tmp_path / "a.zip.part.version").exists()

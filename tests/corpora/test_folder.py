@@ -28,7 +28,8 @@ def speakers_of(path, root):
 
 
 def test_lists_trials_and_configurations(tmp_path, capsys):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 20, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
     assert prepare(root, out) == 0
     config = out / "out.yaml"
@@ -70,7 +71,8 @@ def test_lists_trials_and_configurations(tmp_path, capsys):
 def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs):
     """The size is the number of training utterances, faked here."""
     is_little = num_train <= LITTLE_DATA_UTTERANCES
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
     prepared = own_folder.prepare_lists
 
@@ -100,7 +102,8 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
 
 
 def test_table(tmp_path):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     names = write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6)
     with (tmp_path / "voices.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -127,7 +130,8 @@ def test_table(tmp_path):
 
 
 def test_pattern(tmp_path):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 8, 4, "rec-{utterance}-spk{speaker}.wav", 0.6)
     assert prepare(root, out, "--pattern", r"rec-(?P<session>\d)-(?P<speaker>spk\d+)") == 0
     assert set(read_training_list(out / "train_list.txt").speakers) < {
@@ -177,7 +181,8 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
     with pytest.raises(SystemExit):
         prepare(split_folder, tmp_path / "out", "--layout", "mixed")
     assert prepare(split_folder, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
-    table, pattern = tmp_path / "table.csv", "{speaker}/{utterance}.wav"
+    table = tmp_path / "table.csv"
+    pattern = "{speaker}/{utterance}.wav"
     assert prepare(split_folder, tmp_path / "out", "--csv", table, "--pattern", pattern) == 1
     errors = capsys.readouterr().err
     assert "--csv and --pattern" in errors and "--layout and --speaker_depth" in errors
@@ -247,7 +252,8 @@ def test_warnings(tmp_path, caplog, patterns, errors):
 
 
 def test_unusable_files_are_listed(tmp_path, caplog):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 10, 3, "spk{speaker}/{utterance}.wav", 0.6)
     write_audio(root / "spk0/short.wav", voice(0, 9, 0.1), 16000)
     (root / "spk0/empty.wav").write_bytes(b"")

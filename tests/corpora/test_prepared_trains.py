@@ -100,9 +100,20 @@ def test_prepared_corpora_train(prepared, tmp_path, monkeypatch, list_name, belo
     results = train(
         tmp_path / "run",
         *TINY,
-        *("--data.train_list", data / "lists" / list_name, "--data.train_path", data / below),
-        *("--data.test_list", data / "lists/veri_test2.txt", "--data.test_path", data / trials),
-        *("--data.batch_size", 8, "--data.crop_frames", 60, "--evaluation.eval_frames", 60),
+        "--data.train_list",
+        data / "lists" / list_name,
+        "--data.train_path",
+        data / below,
+        "--data.test_list",
+        data / "lists/veri_test2.txt",
+        "--data.test_path",
+        data / trials,
+        "--data.batch_size",
+        8,
+        "--data.crop_frames",
+        60,
+        "--evaluation.eval_frames",
+        60,
     )
     assert results["num_trials"] == 3
 

@@ -53,7 +53,8 @@ def steady_vowel(voice, vowel="V", seed=0):
 
 
 def test_poles_of_the_cascade():
-    hz, bandwidth = np.array([[500.0, 1500.0, 2500.0]]), np.array([[60.0, 90.0, 150.0]])
+    hz = np.array([[500.0, 1500.0, 2500.0]])
+    bandwidth = np.array([[60.0, 90.0, 150.0]])
     polynomial = _resonator_polynomials(hz, bandwidth)
     roots = np.roots(polynomial[0])
     found = roots[roots.imag > 0]
@@ -91,11 +92,9 @@ def test_sessions():
 
 
 def test_decay_of_a_room():
-    sides, talker_place, microphone = (
-        np.array([5.0, 4.0, 3.0]),
-        np.array([1.0, 1.0, 1.5]),
-        np.array([3.0, 2.5, 1.2]),
-    )
+    sides = np.array([5.0, 4.0, 3.0])
+    talker_place = np.array([1.0, 1.0, 1.5])
+    microphone = np.array([3.0, 2.5, 1.2])
     response = room_response(sides, talker_place, microphone, 0.5, generator(1)).astype(np.float64)
     assert response[0] == pytest.approx(1.0)  # the direct path comes first
     decay_db = 10 * np.log10(np.cumsum(response[::-1] ** 2)[::-1] / np.sum(response**2))
@@ -125,7 +124,8 @@ def test_noises(name):
 
 
 def test_lists_and_tables(corpus):
-    training, trials = read_training_list(corpus.train_list), read_trials(corpus.test_list)
+    training = read_training_list(corpus.train_list)
+    trials = read_trials(corpus.test_list)
     assert (
         list(training.speakers) == ["syn00000", "syn00001", "syn00002"]
         and len(training.paths) == 12

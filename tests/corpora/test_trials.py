@@ -262,7 +262,8 @@ def test_targets_across(listed, across, targets):
     for speaker, call, file in np.ndindex(6, 2, 2):
         phone = "cell" if call and speaker > 1 else "landline"
         rows.append((f"s{speaker}", f"wav/s{speaker}/c{call}/{file}.wav", f"c{call}", phone))
-    table, output = listed / "calls.csv", listed / "trials.txt"
+    table = listed / "calls.csv"
+    output = listed / "trials.txt"
     table.write_text("speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
     assert run_data_prep("trials", "make", table, output, "--kind", "all", "--across", across) == 0
     trials = read_trials(output)

@@ -75,7 +75,8 @@ def test_existing_archives(tmp_path, published):
 
 
 def test_links_outside_the_folder(tmp_path, published):
-    folder, outside = tmp_path / "data", tmp_path / "outside"
+    folder = tmp_path / "data"
+    outside = tmp_path / "outside"
     outside.mkdir()
     with fake_source(published.files) as source:
         steps = ("--download", "--concatenate", "--extract", "--subsets", "vox2_dev")

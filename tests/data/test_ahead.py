@@ -46,7 +46,8 @@ def corpora(tmp_path_factory):
 
 
 def planner_of(corpus, names=NAMES):
-    source, table = PackedSource(corpus), StringTable.from_strings(names)
+    source = PackedSource(corpus)
+    table = StringTable.from_strings(names)
     lookup = source.lookup_table(table)
     return BatchMaker(source.rows(table, lookup), lookup.num_samples, seed=3, speeds=SPEEDS)
 
@@ -90,7 +91,8 @@ def test_read_errors(corpora, monkeypatch, tmp_path):
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
     corpus = tmp_path / "corpus"
     shutil.copytree(corpora / "whole", corpus)
-    planner, request = planner_of(corpus, [*NAMES[:11], "nobody.wav"]), requests_of(3, len(NAMES))
+    planner = planner_of(corpus, [*NAMES[:11], "nobody.wav"])
+    request = requests_of(3, len(NAMES))
     with (corpus / SAMPLES).open("r+b") as file:
         file.truncate(20_000)
     reader = planner.reader

@@ -232,7 +232,8 @@ def test_ffmpeg(tmp_path, suffix):
     tone = read_audio(tmp_path / "tone.wav")
     # The format is recognised by the first bytes, not by the name.
     renamed = path.rename(tmp_path / "tone.mp3")
-    found, info = read_audio(renamed), audio_info(renamed)
+    found = read_audio(renamed)
+    info = audio_info(renamed)
     assert (
         len(found) == info.num_samples and abs(len(found) - 32000) < 2500 and info.data_offset < 0
     )

@@ -171,10 +171,8 @@ def test_keyed_draws(folders, random):
 def test_packed_bank(folders, tmp_path, random):
     for folder in folders:
         pack(FolderInput(folder), tmp_path / folder.name)
-    packed, files = (
-        make([tmp_path / "musan", tmp_path / "rirs"], categories=list(KINDS[1:])),
-        make(folders),
-    )
+    packed = make([tmp_path / "musan", tmp_path / "rirs"], categories=list(KINDS[1:]))
+    files = make(folders)
     assert clips_into_ram(packed.banks, 0) and all(
         bank.reader.is_mapped for bank in packed.banks.values()
     )
@@ -186,7 +184,10 @@ def test_packed_bank(folders, tmp_path, random):
 
 def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
-    alone, clean, decoded, made = make(folders), speech(random), [], []
+    alone = make(folders)
+    clean = speech(random)
+    decoded = []
+    made = []
     assert clips_into_ram(alone.banks, 1 << 30) and not list(tmp_path.glob("tables/*/samples.npy"))
     monkeypatch.setattr(distributed, "local_world_size", lambda: 2)
     read = ClipBank.read_whole
@@ -325,8 +326,10 @@ def test_energies_of_crops(random):
 
 def test_rirs(tmp_path, caplog):
     """RIRS_NOISES also has noises, and responses with up to eight channels."""
-    left, right = np.zeros(400, dtype=np.float32), np.zeros(400, dtype=np.float32)
-    left[[10, 60]], right[[30, 90]] = (0.5, 0.2), (0.5, 0.2)
+    left = np.zeros(400, dtype=np.float32)
+    right = np.zeros(400, dtype=np.float32)
+    left[[10, 60]] = (0.5, 0.2)
+    right[[30, 90]] = (0.5, 0.2)
     for name in (
         "pointsource_noises/noise-1.wav",
         "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav",

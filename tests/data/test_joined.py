@@ -168,7 +168,8 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
             "train_list": str(tiny_corpus / "train_list.txt"),
         }
     )
-    half, count = alone.num_classes, len(alone.training)
+    half = alone.num_classes
+    count = len(alone.training)
     assert made.num_classes == 2 * half and len(made.training) == 2 * count
     crops = Counter()
     for batch in straight:

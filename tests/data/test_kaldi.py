@@ -17,7 +17,8 @@ def kaldi(tmp_path, random, monkeypatch):
     space.
     """
     monkeypatch.chdir(tmp_path)
-    folder, audio = tmp_path / "data" / "train", tmp_path / "audio"
+    folder = tmp_path / "data" / "train"
+    audio = tmp_path / "audio"
     folder.mkdir(parents=True)
     rows = []
     for row, name in enumerate(IDS):

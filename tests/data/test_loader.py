@@ -131,10 +131,8 @@ def test_packed_corpus(tiny_corpus, packed, num_workers):
         "data__num_workers": num_workers,
         "data__device_resident": "off",
     }
-    files, made = (
-        loader(tiny_corpus, **options),
-        loader(tiny_corpus, data__train_path=packed, **options),
-    )
+    files = loader(tiny_corpus, **options)
+    made = loader(tiny_corpus, data__train_path=packed, **options)
     for one, other in zip(epoch(files, 1), epoch(made, 1), strict=True):
         assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.labels, other.labels)
     files.close()
@@ -222,7 +220,8 @@ def test_speeds_after_the_transfer(tiny_corpus, num_workers):
         "augment__speed_factors": [0.9, 1.0, 1.1],
         "augment__volume_db": [-1.0, 1.0],
     }
-    here, there = loader(tiny_corpus, **options), loader(tiny_corpus, **options)
+    here = loader(tiny_corpus, **options)
+    there = loader(tiny_corpus, **options)
     there.augmenter = there.maker.augmenter
     raw = BatchMaker(there.maker.reader, there.maker.lengths, seed=there.maker.seed, speeds=there.maker.speeds,
                      dtype=np.int16, changes_speed=False)  # fmt: skip
@@ -230,7 +229,8 @@ def test_speeds_after_the_transfer(tiny_corpus, num_workers):
         update={"num_workers": num_workers, "prefetch_factor": 1}
     )
     there.maker = Workers(raw, there.options) if num_workers else raw
-    labels, speakers = [], []
+    labels = []
+    speakers = []
     for one, other in zip(epoch(here), epoch(there), strict=True):
         torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
         assert torch.equal(one.labels, other.labels)
@@ -247,7 +247,9 @@ def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
     """A GPU copies from the ring while the host continues; one of two spare slots may still be in
     use.
     """
-    made, done, before = loader(tiny_corpus), [], []
+    made = loader(tiny_corpus)
+    done = []
+    before = []
 
     def moved(crops):
         made._copies.append(
@@ -366,7 +368,9 @@ def test_resident_row_shorter_than_its_header():
     """A truncated FLAC file: the header declared five times as many samples as were decoded."""
     random = np.random.default_rng(0)
     held = torch.from_numpy(random.integers(1, 1000, 10000).astype(np.int16))
-    starts, lengths, promised = np.array([0, 5000]), np.array([1000, 4000]), np.array([5000, 5000])
+    starts = np.array([0, 5000])
+    lengths = np.array([1000, 4000])
+    promised = np.array([5000, 5000])
     reader = RamRows(held, starts, lengths, {})
     request = BatchRequest(0, np.array([0, 1] * 8), np.zeros(16, np.int64), 600)
     for at in range(4):
@@ -392,7 +396,9 @@ class FakeStream:
 
 
 def test_batch_is_yielded_before_the_next_wait(monkeypatch):
-    training, made, kept = FakeStream(), [], []
+    training = FakeStream()
+    made = []
+    kept = []
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)

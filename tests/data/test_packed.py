@@ -43,7 +43,8 @@ def corpus(folder, tmp_path):
 
 
 def test_utterances(folder, corpus):
-    files, packed = FolderSource(folder, keep_lookup=False), open_source(corpus)
+    files = FolderSource(folder, keep_lookup=False)
+    packed = open_source(corpus)
     assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
     for name in NAMES:
         np.testing.assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)

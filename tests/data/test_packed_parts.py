@@ -55,7 +55,8 @@ def test_parts_equal_the_whole(whole, parts):
         (one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*"))
     )
     assert joined == (whole / SAMPLES).read_bytes()[HEADER_BYTES:]
-    left, right = read_index(whole), read_index(parts)
+    left = read_index(whole)
+    right = read_index(parts)
     assert left.names == right.names and left.sample_rate == right.sample_rate
     assert np.array_equal(left.sample_offsets, right.sample_offsets)
     assert np.array_equal(left.checksums, right.checksums)

@@ -133,7 +133,8 @@ def failing_at(source, at=7):
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz", "zip"])
 def test_resuming(kind, folder, tmp_path, expected):
-    corpus, names = tmp_path / "corpus", StringTable.from_strings(NAMES)
+    corpus = tmp_path / "corpus"
+    names = StringTable.from_strings(NAMES)
     path = folder if kind == "folder" else ARCHIVES[kind](tmp_path, folder)
     with pytest.raises(RuntimeError):
         pack(failing_at(open_inputs([path], names)), corpus, num_threads=1)
@@ -173,7 +174,8 @@ packed_writer.pack(Slow(sys.argv[1]), sys.argv[2], num_threads=1)
 
 
 def test_kill(folder, tmp_path, expected):
-    corpus, journal = tmp_path / "corpus", tmp_path / "corpus.partial" / "journal.bin"
+    corpus = tmp_path / "corpus"
+    journal = tmp_path / "corpus.partial" / "journal.bin"
     process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(folder), str(corpus)])
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size >= 4 * packed_writer.RECORD.itemsize):

@@ -93,7 +93,8 @@ SOURCES = {
 @pytest.mark.parametrize("kind", SOURCES)
 def test_packing(kind, audio, tmp_path):
     source = SOURCES[kind](tmp_path, audio)
-    corpus, listed = tmp_path / "corpus", tmp_path / "train.txt"
+    corpus = tmp_path / "corpus"
+    listed = tmp_path / "train.txt"
     assert (
         main(
             ["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]

@@ -58,7 +58,8 @@ def test_balanced_batches(counts, unit, size, by_rounds):
         with pytest.raises(ValueError, match=f"{size} speakers with {unit} "):
             BalancedSampler(labels, DataOptions(**options), seed=3)
         return
-    before, sampling.EXACT_WORK = sampling.EXACT_WORK, 0 if by_rounds else sampling.EXACT_WORK
+    before = sampling.EXACT_WORK
+    sampling.EXACT_WORK = 0 if by_rounds else sampling.EXACT_WORK
     try:
         plan = BalancedSampler(labels, DataOptions(**options), seed=3).epoch(0)
     finally:
@@ -104,7 +105,8 @@ def test_drawn_lengths():
 
 @pytest.mark.parametrize("has_corpora", [False, True])
 def test_balanced_batches_of_drawn_lengths(has_corpora):
-    labels, rows = np.arange(360, dtype=np.int32) // 30, np.arange(360)
+    labels = np.arange(360, dtype=np.int32) // 30
+    rows = np.arange(360)
     options = DataOptions(
         batch_size=8, utterances_per_speaker=2, crop_frames=200, crop_frames_max=400
     )
@@ -127,11 +129,9 @@ def test_balanced_batches_of_drawn_lengths(has_corpora):
 @given(st.data())
 def test_shares_of_ranks(data):
     """No share is empty with as many ranks as the smallest batch has units, the allowed maximum."""
-    unit, size, longest = (
-        data.draw(st.integers(1, 3)),
-        data.draw(st.integers(1, 9)),
-        data.draw(st.integers(100, 400)),
-    )
+    unit = data.draw(st.integers(1, 3))
+    size = data.draw(st.integers(1, 9))
+    longest = data.draw(st.integers(100, 400))
     speakers = data.draw(st.integers(size, 12))
     lengths = {"crop_frames": 100, "crop_frames_max": longest if longest > 100 else 0}
     options = DataOptions(utterances_per_speaker=unit, batch_size=size, **lengths)
@@ -142,10 +142,8 @@ def test_shares_of_ranks(data):
         else data.draw(st.sampled_from([BalancedSampler, ShuffledSampler]))
     )
     sampler = kind(labels, options, seed=data.draw(st.integers(0, 99)))
-    plan, world_size = (
-        sampler.epoch(data.draw(st.integers(0, 3))),
-        data.draw(st.integers(1, sampler.smallest_batch)),
-    )
+    plan = sampler.epoch(data.draw(st.integers(0, 3)))
+    world_size = data.draw(st.integers(1, sampler.smallest_batch))
     assert len(plan) > 0
     for batch in range(len(plan)):
         shares = [rank_share(plan, batch, unit, rank, world_size) for rank in range(world_size)]

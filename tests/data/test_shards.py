@@ -63,7 +63,8 @@ def held(source):
 
 
 def test_writers_and_reader(store, tiny_corpus, tmp_path):
-    address, files = f"file://{store}", open_source(tiny_corpus, keep_lookup=False)
+    address = f"file://{store}"
+    files = open_source(tiny_corpus, keep_lookup=False)
     source = open_source(address)
     names = read_training_list(tiny_corpus / "train_list.txt").paths
     assert source.shards_of(source.lookup_table(names)).tolist() == [
@@ -101,7 +102,8 @@ def test_cache_is_bounded(store, tiny_corpus):
             ValueError, match=f"data.shuffle_buffer: {buffer} .*shard_cache_gigabytes"
         ):
             loader_of(
-                *(tiny_corpus, f"file://{store}"),
+                tiny_corpus,
+                f"file://{store}",
                 shuffle_buffer=buffer,
                 shard_cache_gigabytes=shards * largest / 2**30,
             )
@@ -173,7 +175,8 @@ def test_repacked_corpus(store, tiny_corpus, tmp_path):
 
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_order_of_a_stream(num_streams):
-    labels, shards = np.arange(4000, dtype=np.int32) % 7, np.arange(4000) % 20
+    labels = np.arange(4000, dtype=np.int32) % 7
+    shards = np.arange(4000) % 20
     sampler = ShuffledSampler(labels, DataOptions(batch_size=12, shuffle_buffer=600), seed=1)
     sampler.in_parts = lambda number: streamed(sampler, shards, num_streams, number)
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
@@ -204,10 +207,8 @@ def test_order_of_a_stream(num_streams):
 def test_balanced_batches(store, tiny_corpus, monkeypatch, unit, exact_work):
     """No speaker is twice in a batch of all processes, which read one stream."""
     monkeypatch.setattr(sampling, "EXACT_WORK", exact_work)
-    source, listed = (
-        open_source(f"file://{store}"),
-        read_training_list(tiny_corpus / "train_list.txt"),
-    )
+    source = open_source(f"file://{store}")
+    listed = read_training_list(tiny_corpus / "train_list.txt")
     options = DataOptions(batch_size=3, utterances_per_speaker=unit, shuffle_buffer=19)
     sampler = BalancedSampler(listed.labels, options, seed=1)
     source.order(sampler, listed, source.lookup_table(listed.paths), 2)
@@ -261,7 +262,8 @@ def test_resuming(packed, tiny_corpus):
 def faulty(kinds, source, faults):
     shutil.rmtree(source._folder / "samples")
     (source._folder / "samples").mkdir()
-    faults.kinds, faults.fetched = list(kinds), []
+    faults.kinds = list(kinds)
+    faults.fetched = []
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
-WIDTH, LONGEST_PAGE = 390, 2500
+WIDTH = 390
+LONGEST_PAGE = 2500
 pytestmark = pytest.mark.slow
 
 MEASURE = """<!DOCTYPE html><body><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"></iframe>

@@ -29,7 +29,8 @@ def make_trials(path, num_speakers=12, utterances=4):
 def make_run(folder, trials, noise=1.2, seed=1):
     """A folder with all files of a run, and its evaluation."""
     folder.mkdir(parents=True)
-    random, speakers = np.random.default_rng(seed), speakers_of(trials)
+    random = np.random.default_rng(seed)
+    speakers = speakers_of(trials)
     centres = random.standard_normal((speakers.count, 16))
     table = centres[speakers.ids] + noise * random.standard_normal((len(speakers.ids), 16))
     embeddings = mean_embeddings(table.astype(np.float32))

@@ -15,7 +15,9 @@ from speakernet.evaluation.adaptation import Covariances, Transform, two_covaria
 from speakernet.inference.adapt import ForeignFiles, imported
 from speakernet.models.importers.plda import read_array, read_plda
 
-DIM, SPEAKERS, EACH = 6, 40, 8
+DIM = 6
+SPEAKERS = 40
+EACH = 8
 RANDOM = np.random.default_rng(30)
 LABELS = np.repeat(np.arange(SPEAKERS), EACH)
 VOICES = RANDOM.standard_normal((SPEAKERS, DIM)) @ np.diag([3, 2, 1.5, 1, 0.5, 0.2])
@@ -90,7 +92,8 @@ def test_plda(dim: int | None) -> None:
     scaled = rows * np.sqrt(
         rows.shape[1] / (rows**2 / (1 + plda.between)).sum(axis=1, keepdims=True)
     )
-    between, total = np.diag(plda.between), np.diag(plda.between + 1)
+    between = np.diag(plda.between)
+    total = np.diag(plda.between + 1)
     joint = multivariate_normal(cov=np.block([[total, between], [between, total]]))
     alone = multivariate_normal(cov=total)
     expected = [joint.logpdf(np.r_[scaled[a], scaled[b]]) for a, b in zip(enrol, test, strict=True)]
@@ -100,10 +103,8 @@ def test_plda(dim: int | None) -> None:
 
 
 def test_adapted_covariances() -> None:
-    ours, theirs = (
-        two_covariances(ROWS, LABELS),
-        Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM)),
-    )
+    ours = two_covariances(ROWS, LABELS)
+    theirs = Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
     mixed = ours.interpolated(theirs, 0.25)
     np.testing.assert_allclose(mixed.within, 0.75 * ours.within + 0.5 * np.eye(DIM))
     np.testing.assert_array_equal(mixed.mean, ours.mean)
@@ -160,12 +161,11 @@ def kaldi_binary(*arrays):
 
 @pytest.mark.parametrize("kind", ["text", "binary", "hdf5"])
 def test_scores_of_imported_plda(tmp_path, kind) -> None:
-    mean, transform, psi = (
-        RANDOM.standard_normal(DIM),
-        RANDOM.standard_normal((DIM, DIM)),
-        RANDOM.uniform(0, 5, DIM),
-    )
-    path, offset = tmp_path / "plda", -transform @ mean
+    mean = RANDOM.standard_normal(DIM)
+    transform = RANDOM.standard_normal((DIM, DIM))
+    psi = RANDOM.uniform(0, 5, DIM)
+    path = tmp_path / "plda"
+    offset = -transform @ mean
     if kind == "hdf5":
         h5py = pytest.importorskip("h5py", reason="wespeaker's files need h5py")
         with h5py.File(path, "w") as file:
@@ -187,7 +187,8 @@ def test_scores_of_imported_plda(tmp_path, kind) -> None:
     units = found.apply(ROWS[:8])
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     # Also after Kaldi's mean and a transform with an offset.
-    lda, centre = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)], RANDOM.standard_normal(9)
+    lda = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)]
+    centre = RANDOM.standard_normal(9)
     (tmp_path / "lda").write_bytes(b"\0B" + kaldi_binary(lda))
     (tmp_path / "mean").write_bytes(kaldi_text(centre))
     rows = RANDOM.standard_normal((8, 9))

@@ -293,21 +293,21 @@ def test_paired_draws(trials, random):
 
 
 FIGURES = {
-    *(
-        "num_trials",
-        "num_utterances",
-        "eer_percent",
-        "eer_interval_percent",
-        "min_dcf",
-        "num_targets",
-    ),
-    *(
-        "num_duplicate_trials",
-        "eer_threshold",
-        "eer_convex_hull_percent",
-        "eer_voxceleb_trainer_percent",
-    ),
-    *("dcf_costs", "area_under_roc", "min_cllr", "num_speakers", "speaker_rule"),
+    "num_trials",
+    "num_utterances",
+    "eer_percent",
+    "eer_interval_percent",
+    "min_dcf",
+    "num_targets",
+    "num_duplicate_trials",
+    "eer_threshold",
+    "eer_convex_hull_percent",
+    "eer_voxceleb_trainer_percent",
+    "dcf_costs",
+    "area_under_roc",
+    "min_cllr",
+    "num_speakers",
+    "speaker_rule",
 }
 DRAWN = {"num_draws", "min_dcf_interval", "interval_note", "det_band"}
 CALIBRATED = {"cllr", "act_dcf", "calibration_loss"}

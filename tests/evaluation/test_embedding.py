@@ -79,7 +79,8 @@ def test_crops(net, source, names, batch_size, frames):
     options = EvaluationOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
     found = embed_utterances(net, source, names, options)
     for row, name in enumerate(names):
-        audio, length = source.read(name), frames * 160 + 240
+        audio = source.read(name)
+        length = frames * 160 + 240
         if len(audio) <= length:
             audio = np.pad(audio, (0, length - len(audio) + 1), "wrap")
         crops = [
@@ -141,7 +142,8 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
             embedder, Backend(options), trials, source, speakers_of(trials), options, 0
         ).scores
 
-    first, again = evaluated(embedder), evaluated(embedder)
+    first = evaluated(embedder)
+    again = evaluated(embedder)
     assert len(calls) == 1
     np.testing.assert_array_equal(first, again)
     evaluated(dataclasses.replace(embedder, model_digest="two"))
@@ -165,7 +167,8 @@ def test_both(net, source, tiny_corpus):
 
 def test_subset(tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
-    chosen, again = subset(trials, 22, seed=1), subset(trials, 22, seed=1)
+    chosen = subset(trials, 22, seed=1)
+    again = subset(trials, 22, seed=1)
     assert trials.labels is not None and chosen.labels is not None and len(chosen) == 22
     assert chosen.labels.sum() == round(22 * trials.labels.sum() / len(trials))
     np.testing.assert_array_equal(chosen.enrol, again.enrol)
@@ -187,7 +190,8 @@ WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
 class Counting:
     """A network that only counts its inputs."""
 
-    sample_rate, min_samples = RATE, 400
+    sample_rate = RATE
+    min_samples = 400
 
     def embed(self, waveforms, lengths, *, sample_rate):
         return waveforms[:, :4].clone()
@@ -223,10 +227,8 @@ def long_source(folder):
 
 @pytest.fixture(scope="module")
 def steps(folder):
-    banks, rooms = (
-        noise_banks(folder / "noise", RATE, None),
-        RirBank(folder / "rooms", RATE, None, is_aligned=True),
-    )
+    banks = noise_banks(folder / "noise", RATE, None)
+    rooms = RirBank(folder / "rooms", RATE, None, is_aligned=True)
     return sweep_steps(KINDS, banks, rooms, sample_rate=RATE)
 
 
@@ -311,7 +313,8 @@ def test_duration_groups(random):
 
 def test_slices(random):
     trials = some_trials()
-    scores, seconds = scores_of(trials, random), random.uniform(1, 12, len(trials.names))
+    scores = scores_of(trials, random)
+    seconds = random.uniform(1, 12, len(trials.names))
     slicing = slices.value_slicing("duration", seconds, trials, slices.DURATION_EDGES_SECONDS, " s")
     result = slices.slice_results(slicing, trials, scores, speakers_of(trials), 20, 0)
     assert sum(row.num_trials for row in result.rows) == len(trials)
@@ -413,7 +416,8 @@ def audio(tmp_path_factory):
 
 def test_all_slices(audio, random):
     trials = some_trials(2, 2)
-    speakers, source = speakers_of(trials), open_source(audio)
+    speakers = speakers_of(trials)
+    source = open_source(audio)
     options = EvaluationOptions(slices=["duration", "snr"])
     found = slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
     assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
@@ -438,7 +442,8 @@ def test_noise(steps, random):
 
 
 def test_durations_and_telephone(steps, audio):
-    source, names = open_source(audio), StringTable.from_strings(["s0/0.wav", "s0/1.wav"])
+    source = open_source(audio)
+    names = StringTable.from_strings(["s0/0.wav", "s0/1.wav"])
     whole = source.read("s0/1.wav")
     for step, seconds in zip(steps["duration"], (4, 3, 2, 1), strict=True):
         middle = DegradedSource(source, names, step)
@@ -465,7 +470,8 @@ def test_durations_and_telephone(steps, audio):
 def test_sweep(audio, steps):
     trials = some_trials(2, 2)
     source = open_source(audio)
-    speakers, seen = speakers_of(trials), []
+    speakers = speakers_of(trials)
+    seen = []
 
     def score(degraded):
         assert isinstance(degraded, DegradedSource)
@@ -529,7 +535,8 @@ def test_critical_distance(audio, steps):
     ratios_db = []
     for step in steps["distance"]:
         heard = step.transform(impulse, 0)
-        direct, late = heard[: round(0.0025 * RATE)], heard[round(0.0025 * RATE) :]
+        direct = heard[: round(0.0025 * RATE)]
+        late = heard[round(0.0025 * RATE) :]
         ratios_db.append(10 * np.log10(np.dot(direct, direct) / np.dot(late, late)))
     # At twice the distance, direct sound is 6 dB weaker.
     assert ratios_db == pytest.approx([12.04, 6.02, 0, -6.02, -12.04], abs=0.1)

@@ -45,7 +45,8 @@ trial_lists = st.lists(
 
 def brute_points(scores, labels):
     """(miss, false accept) at every threshold, by counting."""
-    targets, others = scores[labels], scores[~labels]
+    targets = scores[labels]
+    others = scores[~labels]
     thresholds = [*sorted(set(scores.tolist())), np.inf]
     return [(float(np.mean(targets < t)), float(np.mean(others >= t))) for t in thresholds]
 
@@ -112,7 +113,8 @@ def test_figures_by_hand():
 
 
 def test_actual_cost():
-    llrs, labels = np.array([-6.0, -1.0, 5.0, 2.0]), np.array([0, 0, 1, 1])
+    llrs = np.array([-6.0, -1.0, 5.0, 2.0])
+    labels = np.array([0, 0, 1, 1])
     # Prior 0.01: the threshold is ln 99 = 4.595, so one of two targets is missed.
     assert metrics.bayes_threshold(0.01) == pytest.approx(4.59512)
     assert metrics.act_dcf(metrics.error_rates(llrs, labels), 0.01) == pytest.approx(0.5)
@@ -275,7 +277,8 @@ def test_quality_calibration(random):
     linear_model = pytest.importorskip(
         "sklearn.linear_model", reason="scikit-learn is an extra of the tests"
     )
-    seconds, cohort = np.exp(random.uniform(0, 2, 40)), random.normal(0.1, 0.1, 40)
+    seconds = np.exp(random.uniform(0, 2, 40))
+    cohort = random.normal(0.1, 0.1, 40)
     enrol, test = random.integers(0, 40, (2, 2000))
     labels = random.random(2000) < 0.3
     scores = (
@@ -287,7 +290,8 @@ def test_quality_calibration(random):
         (short, long), (low, high) = sides
         by_hand.append([score, math.log(short), math.log(long), long - short, short / long])
         by_hand[-1] += [low, high, high - low, min(1, max(-1, low / max(high, 1e-9)))]
-    names, prior = quality_inputs(["duration", "cohort"]), 0.1
+    names = quality_inputs(["duration", "cohort"])
+    prior = 0.1
     columns = quality_columns(names, scores, {"duration": seconds, "cohort": cohort}, enrol, test)
     np.testing.assert_allclose(columns, by_hand, rtol=1e-12, atol=1e-12)
     found = fit_calibration(columns, labels, prior, names)
@@ -335,7 +339,8 @@ def test_weights_of_a_draw(random, counts):
     prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, {"0.01": (0.01, 1.0, 1.0)})
     found = prepared.figures(drawn)
     assert found is not None
-    repeated_scores, repeated_labels = np.repeat(scores, weights), np.repeat(labels, weights)
+    repeated_scores = np.repeat(scores, weights)
+    repeated_labels = np.repeat(labels, weights)
     assert found[0] == pytest.approx(eer(repeated_scores, repeated_labels))
     assert found[1] == pytest.approx(
         min_dcf_point(error_rates(repeated_scores, repeated_labels), 0.01)[0]

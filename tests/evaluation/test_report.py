@@ -48,7 +48,10 @@ class Checker(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.open, self.ids, self.links, self.tags = [], [], [], set()
+        self.open = []
+        self.ids = []
+        self.links = []
+        self.tags = set()
         self.text = path.read_text(encoding="utf-8")
         self.feed(self.text)
         assert not self.open and len(set(self.ids)) == len(self.ids)
@@ -88,7 +91,8 @@ def run(tmp_path, finished):
 
 
 def test_page(run):
-    page, results = Checker(run / "report.html"), json.loads((run / "results.json").read_text())
+    page = Checker(run / "report.html")
+    results = json.loads((run / "results.json").read_text())
     text = unescape(page.text)
     assert [one for one in page.ids if one in SECTIONS] == list(SECTIONS)
     assert all(link.startswith("#") or link == "data:," for link in page.links)
@@ -99,29 +103,26 @@ def test_page(run):
     )
     low, high = results["eer_interval_percent"]
     for expected in (
-        *(f"<b>{results['eer_percent']:.2f} %</b>", f"95 %: {low:.2f} to {high:.2f} %"),
-        *(
-            "Held-out EER",
-            "Margin",
-            "minDCF at 0.01",
-            "batch_size: 64",
-            "8.0 GiB",
-            "only 6 targets",
-        ),
-        *("<td>Training</td><td>train_list.txt</td>", "<td>Validation</td><td>held_out.txt</td>"),
-        *("<td>Test</td><td>trials.txt</td>", "96 speakers, 1,440 utterances, 1.4 hours"),
+        f"<b>{results['eer_percent']:.2f} %</b>",
+        f"95 %: {low:.2f} to {high:.2f} %",
+        "Held-out EER",
+        "Margin",
+        "minDCF at 0.01",
+        "batch_size: 64",
+        "8.0 GiB",
+        "only 6 targets",
+        "<td>Training</td><td>train_list.txt</td>",
+        "<td>Validation</td><td>held_out.txt</td>",
+        "<td>Test</td><td>trials.txt</td>",
+        "96 speakers, 1,440 utterances, 1.4 hours",
         "chooses the best checkpoint</td>",
-        *(
-            "Data wait 3 %",
-            "95 % interval</text>",
-            "1.44 million parameters",
-            "4 epochs in 0:04:00",
-        ),
-        *(
-            "trained on 96 speakers",
-            "tested on trials.txt",
-            f"At threshold {results['eer_threshold']:.2f}",
-        ),
+        "Data wait 3 %",
+        "95 % interval</text>",
+        "1.44 million parameters",
+        "4 epochs in 0:04:00",
+        "trained on 96 speakers",
+        "tested on trials.txt",
+        f"At threshold {results['eer_threshold']:.2f}",
     ):
         assert expected in text
     assert "--config &lt;exp01.yaml&gt;" in page.text and "<exp01" not in page.text
@@ -218,10 +219,8 @@ def test_in_a_notebook(run, tmp_path):
         b"\x89PNG"
     )
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    table, lines = (
-        report.frame(),
-        [line.split() for line in (run / "scores.txt").read_text().splitlines()],
-    )
+    table = report.frame()
+    lines = [line.split() for line in (run / "scores.txt").read_text().splitlines()]
     assert isinstance(table, pandas.DataFrame) and list(table.columns)[:4] == [
         "enrol",
         "test",
@@ -237,11 +236,9 @@ def test_in_a_notebook(run, tmp_path):
 
 
 def test_hardest_trials(run, trials, tmp_path):
-    text, scores, corpus = (
-        unescape((run / "report.html").read_text()),
-        read_run(run).scores,
-        tmp_path / "corpus",
-    )
+    text = unescape((run / "report.html").read_text())
+    scores = read_run(run).scores
+    corpus = tmp_path / "corpus"
     for label, worst in ((0, np.argmax), (1, np.argmin)):
         rows = np.flatnonzero(trials.labels == label)
         row = int(rows[worst(scores[rows])])
@@ -274,10 +271,8 @@ def without_curves(path):
 
 
 def test_page_again_from_files_alone(run):
-    first, results = (
-        without_curves(run / "report.html"),
-        json.loads((run / "results.json").read_text()),
-    )
+    first = without_curves(run / "report.html")
+    results = json.loads((run / "results.json").read_text())
     assert main(["report", str(run)]) == 0
     assert without_curves(run / "report.html") == first
     found = read_run(run)
@@ -315,7 +310,8 @@ def test_unlabelled_pairs(tmp_path, trials, run):
         assert (at_eer, at_far) == tuple(
             "accept" if wanted >= limit else "refuse" for limit in (0.2, 0.5)
         )
-    first, page = without_curves(folder / "report.html"), Checker(folder / "report.html")
+    first = without_curves(folder / "report.html")
+    page = Checker(folder / "report.html")
     assert (
         f"{np.count_nonzero(given.scores >= 0.2):,} of 1,128 pairs accepted at threshold 0.2000"
         in page.text
@@ -439,21 +435,15 @@ def test_broken_results_are_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(
-            ("eer_percent", "text"),
-            ("eer_interval_percent", 3),
-            ("min_dcf", {"half": 0.5}),
-            ("slices", [{"by": "x"}]),
-        ),
-        *(
-            ("thresholds", [{"threshold": 0.1}]),
-            ("dcf_costs", {"c_miss": 1.0}),
-            ("training", {"hours": "many"}),
-        ),
-        *(
-            ("det_band", {"miss_low_percent": [1.0]}),
-            ("calibration", {"weights": 3, "offset": 0.0, "inputs": []}),
-        ),
+        ("eer_percent", "text"),
+        ("eer_interval_percent", 3),
+        ("min_dcf", {"half": 0.5}),
+        ("slices", [{"by": "x"}]),
+        ("thresholds", [{"threshold": 0.1}]),
+        ("dcf_costs", {"c_miss": 1.0}),
+        ("training", {"hours": "many"}),
+        ("det_band", {"miss_low_percent": [1.0]}),
+        ("calibration", {"weights": 3, "offset": 0.0, "inputs": []}),
     ],
 )
 def test_incomplete_results_are_refused(name, value):

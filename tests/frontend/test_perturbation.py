@@ -73,7 +73,8 @@ def test_masks_by_utterance():
 
 def test_masks_resume():
     features = torch.ones(4, 40, 200)
-    first, second = spec_augment(), spec_augment()
+    first = spec_augment()
+    second = spec_augment()
     outputs = [first(features) for _ in range(3)]
     assert torch.equal(second(features), outputs[0]) and not torch.equal(outputs[0], outputs[1])
     resumed = spec_augment()
@@ -84,7 +85,8 @@ def test_masks_resume():
 
 def test_masks_follow_the_utterance():
     features = torch.ones(4, 40, 200)
-    whole, other = spec_augment(), spec_augment()
+    whole = spec_augment()
+    other = spec_augment()
     whole.draws.key_draws(3, np.array([11, 5, 8, 2]))
     expected = whole(features)
     other(features)  # another rank, after a different number of passes
@@ -99,7 +101,8 @@ def test_masks_follow_the_utterance():
 
 def by_hand(key, place):
     """SplitMix64 in Python integers, then Box-Muller."""
-    word, every = (key + (place // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64, 2**64
+    word = (key + (place // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64
+    every = 2**64
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % every
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB % every
     word ^= word >> 31
@@ -147,7 +150,8 @@ def test_warp(factor):
 
 @pytest.mark.parametrize("name", WITH_BANDS)
 def test_factors_by_utterance(name, speech):
-    plain, warping = front_end(name), front_end(name)
+    plain = front_end(name)
+    warping = front_end(name)
     warping.warp(FACTORS)
     expected = plain(speech)
     assert torch.equal(warping(speech), expected)
@@ -193,7 +197,8 @@ def test_warps_need_bands():
 
 @pytest.mark.slow
 def test_draws_of_compiled_code(speech):
-    compiled, plain = front_end("log_mel"), front_end("log_mel")
+    compiled = front_end("log_mel")
+    plain = front_end("log_mel")
     compiled.warp(FACTORS)
     plain.warp(FACTORS)
     keep_draws_eager(compiled)
@@ -202,7 +207,9 @@ def test_draws_of_compiled_code(speech):
         compiled.tracts.take_warps(np.array(warps))
         plain.tracts.take_warps(np.array(warps))
         torch.testing.assert_close(run(speech), plain(speech))
-    masks, plain_masks = spec_augment(), spec_augment()
+    masks = spec_augment()
+    plain_masks = spec_augment()
     keep_draws_eager(masks)
-    run, features = torch.compile(masks, backend="eager"), torch.ones(4, 40, 200)
+    run = torch.compile(masks, backend="eager")
+    features = torch.ones(4, 40, 200)
     assert all(torch.equal(run(features), plain_masks(features)) for _ in range(3))

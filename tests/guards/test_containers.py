@@ -24,7 +24,8 @@ for line in (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
     elif word.isupper() and STAGES:
         STAGES[name].append((word, rest.strip()))
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
-SERVICE, PROXY = COMPOSE["services"]["speakernet"], COMPOSE["services"]["proxy"]
+SERVICE = COMPOSE["services"]["speakernet"]
+PROXY = COMPOSE["services"]["proxy"]
 
 
 def of(stage, word):

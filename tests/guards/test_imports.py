@@ -12,11 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {
-    *("options", "terminal", "files", "random", "machine"),
-    *("parallel", "checkpoint"),
-    "run_folder",
-}
+BASE = {"options", "terminal", "files", "random", "machine", "parallel", "checkpoint", "run_folder"}
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
     "options": set(),
@@ -41,18 +37,16 @@ ALLOWED = {
     "helpers": {*BASE, "assembly"},
     "assembly": {
         *BASE,
-        *(
-            "config",
-            "data",
-            "corpora",
-            "frontend",
-            "models",
-            "losses",
-            "training",
-            "evaluation",
-            "checks",
-            "inference",
-        ),
+        "config",
+        "data",
+        "corpora",
+        "frontend",
+        "models",
+        "losses",
+        "training",
+        "evaluation",
+        "checks",
+        "inference",
     },
 }
 """Package -> packages it may import; `cli` may import everything."""

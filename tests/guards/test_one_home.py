@@ -16,8 +16,18 @@ OWNERS = {
 OPTION_NAMES = {name for owner in OWNERS for name in owner.model_fields}
 # Words with other meanings in code without configuration.
 COMMON_WORDS = {
-    *("name", "options", "seed", "style", "device", "scale"),
-    *("channels", "threads", "metadata", "score", "window", "normalize"),
+    "name",
+    "options",
+    "seed",
+    "style",
+    "device",
+    "scale",
+    "channels",
+    "threads",
+    "metadata",
+    "score",
+    "window",
+    "normalize",
 }
 
 

@@ -23,7 +23,9 @@ CASE_SECONDS = 20.0
 START_SECONDS = 120.0
 SPARE_BYTES = 512 << 20
 """Address space that the cases may use beyond that of the process at their start."""
-READ, REFUSED, FAILED = "read", "refused", "failed"
+READ = "read"
+REFUSED = "refused"
+FAILED = "failed"
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Absolute names: this process does not have the tests' path.
@@ -85,7 +87,8 @@ def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int])
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     target = TARGETS[name]
-    original, case = Path(folder) / "original", Path(folder) / "case"
+    original = Path(folder) / "original"
+    case = Path(folder) / "case"
     original.mkdir()
     target.make(original)
     # First undamaged, for late imports and as the reference of checked answers.

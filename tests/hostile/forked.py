@@ -45,7 +45,8 @@ def run(order: dict[str, Any]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     if fault := order.get("fault"):
-        place, count = os.fsencode(fault["folder"]), os.fsencode(fault["count"])
+        place = os.fsencode(fault["folder"])
+        count = os.fsencode(fault["count"])
         numbers = (
             ctypes.c_long(fault["call"]),
             ctypes.c_int(fault["error"]),

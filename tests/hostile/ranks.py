@@ -26,12 +26,14 @@ class RankKills:
     """Kills one of two processes at moments drawn from a seed, and compares the outcomes."""
 
     def __init__(self, folder: Path, corpus: Path, seed: int) -> None:
-        self.folder, self.corpus = folder, corpus
+        self.folder = folder
+        self.corpus = corpus
         self.draw = random.Random(seed)
         self.num_kills = 0
         straight = folder / "straight"
         shutil.rmtree(straight, ignore_errors=True)
-        recipe, begin = recipe_of(straight, corpus), time.monotonic()
+        recipe = recipe_of(straight, corpus)
+        begin = time.monotonic()
         with Started(
             [*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], straight / "output.txt"
         ) as started:

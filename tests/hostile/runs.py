@@ -63,7 +63,8 @@ class Starter:
     """
 
     def __init__(self, folder: Path, shim: Path | None = None) -> None:
-        self.folder, self.can_fail = folder, shim is not None
+        self.folder = folder
+        self.can_fail = shim is not None
         tiny_voice_corpus(folder / "corpus")
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
@@ -120,10 +121,12 @@ class Kills:
     """Kills runs at random moments, a few times in each folder, and compares the final outcomes."""
 
     def __init__(self, starter: Starter, workers: int, seed: int) -> None:
-        self.starter, self.workers = starter, workers
+        self.starter = starter
+        self.workers = workers
         self.draw = random.Random(seed)
         self.num_kills = 0
-        folder, begin = starter.folder / f"straight{workers}", time.monotonic()
+        folder = starter.folder / f"straight{workers}"
+        begin = time.monotonic()
         assert starter.run(tiny_run(folder, workers)) == 0, printed(folder)
         self.seconds = time.monotonic() - begin
         self.expected = outcome_of(folder / "run")
@@ -134,7 +137,8 @@ class Kills:
         """
         folder = self.starter.folder / f"killed{self.workers}"
         shutil.rmtree(folder, ignore_errors=True)
-        recipe, problems = tiny_run(folder, self.workers), []
+        recipe = tiny_run(folder, self.workers)
+        problems = []
         for _ in range(most_kills):
             process = self.starter.start(["train", "--config", str(recipe)], folder)
             # A resumed run is shorter, so the kills cover all of it.
@@ -173,7 +177,8 @@ class DiskFaults:
 
     def __init__(self, starter: Starter) -> None:
         self.starter = starter
-        folder, count = starter.folder / "whole", starter.folder / "count.txt"
+        folder = starter.folder / "whole"
+        count = starter.folder / "count.txt"
         recipe = tiny_run(folder, 0)
         assert starter.run(recipe, fault=fault(folder / "run", 0, 0, False, count)) == 0, printed(
             folder
@@ -187,12 +192,14 @@ class DiskFaults:
         shutil.rmtree(folder, ignore_errors=True)
         recipe = tiny_run(folder, 0)
         status = self.starter.run(recipe, fault=fault(folder / "run", call, error, lasts))
-        words, problems = (folder / "output.txt").read_text(errors="replace"), []
+        words = (folder / "output.txt").read_text(errors="replace")
+        problems = []
         if "Traceback" in words or status not in (0, 1):
             problems.append(f"status {status}: {words[-1500:]}")
         if status and self.starter.run(recipe):
             return [*problems, f"did not resume: {printed(folder)}"]
-        found, expected = outcome_of(folder / "run"), dict(self.expected)
+        found = outcome_of(folder / "run")
+        expected = dict(self.expected)
         if LAST_IS_LOST.search(words):
             # The next one has no predecessor.
             for one in (found, expected):

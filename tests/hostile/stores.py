@@ -29,7 +29,8 @@ class StoreFaults:
     """
 
     def __init__(self, starter: Starter) -> None:
-        self.starter, self.folder = starter, starter.folder / "stores"
+        self.starter = starter
+        self.folder = starter.folder / "stores"
         whole = self.folder / "whole"
         whole.mkdir(parents=True)
         for seed, name in enumerate(("model.pt", "new.pt")):
@@ -46,7 +47,8 @@ class StoreFaults:
         self.places: list[tuple[str, int]] = []
         self.after: dict[str, Any] = {}
         for command in self.commands(whole):
-            folder, count = self.folder / "straight", self.folder / "count.txt"
+            folder = self.folder / "straight"
+            count = self.folder / "count.txt"
             order = fault(folder / "people.db", 0, 0, False, count)
             assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(
                 folder
@@ -69,10 +71,12 @@ class StoreFaults:
         """Run the command with the fault, then without; returns problems in words."""
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
-        begun, expected = _state(folder), self.after[command]
+        begun = _state(folder)
+        expected = self.after[command]
         order = fault(folder / "people.db", call, error, lasts)
         status = self.starter.command(arguments, folder, fault=order)
-        words, problems = printed(folder), []
+        words = printed(folder)
+        problems = []
         if "Traceback" in words or status not in ((KILL,) if error == KILL else (0, 1)):
             problems.append(f"status {status}: {words}")
         if status == 1 and "people.db" not in words:

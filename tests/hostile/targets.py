@@ -84,7 +84,8 @@ def tiny_voice_corpus(root: Path) -> None:
     ]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        speaker, row = int(name[3]), int(name[5])
+        speaker = int(name[3])
+        row = int(name[5])
         draw = np.random.default_rng([speaker, row])
         times = np.arange(int(16_000 * (0.6 + 0.1 * row))) / 16_000
         tone = np.sin(2 * np.pi * (200 + 150 * speaker) * times + draw.random())
@@ -184,13 +185,13 @@ def tiny_model() -> dict[str, Any]:
 
 
 HOSTILE_TENSORS = (
-    *(
-        torch.zeros(0),
-        torch.zeros(3),
-        torch.full((8,), float("nan")),
-        torch.zeros(8, dtype=torch.int64),
-    ),
-    *(torch.zeros(2, 2, dtype=torch.complex64), torch.zeros(()), torch.zeros(1).expand(10**9)),
+    torch.zeros(0),
+    torch.zeros(3),
+    torch.full((8,), float("nan")),
+    torch.zeros(8, dtype=torch.int64),
+    torch.zeros(2, 2, dtype=torch.complex64),
+    torch.zeros(()),
+    torch.zeros(1).expand(10**9),
     torch.eye(3).to_sparse(),
 )
 

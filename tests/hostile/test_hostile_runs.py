@@ -46,7 +46,8 @@ def test_kills(starter):
 
 
 def test_failing_disk(failing_starter):
-    draw, faults = random.Random(SEED), DiskFaults(failing_starter)
+    draw = random.Random(SEED)
+    faults = DiskFaults(failing_starter)
     assert faults.num_calls > 100
     for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
         for _ in range(NUM_FAULTS // 6):

@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conftest import tiny_voice
 
-NUM_SPEAKERS, NUM_UTTERANCES, SECONDS = 12, 5, 3.5
+NUM_SPEAKERS = 12
+NUM_UTTERANCES = 5
+SECONDS = 3.5
 DIM = NUM_SPEAKERS - 1
 
 

@@ -77,7 +77,8 @@ def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
         adapted / "plda.pt",
         *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav")),
     )
-    verifier, store = speakernet.load(model, "cpu"), tmp_path / "people.db"
+    verifier = speakernet.load(model, "cpu")
+    store = tmp_path / "people.db"
     assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
     assert {one["backend"]["score"] for one in verifier.contents["thresholds"]} == {"plda"}
     same, other = (verifier.verify(a, one).score for one in (b, c))
@@ -131,7 +132,8 @@ def test_evaluation(tiny_corpus, adapted, tmp_path, method):
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", short)
     config = load_config(["--config", str(path)]).config
     found = run_evaluation(config, Inputs(config, torch.device("cpu")), adapted / f"{method}.pt")
-    verifier, names = speakernet.load(adapted / f"{method}.pt", "cpu"), list(found.trials.names)
+    verifier = speakernet.load(adapted / f"{method}.pt", "cpu")
+    names = list(found.trials.names)
     for row in (0, len(found.scores) - 1):
         pair = [
             str(tiny_corpus / names[side[row]]) for side in (found.trials.enrol, found.trials.test)
@@ -239,7 +241,10 @@ def test_floor_for_a_narrow_band(voices, tmp_path):
     }.items(),
 )
 def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
-    calls, out, options, model = tmp_path / "calls", tmp_path / "new.pt", [], uncalibrated
+    calls = tmp_path / "calls"
+    out = tmp_path / "new.pt"
+    options = []
+    model = uncalibrated
     copied = {"one recording": ["s00/0"], "one speaker": [f"s00/{n}" for n in range(5)]}
     for name in copied.get(case, [f"s0{speaker}/{n}" for speaker in range(3) for n in range(5)]):
         for copy in range(1 if case == "one recording" else 5):
@@ -254,7 +259,8 @@ def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
         (tmp_path / "list.txt").write_text("anna anna/1.wav\n")
         options = ["--labels", str(tmp_path / "list.txt")]
     if case.startswith("embeddings of"):
-        calls, fingerprint = tmp_path / "e.npz", "other"
+        calls = tmp_path / "e.npz"
+        fingerprint = "other"
         if case == "embeddings of an adapted model":
             model = adapted / "plda.pt"
             fingerprint = speakernet.load(model, "cpu").fingerprint
@@ -287,7 +293,8 @@ def test_telephone_calls(shared_data, tmp_path):
     """Five folds of people: fitted on the calls of four, tested on the fifth, trials pooled; short
     calls, for speed.
     """
-    calls, model = shared_data / "telephone_calls", tmp_path / "model.pt"
+    calls = shared_data / "telephone_calls"
+    model = tmp_path / "model.pt"
     published = shared_data.parent / "reference" / "campplus_3dspeaker_192.pt"
     if not calls.is_dir() or not published.is_file():
         pytest.skip("the calls and the real CAM++ of ../shared are not here")
@@ -301,9 +308,12 @@ def test_telephone_calls(shared_data, tmp_path):
     row = {name: number for number, name in enumerate(domain.names)}
     trials = read_trials(calls / "trials.txt")
     rows_of = np.array([row.get(str(calls / name), -1) for name in trials.names])
-    enrol, test = rows_of[trials.enrol], rows_of[trials.test]
+    enrol = rows_of[trials.enrol]
+    test = rows_of[trials.test]
     is_short = (enrol >= 0) & (test >= 0)
-    enrol, test, is_target = enrol[is_short], test[is_short], trials.labels[is_short]
+    enrol = enrol[is_short]
+    test = test[is_short]
+    is_target = trials.labels[is_short]
     tested = np.unique(domain.who[0][enrol])
     methods = {
         "as it is": (
@@ -322,7 +332,8 @@ def test_telephone_calls(shared_data, tmp_path):
         fold[np.random.default_rng(draw).permutation(tested)] = np.arange(len(tested)) % 5
         of = fold[domain.who[0]]
         for name, (rows, fit) in methods.items():
-            scores, labels = [], []
+            scores = []
+            labels = []
             for part in range(5):
                 is_tested = (of[enrol] == part) & (of[test] == part)
                 units = fit(rows[of != part], domain.who[0][of != part]).apply(rows)

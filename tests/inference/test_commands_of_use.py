@@ -68,11 +68,11 @@ def with_other_bias(model: Path, path: Path) -> Path:
 
 
 def test_verify(call, voices, calibrated):
-    verifier, fit = (
-        speakernet.load(calibrated, "cpu"),
-        read_checkpoint(calibrated)["calibration"]["fits"][0],
-    )
-    one, same, other = voices / "s00/3.wav", voices / "s00/4.wav", voices / "s05/4.wav"
+    verifier = speakernet.load(calibrated, "cpu")
+    fit = read_checkpoint(calibrated)["calibration"]["fits"][0]
+    one = voices / "s00/3.wav"
+    same = voices / "s00/4.wav"
+    other = voices / "s05/4.wav"
     for second, expected, words in (
         (same, 0, "same speaker: score "),
         (other, 1, "different speakers: score "),
@@ -158,7 +158,8 @@ def test_verify_unwritable_answer(voices, calibrated, monkeypatch):
 
 
 def test_identify(call, voices, calibrated, store):
-    words, right = ["--model", calibrated, "--store", store], 0
+    words = ["--model", calibrated, "--store", store]
+    right = 0
     for speaker in range(8):
         file = voices / f"s{speaker:02d}/4.wav"
         status, out, _ = call("identify", file, *words)
@@ -215,7 +216,8 @@ def test_mistakes_with_stores(call, voices, calibrated, uncalibrated, store, tmp
 
 
 def test_enroll_many(call, voices, calibrated, tmp_path, caplog):
-    folder, words = tmp_path / "my_voices", ["--model", calibrated, "--store", tmp_path / "p.db"]
+    folder = tmp_path / "my_voices"
+    words = ["--model", calibrated, "--store", tmp_path / "p.db"]
     for name, speaker in (("Ada", 0), ("Bo", 5), ("Cy", 6)):
         (folder / name / "monday").mkdir(parents=True)
         for number in range(2):
@@ -296,7 +298,8 @@ def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch):
     ]
     assert call(*command)[0] == 0
     with np.load(out) as found:
-        names, embeddings = found["names"].tolist(), found["embeddings"]
+        names = found["names"].tolist()
+        embeddings = found["embeddings"]
         assert str(found["fingerprint"]) == verifier.fingerprint
     assert [name[-9:] for name in names] == [f"s03/{n}.wav" for n in range(5)] + [
         "s00/0.wav",
@@ -308,7 +311,8 @@ def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch):
 
 def test_embed_resumes(call, voices, uncalibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 2)
-    folder, out = tmp_path / "some", tmp_path / "e.npz"
+    folder = tmp_path / "some"
+    out = tmp_path / "e.npz"
     shutil.copytree(voices / "s04", folder)
     command = ("embed", folder, "--model", uncalibrated, "--out", out)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
@@ -383,7 +387,8 @@ def test_folders_with_m4a(call, voices, calibrated, tmp_path):
 
 def test_embed_in_parts(call, voices, uncalibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 1)
-    whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
+    whole = tmp_path / "whole.npz"
+    parts = tmp_path / "parts.npz"
     assert call("embed", voices / "s03", "--model", uncalibrated, "--out", whole)[0] == 0
     command = ("embed", voices / "s03", "--model", uncalibrated, "--out", parts, "--part")
     assert "1/2" in call(*command, "2/2")[1] and not parts.exists()
@@ -429,7 +434,8 @@ def test_people(call, calibrated, store, tmp_path):
 def test_keys(call, voices, calibrated, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     (tmp_path / "key").write_text("secret words\n")
-    file, words = voices / "s00/0.wav", ["--model", calibrated, "--store", tmp_path / "p.db"]
+    file = voices / "s00/0.wav"
+    words = ["--model", calibrated, "--store", tmp_path / "p.db"]
     assert call("enroll", "Ada", file, *words, "--key-file", tmp_path / "key")[0] == 0
     assert "--key-file" in call("identify", file, *words)[2]
     for key, status in (("secret words", 0), ("other", 1)):
@@ -440,7 +446,8 @@ def test_keys(call, voices, calibrated, tmp_path, monkeypatch):
 
 
 def test_calibrate(call, voices, uncalibrated, tmp_path):
-    path, store = tmp_path / "m.pt", tmp_path / "p.db"
+    path = tmp_path / "m.pt"
+    store = tmp_path / "p.db"
     shutil.copy(uncalibrated, path)
     before = path.read_bytes()
     words = ["--model", path, "--store", store]
@@ -461,13 +468,15 @@ def test_calibrate(call, voices, uncalibrated, tmp_path):
     ]
     # A store knows its model by its weights.
     assert call("identify", voices / "s00/1.wav", *words)[1].startswith("Ada score ")
-    info, fingerprint = call("info", path)[1], speakernet.load(path, "cpu").fingerprint
+    info = call("info", path)[1]
+    fingerprint = speakernet.load(path, "cpu").fingerprint
     assert all(word in info for word in ("far_1%", "embedding=whole", "MIT", fingerprint))
     assert fingerprint == speakernet.load(uncalibrated, "cpu").fingerprint
 
 
 def test_good_calibration_is_kept(call, voices, calibrated, store, tmp_path):
-    path, swapped = tmp_path / "m.pt", tmp_path / "swapped.txt"
+    path = tmp_path / "m.pt"
+    swapped = tmp_path / "swapped.txt"
     shutil.copy(calibrated, path)
     lines = (voices / "trials.txt").read_text().splitlines()
     swapped.write_text("".join(f"{1 - int(line[0])}{line[1:]}\n" for line in lines))
@@ -486,7 +495,8 @@ def test_good_calibration_is_kept(call, voices, calibrated, store, tmp_path):
 
 
 def test_calibrate_few_pairs(call, voices, uncalibrated, tmp_path, caplog):
-    path, lines = tmp_path / "m.pt", (voices / "trials.txt").read_text().splitlines(keepends=True)
+    path = tmp_path / "m.pt"
+    lines = (voices / "trials.txt").read_text().splitlines(keepends=True)
     shutil.copy(uncalibrated, path)
     targets, others = ([line for line in lines if line[0] == label] for label in "10")
     (tmp_path / "few.txt").write_text("".join(targets[:40] + others[:50]))

@@ -250,10 +250,8 @@ def test_example_without_speakernet(repository, model_path, exported, tmp_path, 
         f"{'same' if decision.same_speaker else 'different'} at the threshold 0.2500 (eer)" in found
     )
     assert "log-likelihood ratio" in found
-    net, scores_by_plda = (
-        made("ResNet", model_options={"channels": 8, "blocks": [1]}),
-        tmp_path / "plda.pt",
-    )
+    net = made("ResNet", model_options={"channels": 8, "blocks": [1]})
+    scores_by_plda = tmp_path / "plda.pt"
     net.adapt({"name": "made", "maps": [[32, 32]], "score": "plda"})
     net.adaptation.between.copy_(torch.linspace(0.1, 3, 32))
     net.adaptation.weights.copy_(torch.linspace(0.5, 1, 32))
@@ -356,10 +354,8 @@ def test_unsupported_by_sherpa(tmp_path, monkeypatch, capsys, front_end, options
 def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
     sherpa_onnx = pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed")
     how = {"style": "lhotse", "scale": scale, "normalize": normalize}
-    path, out = (
-        saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32)),
-        tmp_path / "phone.onnx",
-    )
+    path = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32))
+    out = tmp_path / "phone.onnx"
     assert main(["export", str(path), "--out", str(out), "--for", "sherpa-onnx"]) == 0
     extractor = sherpa_onnx.SpeakerEmbeddingExtractor(
         sherpa_onnx.SpeakerEmbeddingExtractorConfig(model=str(out))
@@ -367,17 +363,17 @@ def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
     verifier = speakernet.load(path, device="cpu")
     found = []
     for name in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]:
-        clip, stream = read_audio(name, sample_rate=RATE), extractor.create_stream()
+        clip = read_audio(name, sample_rate=RATE)
+        stream = extractor.create_stream()
         stream.accept_waveform(RATE, clip)
         stream.input_finished()
-        theirs, ours = (
-            np.array(extractor.compute(stream)),
-            verifier.embed(clip, sample_rate=RATE)[0] - verifier.mean,
-        )
+        theirs = np.array(extractor.compute(stream))
+        ours = verifier.embed(clip, sample_rate=RATE)[0] - verifier.mean
         found.append(theirs @ ours / np.linalg.norm(theirs) / np.linalg.norm(ours))
         write_audio(tmp_path / f"{len(found)}.wav", clip)
     assert extractor.dim == 32 and len(found) == 4 and min(found) > 0.99999
-    compiler, package = shutil.which("c++"), Path(sherpa_onnx.__file__).parent
+    compiler = shutil.which("c++")
+    package = Path(sherpa_onnx.__file__).parent
     if compiler is None or not (package / "include").is_dir():
         pytest.skip(
             "no C++ compiler, or a wheel of sherpa-onnx without headers: the program in C++ is not "
@@ -385,7 +381,8 @@ def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
         )
     flags = [f"-I{package}/include", f"-L{package}/lib", f"-Wl,-rpath,{package}/lib"]
     libraries = ["-lsherpa-onnx-c-api", "-lonnxruntime"]
-    source, program = repository / "examples" / "verify_sherpa.cpp", tmp_path / "verify"
+    source = repository / "examples" / "verify_sherpa.cpp"
+    program = tmp_path / "verify"
     subprocess.run([compiler, "-std=c++17", source, *flags, *libraries, "-o", program], check=True)
     clips = [tmp_path / "1.wav", tmp_path / "2.wav"]
     output = subprocess.run(

@@ -123,7 +123,8 @@ def old_store(path: Path, key: str | None = None) -> None:
 
 
 def test_scores_by_hand(path):
-    mean, weights = voice(99)[0], np.array([1.0, 5.0, 0.5], dtype=np.float32)
+    mean = voice(99)[0]
+    weights = np.array([1.0, 5.0, 0.5], dtype=np.float32)
     store = opened(path, mean=mean)
     for person in range(30):
         store.enroll(f"p{person:02d}", voice(person, 3), weights)
@@ -152,7 +153,8 @@ def test_names(path):
 
 
 def test_bad_embeddings(path):
-    store, ones = opened(path), np.ones((1, DIM))
+    store = opened(path)
+    ones = np.ones((1, DIM))
     bad = [np.zeros((1, 3)), np.zeros((0, DIM)), np.full((1, DIM), np.nan)]
     for embeddings, weights in [
         *((one, None) for one in bad),
@@ -213,7 +215,8 @@ def test_reembed(path, tmp_path):
             raise ValueError("gone.wav: cannot be read")
         return np.arange(4) + one.weight
 
-    store, other = opened(path, model="old.pt"), opened(path)
+    store = opened(path, model="old.pt")
+    other = opened(path)
     store.enroll("Ada", voice(0, 2), [1.0, 2.0], [{"source": "a.wav"}, {"source": "b.wav"}])
     store.enroll("Bo", voice(1), [1.0], [{"source": "gone.wav"}])
     before = path.read_bytes()
@@ -243,7 +246,8 @@ def test_reembed(path, tmp_path):
 
 @with_and_without_key
 def test_purge(path, tmp_path, key):
-    secret, store = voice(7777, 40), opened(path, key=key)
+    secret = voice(7777, 40)
+    store = opened(path, key=key)
     for person in range(40):
         store.enroll(
             f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3
@@ -272,7 +276,8 @@ def test_purge(path, tmp_path, key):
 
 
 def test_replaced_file(path, tmp_path):
-    store, new = opened(path), opened(tmp_path / "new.db")
+    store = opened(path)
+    new = opened(tmp_path / "new.db")
     store.enroll("Ada", voice(0))
     new.enroll("Bo", voice(1))
     assert nearest(store, voice(0)) == "Ada"
@@ -341,7 +346,8 @@ def test_authenticated_names(path, is_old):
 @with_and_without_key
 def test_stores_of_0_2(path, key):
     old_store(path, key)
-    before, store = path.read_bytes(), opened(path, key=key)
+    before = path.read_bytes()
+    store = opened(path, key=key)
     assert store.identify(voice(2), top=1)[0] == ("Bo", pytest.approx(1.0, abs=1e-5))
     assert [one.digest for one in store.recordings()] == [
         "",
@@ -401,7 +407,9 @@ def test_damaged_store(path):
     for row in range(40):
         store.enroll(f"p{row}", voice(row, 2))
     right = [store.identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)]
-    whole, random, refused = path.read_bytes(), np.random.default_rng(5), 0
+    whole = path.read_bytes()
+    random = np.random.default_rng(5)
+    refused = 0
     for _ in range(25):
         broken = bytearray(whole)
         for place in random.integers(100, len(whole), 3):

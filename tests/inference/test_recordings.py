@@ -105,7 +105,8 @@ def test_long_recordings(tmp_path):
         and sum(len(waveform) for _, waveform in hour.pieces()) == hour.num_samples
     )
     assert max(longest) <= 60 * RATE and len(longest) == 60
-    long, one = np.tile(speech(), 60), inspect_recording(speech(), sample_rate=RATE)
+    long = np.tile(speech(), 60)
+    one = inspect_recording(speech(), sample_rate=RATE)
     found = inspect_recording(long, sample_rate=RATE)
     assert (
         found.speech_seconds == pytest.approx(60 * one.speech_seconds, rel=0.05)
@@ -138,7 +139,8 @@ def test_pipe(voices):
 def test_verify_while_reading(voices, uncalibrated, monkeypatch, capsys):
     content = endless((voices / "s00/3.wav").read_bytes())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    enrolled, model = str(voices / "s00/4.wav"), str(uncalibrated)
+    enrolled = str(voices / "s00/4.wav")
+    model = str(uncalibrated)
     for threshold, status in ((-1.0, 0), (1.0, 1)):
         sys.stdin.buffer.seek(0)
         options = ["--model", model, "--device", "cpu", "--threshold", str(threshold), "--json"]

@@ -256,7 +256,8 @@ def feed(stream, samples, chunk):
 
 @pytest.mark.parametrize("chunk", [160, 3001, 16000, 50000])
 def test_streams(verifier, chunk):
-    enrolled, samples = verifier.embed(sound(3, seed=1), sample_rate=16000), sound(3.5)
+    enrolled = verifier.embed(sound(3, seed=1), sample_rate=16000)
+    samples = sound(3.5)
     stream = verifier.stream(16000, enrolled, threshold=0.5)
     states = feed(stream, samples, chunk)
     assert [state.seconds for state in states] == [1, 2, 3]

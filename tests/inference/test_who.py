@@ -18,8 +18,10 @@ from speakernet.inference.who import conversation, files, live, speech
 from speakernet.inference.who.clustering import cluster
 from speakernet.inference.who.conversation import Turn, sections
 
-VOICES, ORDER = (0, 9, 5), (0, 1, 2, 0, 2, 1, 0, 1, 2)
-TURN_SECONDS, PAUSE_SECONDS = 3.0, 0.8
+VOICES = (0, 9, 5)
+ORDER = (0, 1, 2, 0, 2, 1, 0, 1, 2)
+TURN_SECONDS = 3.0
+PAUSE_SECONDS = 0.8
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,9 @@ def meeting(speak, tmp_path_factory):
     noise = 0.003 * np.random.default_rng(1).standard_normal(round(PAUSE_SECONDS * 16000)).astype(
         np.float32
     )
-    parts, lines, at = [noise], [], PAUSE_SECONDS
+    parts = [noise]
+    lines = []
+    at = PAUSE_SECONDS
     for number, speaker in enumerate(ORDER):
         parts += [speak(VOICES[speaker], 10 + number, TURN_SECONDS), noise]
         lines.append(
@@ -95,7 +99,8 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
 
 
 def test_command(meeting, calibrated, tmp_path, capsys):
-    people, out = tmp_path / "people.db", tmp_path / "out"
+    people = tmp_path / "people.db"
+    out = tmp_path / "out"
     words = [
         "who",
         str(meeting / "meeting.wav"),
@@ -135,7 +140,8 @@ def test_command(meeting, calibrated, tmp_path, capsys):
 def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
     (tmp_path / "words.json").write_text('[{"word": "a", "start": 2}]')
-    model, audio = ["--model", str(calibrated)], str(meeting / "meeting.wav")
+    model = ["--model", str(calibrated)]
+    audio = str(meeting / "meeting.wav")
     assert main(["who", str(tmp_path / "silence.wav"), *model, "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "silence.rttm").read_text() == ""
     capsys.readouterr()

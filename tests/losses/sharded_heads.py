@@ -19,7 +19,11 @@ from speakernet.losses.sharded import shard as shard_classes
 from speakernet.options import create
 from speakernet.parallel.sharding import join_state, parameters_of, share_of, total_norm
 
-DIM, CLASSES, SPEAKERS, UTTERANCES, STEPS = 6, 11, 5, 2, 5
+DIM = 6
+CLASSES = 11
+SPEAKERS = 5
+UTTERANCES = 2
+STEPS = 5
 
 HEADS = [
     *(
@@ -73,7 +77,8 @@ def compare(options, rank):
     shard, twin = loss_and_net(options)
     shard_classes(shard, rank, 2)
     assert shard.sees_all_ranks
-    own, own_optimizer = optimizer_over(net, whole), optimizer_over(twin, shard)
+    own = optimizer_over(net, whole)
+    own_optimizer = optimizer_over(twin, shard)
     worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
 
     def note(name, left, right):

@@ -206,7 +206,8 @@ def test_hamsoftmax_against_a_loop(curvature, margin):
 
     total = 0.0
     for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
-        here, logits = inside(embedding), []
+        here = inside(embedding)
+        logits = []
         for row, vector in enumerate(loss.weight.detach().double().tolist()):
             there = inside(vector)
             from_edge = (1 - math.hypot(*here) ** 2) * (1 - math.hypot(*there) ** 2)

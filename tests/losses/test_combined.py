@@ -16,7 +16,8 @@ from speakernet.losses.options import (
 )
 from speakernet.options import create
 
-DIM, CLASSES = 6, 9
+DIM = 6
+CLASSES = 9
 LABELS = torch.tensor([3, 0, 8, 5])
 
 

@@ -8,7 +8,10 @@ import torch
 from speakernet.losses import LOSSES
 from speakernet.options import create
 
-DIM, CLASSES, SPEAKERS, UTTERANCES = 6, 9, 4, 2
+DIM = 6
+CLASSES = 9
+SPEAKERS = 4
+UTTERANCES = 2
 
 
 def make(name):

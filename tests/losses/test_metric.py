@@ -46,7 +46,8 @@ def cosine(left, right):
 )
 def test_prototypical_against_a_loop(loss, score, utterances):
     embeddings, labels = batch(utterances=utterances)
-    queries, prototypes = [], []
+    queries = []
+    prototypes = []
     for speaker in embeddings.double().tolist():
         queries.append(speaker[0])
         prototypes.append([sum(column) / len(column) for column in zip(*speaker[1:], strict=True)])
@@ -78,7 +79,8 @@ def test_wrong_numbers_of_utterances(loss, shape, words):
 def test_ge2e_against_a_loop(utterances):
     embeddings, labels = batch(utterances=utterances)
     speakers = embeddings.double().tolist()
-    rows, own = [], []
+    rows = []
+    own = []
     for index, speaker in enumerate(speakers):
         for place, utterance in enumerate(speaker):
             logits = []
@@ -104,7 +106,8 @@ def test_supervised_contrastive_against_a_loop(utterances, temperature):
         for index, speaker in enumerate(embeddings.double().tolist())
         for row in speaker
     ]
-    total, right = 0.0, 0
+    total = 0.0
+    right = 0
     for place, (speaker, anchor) in enumerate(flat):
         others = [
             (cosine(anchor, row) / temperature, one)
@@ -158,7 +161,8 @@ def test_mined_negatives(rank, probability):
 
 def test_triplet_draws_resume():
     distances = torch.tensor(unit_distances(batch(speakers=30, utterances=2)[0]))
-    straight, stopped = Triplet(TripletOptions(), seed=4), Triplet(TripletOptions(), seed=4)
+    straight = Triplet(TripletOptions(), seed=4)
+    stopped = Triplet(TripletOptions(), seed=4)
     first = straight.mine(distances)
     assert torch.equal(stopped.mine(distances), first)
     resumed = Triplet(TripletOptions(), seed=9)

@@ -76,12 +76,15 @@ def test_missing_gpu(gpus, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _restore_torch():
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    benchmark = torch.backends.cudnn.benchmark
+    tf32 = torch.backends.cudnn.allow_tf32
     torch.set_num_threads(4)
     yield
     torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
+    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.allow_tf32 = tf32
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     torch.set_num_threads(threads)
@@ -207,7 +210,9 @@ def test_page_faults():
 
 
 def test_order_bounds_and_threads():
-    taken, open_lanes, most = [], 0, 0
+    taken = []
+    open_lanes = 0
+    most = 0
     lock = threading.Lock()
 
     def items():

@@ -169,7 +169,8 @@ RAWNET = case_of("RawNet3", "ECA")
 def test_constants(tmp_path):
     net = network_for(LIGHT)
     before = net.front_end.mel_bank.clone()
-    window, bank = "__S__.torchfb.spectrogram.window", "__S__.torchfb.mel_scale.fb"
+    window = "__S__.torchfb.spectrogram.window"
+    bank = "__S__.torchfb.mel_scale.fb"
     state = foreign_state(LIGHT) | {window: net.front_end.window.clone(), bank: before + 1e-6}
     load_initial_weights(net, None, save(state, tmp_path))
     assert torch.equal(net.front_end.mel_bank, before)
@@ -265,7 +266,8 @@ def test_import_weights(tmp_path, capsys):
 
 
 def test_options(tmp_path, capsys):
-    base, out = foreign_file(LIGHT, tmp_path / "their.model"), tmp_path / "model.pt"
+    base = foreign_file(LIGHT, tmp_path / "their.model")
+    out = tmp_path / "model.pt"
     assert main(base) == 1
     assert "--num-mels" in capsys.readouterr().err
     for name in ("ResNetSE34V2", "ResNetSE34"):

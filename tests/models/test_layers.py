@@ -30,7 +30,8 @@ def test_gate_against_autograd(memory_format):
     gate = SqueezeExcitation(16).double()
     features = torch.randn(3, 16, 4, 5, dtype=torch.float64).contiguous(memory_format=memory_format)
     weights = torch.randn_like(features)
-    ours, plain = features.clone().requires_grad_(), features.clone().requires_grad_()
+    ours = features.clone().requires_grad_()
+    plain = features.clone().requires_grad_()
     result = gate(ours)
     expected = (
         plain * gate.excite(gate.squeeze(plain.mean((2, 3))).relu()).sigmoid()[:, :, None, None]

@@ -32,16 +32,17 @@ BACKEND = {"score": "cosine"}
 GONE = object()
 SMALL = {"channels": 8, "blocks": [1, 1]}
 KEYS = {
-    *(
-        "format_version",
-        "model",
-        "front_end",
-        "sample_rate",
-        "weights",
-        "loss_normalizes",
-        "embedding_mean",
-    ),
-    *("embedding_mean_of", "calibration", "thresholds", "training_summary"),
+    "format_version",
+    "model",
+    "front_end",
+    "sample_rate",
+    "weights",
+    "loss_normalizes",
+    "embedding_mean",
+    "embedding_mean_of",
+    "calibration",
+    "thresholds",
+    "training_summary",
 }
 
 
@@ -84,7 +85,8 @@ def test_round_trip(model_path):
 
 def test_initial_weights_and_head(model_path, tmp_path):
     loss, same, other = (AAMSoftmax(AAMSoftmaxOptions(), 8, speakers) for speakers in (5, 5, 6))
-    path, contents = tmp_path / "last.pt", whole()
+    path = tmp_path / "last.pt"
+    contents = whole()
     write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict())}})
     assert load_initial_weights(small_net(), same, path).head == "loaded"
     assert torch.equal(same.weight, loss.weight)
@@ -160,7 +162,8 @@ def nested(levels, width):
     return value
 
 
-FIT, BIAS = ("calibration", "fits", 0), ("weights", "embedding.bias")
+FIT = ("calibration", "fits", 0)
+BIAS = ("weights", "embedding.bias")
 FORGED = [
     (("model", "options", "channels"), 4096, "tensors"),
     (("model", "options", "embedding_dim"), 10**9, "1000000000"),

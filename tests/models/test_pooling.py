@@ -48,7 +48,8 @@ def test_attention_by_hand():
         pooling.hidden.bias.zero_()
         pooling.attention.copy_(torch.tensor([[1.0], [0.0]]))
     # Weights exp(tanh 1), exp(tanh 2) over the two valid frames.
-    first, second = math.exp(math.tanh(1.0)), math.exp(math.tanh(2.0))
+    first = math.exp(math.tanh(1.0))
+    second = math.exp(math.tanh(2.0))
     expected = [(1 * first + 2 * second) / (first + second), 4 * second / (first + second)]
     found = pooling(FRAMES, torch.tensor([2]))
     assert found.tolist()[0] == pytest.approx(expected, rel=1e-5)

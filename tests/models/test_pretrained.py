@@ -120,7 +120,8 @@ def tune(net, **options):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_hidden_states(folders, kind):
-    net, batch = network(folders(kind)).eval(), waves(8960)
+    net = network(folders(kind)).eval()
+    batch = waves(8960)
     model = transformers.AutoModel.from_pretrained(folders(kind)).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folders(kind))
     inputs = extractor(batch[0].numpy(), sampling_rate=16000, return_tensors="pt")
@@ -135,7 +136,8 @@ def test_hidden_states(folders, kind):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_lengths_gradients_and_merged_adapters(folders, kind):
-    net, batch = network(folders(kind), context=2).eval(), waves(9000, 7000)
+    net = network(folders(kind), context=2).eval()
+    batch = waves(9000, 7000)
     together = net.embed(batch, torch.tensor([9000, 7000]), sample_rate=16000)
     torch.testing.assert_close(
         together[1:], net.embed(batch[1:, :7000], sample_rate=16000), atol=1e-5, rtol=1e-5
@@ -163,10 +165,8 @@ def test_lengths_gradients_and_merged_adapters(folders, kind):
 
 
 def test_poolings_against_loops():
-    states, lengths = (
-        torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([6, 5]),
-    )
+    states = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([6, 5])
     from speakernet.models.layer_pooling import MHFA, LayerSum
 
     for context in (0, 2):
@@ -181,7 +181,8 @@ def test_poolings_against_loops():
                 one.logits.exp() / one.logits.exp().sum()
                 for one in (pooling.key_weights, pooling.value_weights)
             )
-            keys, values = [], []
+            keys = []
+            values = []
             for frame in range(length):
                 keys.append(
                     pooling.keys(sum(key_share[n] * states[row, n, :, frame] for n in range(3)))
@@ -191,7 +192,8 @@ def test_poolings_against_loops():
                 )
             expected = []
             for head in range(2):
-                kernel, bias = pooling.attention.weight[head], pooling.attention.bias
+                kernel = pooling.attention.weight[head]
+                bias = pooling.attention.bias
                 logits = torch.zeros(length)
                 for frame in range(length):
                     for offset in range(-context, context + 1):
@@ -218,7 +220,8 @@ def test_adapters_against_wespeaker():
     from speakernet.models.options.poolings import AdapterMFAOptions
 
     torch.manual_seed(0)
-    pooling, states = AdapterMFA(AdapterMFAOptions(dim=5), 4, 2).eval(), torch.randn(1, 2, 4, 6)
+    pooling = AdapterMFA(AdapterMFAOptions(dim=5), 4, 2).eval()
+    states = torch.randn(1, 2, 4, 6)
     joined = []
     for adapter, state in zip(pooling.adapters, states[0], strict=True):
         first, norm, _, last = adapter
@@ -243,7 +246,8 @@ def test_adapters_against_wespeaker():
 def test_trained_parameters(folders):
     net = network(folders("wavlm"))
     tune(net, trained="all", unfreeze_epochs=2, layer_decay=0.5)
-    freezing, layers = Freezing(net, TrainingOptions()), net.trunk.backbone.encoder.layers
+    freezing = Freezing(net, TrainingOptions())
+    layers = net.trunk.backbone.encoder.layers
     seen = []
     for epoch in (0, 2, 4, 6):
         freezing.begin_training(epoch)
@@ -275,7 +279,9 @@ def test_trained_parameters(folders):
 
 
 def test_gradient_checkpointing_of_adapters(folders):
-    net, batch, layers = network(folders("wavlm")), waves(8000), []
+    net = network(folders("wavlm"))
+    batch = waves(8000)
+    layers = []
     tune(net, trained="lora")
     add_noise(net, ".lora_B")
 
@@ -337,7 +343,8 @@ def test_missing_transformers(tmp_path, monkeypatch, capsys):
 
 def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
     folder = make(tmp_path / "wavlm", "wavlm")
-    net, batch = network(folder), waves(8000)
+    net = network(folder)
+    batch = waves(8000)
     state = tune(net, trained="lora", lora_rank=2)
     add_noise(net, ".lora_B")
     last = {
@@ -400,7 +407,8 @@ def test_unused_tensors(tmp_path, caplog):
 
 
 def test_other_scale_of_adapters(folders):
-    net, options = network(folders("wavlm")), {"trained": "lora", "lora_rank": 2}
+    net = network(folders("wavlm"))
+    options = {"trained": "lora", "lora_rank": 2}
     state = tune(net, **options, lora_alpha=4.0).state_dict()
     tune(network(folders("wavlm")), **options, lora_alpha=4.0).load_state_dict(state)
     with pytest.raises(CheckpointError, match=r"lora_alpha.* scaled by 40 .* at 2;"):
@@ -409,7 +417,8 @@ def test_other_scale_of_adapters(folders):
 
 def test_best_in_place_of_the_files(folders, tmp_path):
     folder = make(tmp_path / "wavlm", "wavlm")
-    net, batch = network(folder), waves(8000)
+    net = network(folder)
+    batch = waves(8000)
     state = tune(net, trained="nothing").state_dict()
     assert not any("backbone" in name for name in state)
     write_checkpoint(
@@ -464,7 +473,8 @@ def add_noise(net, *words):
 
 def test_file_that_refers_to_its_backbone(tmp_path, capsys):
     """`reference: true` with a backbone that has modules named `module`."""
-    folder, batch = make(tmp_path / "bert", "w2v-bert"), waves(8000)
+    folder = make(tmp_path / "bert", "w2v-bert")
+    batch = waves(8000)
     paths = tmp_path / "whole.pt", tmp_path / "named.pt"
     for path in paths:
         net = network(folder)
@@ -511,7 +521,8 @@ def test_file_that_refers_to_its_backbone(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_archive(folders, tmp_path):
-    path, net = tmp_path / "net.pt", network(folders("hubert"))
+    path = tmp_path / "net.pt"
+    net = network(folders("hubert"))
     write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
     assert main(["export", str(path), "--out", str(tmp_path / "net.pt2")]) == 0
     program = torch.export.load(tmp_path / "net.pt2").module()
@@ -522,13 +533,12 @@ def test_archive(folders, tmp_path):
 
 
 def test_average_of_adapters(folders):
-    net, batch = network(folders("wavlm")), waves(8000)
+    net = network(folders("wavlm"))
+    batch = waves(8000)
     tune(net, trained="lora", lora_rank=2, lora_alpha=6.0)
     layer = net.trunk.backbone.encoder.layers[0].feed_forward.output_dense
-    average, expected = (
-        WeightAverage(net, 0.5),
-        [0.0, layer.lora_A["default"].weight.detach().clone()],
-    )
+    average = WeightAverage(net, 0.5)
+    expected = [0.0, layer.lora_A["default"].weight.detach().clone()]
     # Weights of the old average in the first updates: 1/10, 2/11, 3/12.
     for share in (0.1, 2 / 11, 0.25):
         add_noise(net, "lora_", "pooling")
@@ -697,7 +707,8 @@ def test_bad_input(tmp_path, change, options, message):
 def test_hub(folders, tmp_path, monkeypatch, caplog):
     with local_hub(monkeypatch, tmp_path / "cache") as server:
         server.folders["us/tiny"] = folders("wavlm")
-        local, batch = network(folders("wavlm")), waves(8000)
+        local = network(folders("wavlm"))
+        batch = waves(8000)
         net = network("us/tiny")
         assert torch.equal(
             net.embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000)

@@ -31,16 +31,23 @@ WAVEFORMS = json.loads((Path(__file__).parent / "golden_waveforms.json").read_te
 LENGTHS = (208, 123)
 # One original of each architecture; the others differ only in size.
 QUICK = {
-    *(
-        "XVEC",
-        "ECAPA_TDNN_c512",
-        "ECAPA_TDNN_GLOB_c512",
-        "ResNet18",
-        "ResNet50",
-        "Gemini_DF_ResNet60",
-    ),
-    *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ERes2Net", "ERes2NetV2", "ECAPA_TDNN"),
-    *("ReDimNet", "ReDimNetB0", "ReDimNetB1", "ReDimNet2B0", "ReDimNet2B6"),
+    "XVEC",
+    "ECAPA_TDNN_c512",
+    "ECAPA_TDNN_GLOB_c512",
+    "ResNet18",
+    "ResNet50",
+    "Gemini_DF_ResNet60",
+    "Res2Net34_Base",
+    "CAMPPlus",
+    "ERes2Net34_Base",
+    "ERes2Net",
+    "ERes2NetV2",
+    "ECAPA_TDNN",
+    "ReDimNet",
+    "ReDimNetB0",
+    "ReDimNetB1",
+    "ReDimNet2B0",
+    "ReDimNet2B6",
 }
 LARGEST_QUICK = 15_000_000
 # wespeaker has the same network.
@@ -146,7 +153,8 @@ def test_golden_embeddings_of_waveforms(golden, tmp_path, capsys):
     contents = contents_of(case_of(golden["toolkit"], golden["model"], golden.get("note")))
     if "config" in golden:
         contents["model_config"] = contents["model_config"] | golden["config"]
-    source, out = save(contents, tmp_path), str(tmp_path / "model.pt")
+    source = save(contents, tmp_path)
+    out = str(tmp_path / "model.pt")
     assert (
         main(
             [
@@ -164,13 +172,15 @@ def test_golden_embeddings_of_waveforms(golden, tmp_path, capsys):
     )
     net = load_model_file(out).net
     for waveform, expected in zip(golden_waveforms(), golden["embeddings"], strict=True):
-        found, wanted = net.embed(waveform, sample_rate=16000)[0], torch.tensor(expected)
+        found = net.embed(waveform, sample_rate=16000)[0]
+        wanted = torch.tensor(expected)
         assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
 def test_real_checkpoint(shared_data, tmp_path):
     reference = shared_data.parent / "reference"
-    source, out = str(reference / "campplus_3dspeaker_192.pt"), str(tmp_path / "model.pt")
+    source = str(reference / "campplus_3dspeaker_192.pt")
+    out = str(tmp_path / "model.pt")
     if not Path(source).is_file():
         pytest.skip("the real CAM++ of ../shared/reference is not here")
     assert (
@@ -219,7 +229,8 @@ def test_raw_checkpoint_as_initial_model(toolkit, model, options, tmp_path):
     )
 
 
-XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
+XVEC = ("wespeaker", "XVEC", None)
+RESNET = ("wespeaker", "ResNet18", None)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +298,8 @@ def save(contents, folder):
 
 def test_command(tmp_path, capsys):
     state = foreign_state(case_of(*XVEC)) | {"projection.weight": torch.zeros(7, 16)}
-    source, out = save(state, tmp_path), str(tmp_path / "model.pt")
+    source = save(state, tmp_path)
+    out = str(tmp_path / "model.pt")
     base = ["import-weights", source, "--model", "XVEC"]
     (tmp_path / "resnet").mkdir()
     resnet = save(foreign_state(case_of(*RESNET)), tmp_path / "resnet")

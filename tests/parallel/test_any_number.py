@@ -35,7 +35,8 @@ from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.slow
-STEPS_OF_EPOCH, LAST_STEP = 8, 14
+STEPS_OF_EPOCH = 8
+LAST_STEP = 14
 CHANGES: dict[str, Any] = {
     "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1},
     # Small steps, because large ones amplify rounding, which depends on the number of processes and

@@ -34,7 +34,8 @@ WAYS = {
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm1d(4)
 
     def forward(self, hidden):
         return hidden + self.norm(self.conv(hidden)).relu_()
@@ -43,11 +44,9 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem, self.blocks, self.last = (
-            nn.Conv1d(1, 4, 16, 8),
-            nn.Sequential(Block(), Block()),
-            nn.Linear(4, 8),
-        )
+        self.stem = nn.Conv1d(1, 4, 16, 8)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.last = nn.Linear(4, 8)
 
     def forward(self, waveforms):
         return self.last(self.blocks(self.stem(waveforms[:, None])).square().mean(-1))

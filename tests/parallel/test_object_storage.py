@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
-ADDRESS, NUM_SHARDS = "s3://bucket/corpus", 16
+ADDRESS = "s3://bucket/corpus"
+NUM_SHARDS = 16
 NUM_STEPS = 8
 SMALL_CACHE = 190_000 / 2**30
 """Gigabytes: two shards of two utterances each."""
@@ -30,7 +31,8 @@ SMALL_CACHE = 190_000 / 2**30
 @contextmanager
 def two_machines(recipe: Path) -> Iterator[list[Started]]:
     """A process each on two machines, as far as caches are concerned."""
-    folder, port = recipe.parent, free_port()
+    folder = recipe.parent
+    port = free_port()
     group = (
         "WORLD_SIZE=2",
         "LOCAL_RANK=0",

@@ -53,7 +53,8 @@ def test_restart_by_torchrun(recipe):
     with training_processes(
         recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]
     ) as started:
-        resumed, trained = started.output.count("resumed from"), steps_of(run)
+        resumed = started.output.count("resumed from")
+        trained = steps_of(run)
         started.ranks()[1].send_signal(signal.SIGTERM)
         started.until(
             lambda: (
@@ -72,7 +73,8 @@ def test_killed_process_without_torchrun(recipe, tmp_path):
     """As under srun, which starts tasks that find each other by SLURM's variables; the other
     process ends.
     """
-    run, port = recipe.parent / "run", free_port()
+    run = recipe.parent / "run"
+    port = free_port()
     before = steps_of(run)
     variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
     command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]

@@ -36,7 +36,9 @@ from tests.losses import sharded_heads
 from tests.parallel.several import in_several
 
 CPU = torch.device("cpu")
-CLASSES, STEPS, SAMPLES = 6, 5, 4800
+CLASSES = 6
+STEPS = 5
+SAMPLES = 4800
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +125,8 @@ def batch_of(case: Case, number: int) -> Share:
     waveforms = 0.1 * torch.randn(len(labels), SAMPLES, generator=generator) * (1 + labels[:, None])
     if number == case.poisoned:
         waveforms[0, 0] = math.nan
-    rank, size = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
+    size = distributed.world_size()
     edges = [case.units * one // size * case.per_speaker for one in range(size + 1)]
     own = slice(edges[rank], edges[rank + 1])
     shares = tuple(int(one) for one in np.diff(edges))
@@ -176,7 +179,8 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
 def train(case: Case) -> dict[str, Any]:
     """The results of some steps."""
     net, loss, step = build(case)
-    rows, requests = [], []
+    rows = []
+    requests = []
     # Only the last process makes a request, after the third step.
     step.ranks.requests = lambda: [
         len(rows) == 2 and distributed.rank() == distributed.world_size() - 1,
@@ -240,7 +244,8 @@ def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[to
     nn.init.uniform_(net[0].weight)
     if distributed.is_distributed():
         assert synchronize_norms(net, CPU) == 1 and synchronize_norms(net, CPU) == 0
-    rank, size = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
+    size = distributed.world_size()
     cut = shape[0] // 3
     own = slice(0, None) if size == 1 else (slice(0, cut) if rank == 0 else slice(cut, None))
     for number in range(passes):
@@ -326,7 +331,8 @@ def everything() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
-    one, several = everything(), in_several(__file__, "everything", tmp_path)
+    one = everything()
+    several = in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))
     # The clock of rank 0 decides whether compiling pays.
@@ -362,7 +368,8 @@ def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
     loading.
     """
     for options, differences in zip(sharded_heads.HEADS, found, strict=True):
-        rows, loaded = differences.pop("rows"), differences.pop("loaded")
+        rows = differences.pop("rows")
+        loaded = differences.pop("loaded")
         assert max(differences.values()) < 1e-5 and loaded == 1.0, (options, differences)
         whole, _ = sharded_heads.loss_and_net(options)
         all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
@@ -391,7 +398,8 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
     """
     with in_float64():
         fresh = build(CASES[name])[0].state_dict()
-    is_shared, has_whole = CASES[name].is_sharded, not CASES[name].has_no_whole
+    is_shared = CASES[name].is_sharded
+    has_whole = not CASES[name].has_no_whole
     for rank, answer in enumerate(several):
         # A sharded head is assembled in the first process.
         parts = ("net",) if is_shared else ("net", "loss")

@@ -22,16 +22,20 @@ pytestmark = [
 ]
 SEED = 20260101
 SCORED = (
-    *(
-        "--evaluation.score_norm",
-        "as",
-        "--evaluation.cohort_size",
-        "5",
-        "--evaluation.subtract_mean",
-        "true",
-    ),
-    *("--evaluation.slices", "[duration, snr]", "--evaluation.sweep", "[duration, telephone]"),
-    *("--evaluation.embedding", "both", "--evaluation.batch_size", "3"),
+    "--evaluation.score_norm",
+    "as",
+    "--evaluation.cohort_size",
+    "5",
+    "--evaluation.subtract_mean",
+    "true",
+    "--evaluation.slices",
+    "[duration, snr]",
+    "--evaluation.sweep",
+    "[duration, telephone]",
+    "--evaluation.embedding",
+    "both",
+    "--evaluation.batch_size",
+    "3",
 )
 
 

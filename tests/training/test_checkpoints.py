@@ -106,7 +106,8 @@ class AtOnce:
     """A thread that runs synchronously when started."""
 
     def __init__(self, target, args, name):
-        self._target, self._arguments = target, args
+        self._target = target
+        self._arguments = args
 
     def start(self):
         self._target(*self._arguments)
@@ -295,7 +296,8 @@ def wait_until(is_so):
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 def test_fresh_folder(tmp_path, kind):
     address = str(tmp_path / "there") if kind == "folder" else f"memory://{tmp_path.name}/there"
-    run, fresh = tmp_path / "run", tmp_path / "fresh"
+    run = tmp_path / "run"
+    fresh = tmp_path / "fresh"
     fill(run)
     with mirrored(address, run, with_epochs=False):
         pass
@@ -311,7 +313,8 @@ def test_fresh_folder(tmp_path, kind):
 
 
 def test_changes_are_copied(tmp_path):
-    run, there = tmp_path / "run", tmp_path / "there"
+    run = tmp_path / "run"
+    there = tmp_path / "there"
     fill(run)
     epoch = run / CHECKPOINTS / "epoch_0001.pt"
     epoch.parent.mkdir()
@@ -341,7 +344,10 @@ def test_copy_cut_off_between_two_names(tmp_path):
 
 
 def test_failing_folder(tmp_path, monkeypatch, caplog):
-    run, tries, is_failing, put = tmp_path / "run", [], [True], LocalFileSystem.put_file
+    run = tmp_path / "run"
+    tries = []
+    is_failing = [True]
+    put = LocalFileSystem.put_file
 
     def put_or_fail(system, *paths, **options):
         tries.append(paths)
@@ -359,7 +365,8 @@ def test_failing_folder(tmp_path, monkeypatch, caplog):
 
 
 def test_hanging_folder(tmp_path, monkeypatch, caplog):
-    let_go, entered = threading.Event(), threading.Event()
+    let_go = threading.Event()
+    entered = threading.Event()
 
     def hang(*_arguments, **_options):
         entered.set()

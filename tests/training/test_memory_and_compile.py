@@ -159,7 +159,8 @@ def test_failed_compilation(tmp_path, monkeypatch):
 
 def test_memory_of_training():
     net = nn.Sequential(nn.Linear(100, 40), nn.Dropout(0.5), nn.Linear(40, 8))
-    before, random_state = [one.clone() for one in net.parameters()], torch.get_rng_state()
+    before = [one.clone() for one in net.parameters()]
+    random_state = torch.get_rng_state()
     weights = 16 * (100 * 40 + 40 + 40 * 8 + 8)
     # Inputs of both layers (a value each) and the mask of the dropout (a byte each).
     for batch_size in (1, 64):

@@ -36,7 +36,10 @@ class Crossings(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.asked, self.waited, self.sent, self.made = 0, 0, 0, 0
+        self.asked = 0
+        self.waited = 0
+        self.sent = 0
+        self.made = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -90,7 +93,8 @@ def step_of(net, loss, per_speaker, device):
         gradient_cache=False,
     )
     # As with a fused optimizer on a GPU, whose kernel does not exist for this device.
-    step._skips_on_device, optimizer.step = True, lambda: None
+    step._skips_on_device = True
+    optimizer.step = lambda: None
     return step
 
 
@@ -151,7 +155,9 @@ def test_requests_of_ranks(wishes):
 
 
 def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
-    locked, sent, move = [], [], torch.Tensor.to
+    locked = []
+    sent = []
+    move = torch.Tensor.to
 
     def moved(tensor, *given, **options):
         there = move(tensor, *given, **options)
@@ -160,7 +166,8 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
         return there
 
     class Net:
-        sample_rate, min_samples = 16_000, 400
+        sample_rate = 16_000
+        min_samples = 400
 
         def embed(self, waveforms, num_samples, *, sample_rate):
             assert waveforms.device == DEVICE

@@ -149,7 +149,8 @@ def test_loss_scale():
     for scale in (1.0, 1024.0):
         net, loss = fresh()
         step = sgd_step(net, loss, max_grad_norm=0.5)
-        step.precision.scales, step.precision.scale = scale != 1.0, torch.tensor(scale)
+        step.precision.scales = scale != 1.0
+        step.precision.scale = torch.tensor(scale)
         for part in split(whole_batch(), [8, 4]):
             step.add(part)
         outcome = step.finish(learning_rate=0.1)
@@ -161,7 +162,8 @@ def test_loss_scale():
 @pytest.mark.parametrize("is_bad", [True, False])
 def test_bad_gradient(is_bad):
     net, loss = fresh(frozen_norm=False)
-    step, before = sgd_step(net, loss), fakes.tensors(net)
+    step = sgd_step(net, loss)
+    before = fakes.tensors(net)
     if is_bad:
         net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
     step.add(whole_batch())
@@ -467,10 +469,8 @@ def test_margin_ramps():
 def test_share_of_initial_weights(decay):
     net = nn.Linear(2, 2)
     first = net.weight.detach().clone()
-    average, plain = (
-        WeightAverage(net, decay, initial_share=0.25),
-        WeightAverage(net, decay or 1e-9),
-    )
+    average = WeightAverage(net, decay, initial_share=0.25)
+    plain = WeightAverage(net, decay or 1e-9)
     for step in range(5):
         net.weight.data.fill_(float(step))
         average.update()

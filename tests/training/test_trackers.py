@@ -43,7 +43,8 @@ def log_records(content):
     """The records of a file in LevelDB's log format after a header of seven bytes: fragments in
     blocks of 32 KiB.
     """
-    at, record = 7, b""
+    at = 7
+    record = b""
     while at + 7 <= len(content):
         if 2**15 - at % 2**15 < 7:
             at += 2**15 - at % 2**15
@@ -60,7 +61,8 @@ def written(file, parse):
     """The records, once complete: another process writes them, and may finish after `finish`
     returns.
     """
-    ends, found = time.monotonic() + 20, []
+    ends = time.monotonic() + 20
+    found = []
     while not (found and found[-1].HasField("exit")):
         assert time.monotonic() < ends, found
         time.sleep(0.1)
@@ -83,7 +85,8 @@ def test_csv_resumes(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "step,name,value",
         *(f"{step},step/loss,{1 / step!r}" for step in (1, 2, 3, 4)),
-        *("4,test/eer_percent,4.0", "4,test/min_dcf/0.01,0.4"),
+        "4,test/eer_percent,4.0",
+        "4,test/min_dcf/0.01,0.4",
     ]
 
 
@@ -95,7 +98,10 @@ def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run(tmp_path, "wandb", 1, 2, ends=True)
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
-    kept, config, history, artifacts = (tmp_path / "wandb.id").read_text(), {}, [], []
+    kept = (tmp_path / "wandb.id").read_text()
+    config = {}
+    history = []
+    artifacts = []
     # Training and final evaluation, which `wandb sync` joins into one run.
     assert len(files) == 2 and all(kept in one.name for one in files)
     for file in files:

@@ -215,7 +215,8 @@ def watched(folder, **options):
     """A run, and the network's tensors at every batch."""
     loader = Watching()
     trainer = fakes.make_trainer(folder, loader=loader, stage=GIVEN, **options)
-    loader.net, loader.seen = trainer.net, []
+    loader.net = trainer.net
+    loader.seen = []
     trainer.train()
     return trainer, loader.seen
 
@@ -270,7 +271,8 @@ def test_initial_weights(tmp_path, eers, best):
 
 
 def test_parameter_groups_of_factors():
-    net, loss = fakes.FakeNet(), fakes.FakeLoss()
+    net = fakes.FakeNet()
+    loss = fakes.FakeLoss()
     slow = create_optimizer(
         fakes.optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], fakes.CPU
     )
@@ -322,7 +324,8 @@ def evaluated(trainer):
 
 
 def test_remeasured_statistics(tmp_path):
-    trainers, seen = [], []
+    trainers = []
+    seen = []
     for how in ("averaged", "measured"):
         trainers.append(fakes.make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
         seen.append(evaluated(trainers[-1]))
@@ -330,7 +333,8 @@ def test_remeasured_statistics(tmp_path):
     fakes.assert_same_bits(*trainers)
     for epoch, (one, other) in enumerate(zip(*seen, strict=True), start=1):
         assert torch.equal(one["first.weight"], other["first.weight"])
-        net, loader = fakes.FakeNet(), fakes.FakeLoader()
+        net = fakes.FakeNet()
+        loader = fakes.FakeLoader()
         net.load_state_dict(one)
         loader.set_epoch(epoch)
         update_bn([batch.waveforms for batch in loader], net)

@@ -128,12 +128,16 @@ class FakeLoader:
         poisoned: frozenset[int] = frozenset(),
         stop_at: int = -1,
     ) -> None:
-        self.num_batches, self.batch_size, self.last_size = num_batches, batch_size, last_size
-        self.poisoned, self.stop_at = poisoned, stop_at
+        self.num_batches = num_batches
+        self.batch_size = batch_size
+        self.last_size = last_size
+        self.poisoned = poisoned
+        self.stop_at = stop_at
         self.epoch = self.position = 0
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.position = epoch, 0
+        self.epoch = epoch
+        self.position = 0
 
     def __len__(self) -> int:
         return self.num_batches
@@ -159,7 +163,8 @@ class FakeLoader:
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.epoch = state["epoch"]
+        self.position = state["position"]
 
     def file_names(self, indices: torch.Tensor) -> list[str]:
         return [f"utterance{int(index)}.wav" for index in indices]
@@ -191,7 +196,9 @@ def make_trainer(
     `scheduled_epochs`.
     """
     torch.manual_seed(seed)
-    net, loss, loader = FakeNet(dropout), FakeLoss(), loader or FakeLoader()
+    net = FakeNet(dropout)
+    loss = FakeLoss()
+    loader = loader or FakeLoader()
     rates = {
         "learning_rate": 0.01,
         "network_learning_rate_factor": network_learning_rate_factor,

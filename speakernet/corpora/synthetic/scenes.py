@@ -77,7 +77,8 @@ def room_response(
 
     Delays are rounded to whole samples. All walls absorb equally.
     """
-    volume, surface = float(np.prod(sides)), 2.0 * float(sides @ np.roll(sides, 1))
+    volume = float(np.prod(sides))
+    surface = 2.0 * float(sides @ np.roll(sides, 1))
     # 0.161 s/m is 24 ln(10) / c.
     reflection = np.exp(
         -0.5 * 0.161 * volume / (surface * decay_seconds)
@@ -212,7 +213,8 @@ def _rms(waveform: np.ndarray) -> float:
 
 def talker(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     """One more synthetic speaker, talking until the clip is full; (num_samples,) float32."""
-    voice, session = draw_voice(generator), draw_session(generator)
+    voice = draw_voice(generator)
+    session = draw_session(generator)
     pieces: list[np.ndarray] = []
     while sum(map(len, pieces)) < num_samples:
         tracks = lay_out(
@@ -335,7 +337,8 @@ def _coloured(
     hz = np.linspace(0.0, SAMPLE_RATE / 2, 257)
     decibels = generator.uniform(*slopes) * np.log2(np.maximum(hz, 50.0) / 1000.0)
     for _ in range(3):
-        centre, width = generator.uniform(100.0, 7000.0), generator.uniform(100.0, 1500.0)
+        centre = generator.uniform(100.0, 7000.0)
+        width = generator.uniform(100.0, 1500.0)
         decibels += generator.uniform(-6.0, 15.0) * np.exp(-0.5 * ((hz - centre) / width) ** 2)
     return shaped_noise(10.0 ** (decibels / 20.0), num_samples, generator)
 
@@ -349,7 +352,8 @@ NOISE_SECONDS = 5.0
 # Relative to full scale, for 16-bit files; `RirBank` divides a response by the root of its energy
 # before convolving.
 RESPONSE_PEAK = 0.5
-MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
+MAX_TARGETS = 12
+NONTARGETS_PER_TARGET = 8
 """Maximum number of target trials of a speaker, and non-target trials for each of them."""
 
 # A task makes some files and returns one row per utterance: (number of files, function, arguments).
@@ -493,10 +497,8 @@ def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
         seen: set[tuple[str, str]] = set()
         for attempt in range(3 * wanted):
             pool = alike if attempt % 2 else others
-            enrol, test = (
-                own[int(generator.integers(len(own)))],
-                pool[int(generator.integers(len(pool)))],
-            )
+            enrol = own[int(generator.integers(len(own)))]
+            test = pool[int(generator.integers(len(pool)))]
             if len(seen) < wanted:
                 seen.add((enrol["path"], test["path"]))
         trials += [(0, enrol, test) for enrol, test in sorted(seen)]

@@ -71,12 +71,12 @@ class CpuMixer:
     def __init__(
         self, banks: Mapping[str, ClipBank], rirs: RirBank | None, is_classic: bool
     ) -> None:
-        self._banks, self._rirs, self._is_classic = banks, rirs, is_classic
-        self._sources, self._mixture, self._weights = (
-            torch.empty(0, 0),
-            torch.empty(0),
-            torch.empty(0),
-        )
+        self._banks = banks
+        self._rirs = rirs
+        self._is_classic = is_classic
+        self._sources = torch.empty(0, 0)
+        self._mixture = torch.empty(0)
+        self._weights = torch.empty(0)
         self._rows: tuple[Tensor, ...] = ()
         self._padded: dict[tuple[int, int], Tensor] = {}
 
@@ -96,7 +96,8 @@ class CpuMixer:
         if self._sources.shape[0] < most or self._sources.shape[1] != num_samples:
             self._sources = torch.empty(most, num_samples)
             self._rows = self._sources.unbind()
-            self._mixture, self._weights = torch.empty(num_samples), torch.empty(most)
+            self._mixture = torch.empty(num_samples)
+            self._weights = torch.empty(most)
         arrays = [row.numpy() for row in self._rows]
         crops = {
             code: Crops(
@@ -108,19 +109,15 @@ class CpuMixer:
             )
             for code in np.unique(drawn.source_kinds).tolist()
         }
-        all_ratios, kinds, speeches = (
-            (10 ** (-drawn.snr_db / 10)).tolist(),
-            drawn.source_kinds.tolist(),
-            waveforms.unbind(),
-        )
+        all_ratios = (10 ** (-drawn.snr_db / 10)).tolist()
+        kinds = drawn.source_kinds.tolist()
+        speeches = waveforms.unbind()
         for utterance, begin, count in zip(
             utterances.tolist(), first.tolist(), counts.tolist(), strict=True
         ):
-            some, speech, ratios = (
-                crops[kinds[begin]],
-                speeches[utterance],
-                all_ratios[begin : begin + count],
-            )
+            some = crops[kinds[begin]]
+            speech = speeches[utterance]
+            ratios = all_ratios[begin : begin + count]
             scales = [some.write(begin + k, arrays[k]) for k in range(count)]
             powers = some.powers[begin : begin + count]
             if any(map(math.isnan, powers)):
@@ -128,7 +125,8 @@ class CpuMixer:
                     float(torch.dot(row, row)) * scale * scale / num_samples
                     for row, scale in zip(self._rows, scales, strict=False)
                 ]
-            power, floor = float(torch.dot(speech, speech)) / num_samples, CLASSIC_POWER_FLOOR
+            power = float(torch.dot(speech, speech)) / num_samples
+            floor = CLASSIC_POWER_FLOOR
             if self._is_classic:
                 weights = [
                     scale * math.sqrt((power + floor) / (each + floor) * ratio)
@@ -141,12 +139,14 @@ class CpuMixer:
                     for each, scale in zip(powers, scales, strict=True)
                 ]
             if count > 1:
-                source, gain = self._mixture, 1.0
+                source = self._mixture
+                gain = 1.0
                 self._weights.numpy()[:count] = weights
                 # Six sources take 17 us as one product, 36 us when added one after another.
                 torch.mv(self._sources[:count].t(), self._weights[:count], out=source)
             else:
-                source, gain = self._rows[0], weights[0] if self._is_classic else scales[0]
+                source = self._rows[0]
+                gain = weights[0] if self._is_classic else scales[0]
             if not self._is_classic:
                 mixed = powers[0] if count == 1 else float(torch.dot(source, source)) / num_samples
                 gain = (
@@ -158,7 +158,8 @@ class CpuMixer:
         """Convolve each utterance of `waveforms` (batch, samples) with the RIR that was drawn for
         it, if any.
         """
-        rirs, num_samples = self._rirs, waveforms.shape[1]
+        rirs = self._rirs
+        num_samples = waveforms.shape[1]
         if rirs is None:
             return
         members: dict[int, list[tuple[int, np.ndarray]]] = {}
@@ -201,12 +202,10 @@ class Augmenter:
     ) -> None:
         #: Responses of real microphones (`device_responses`).
         self.devices = devices
-        self.banks, self.rirs, self.options, self.sample_rate = (
-            dict(banks),
-            rirs,
-            options,
-            sample_rate,
-        )
+        self.banks = dict(banks)
+        self.rirs = rirs
+        self.options = options
+        self.sample_rate = sample_rate
         self.is_classic = options.style == "classic"
         has_files = {
             "reverb": bool(rirs),
@@ -216,10 +215,8 @@ class Augmenter:
         wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
-        self._codes, self._seed = (
-            np.array([KINDS.index(kind) for kind in self.available], dtype=np.int8),
-            seed,
-        )
+        self._codes = np.array([KINDS.index(kind) for kind in self.available], dtype=np.int8)
+        self._seed = seed
         #: Clips and spectra on the device of the batches; None: they and the batches are on the
         # host.
         self.resident: ResidentBanks | None = None
@@ -265,7 +262,9 @@ class Augmenter:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
         # Keyed numbers, not generators: a generator per utterance costs 15 us, a tenth of a crop's
         # whole budget.
-        random, options, codes = KeyedRandom(self._seed, epoch, rows), self.options, self._codes
+        random = KeyedRandom(self._seed, epoch, rows)
+        options = self.options
+        codes = self._codes
         streams = (
             KIND_STREAM,
             RIR_STREAM,
@@ -348,7 +347,8 @@ class Augmenter:
             The same tensor.
         """
         if ingredients.reverberated is not None:
-            rows, num_samples = ingredients.reverberated, waveforms.shape[1]
+            rows = ingredients.reverberated
+            num_samples = waveforms.shape[1]
             product = torch.fft.rfft(waveforms[rows], ingredients.fft_samples)
             product *= ingredients.spectra
             waveforms.index_copy_(
@@ -371,11 +371,9 @@ class Augmenter:
             grid = response_grid(waveforms, RESPONSE_POINTS, self.sample_rate)
             for some, curves in zip(rows.split(count), responses_db.split(count), strict=True):
                 waveforms.index_copy_(0, some, through_microphones(waveforms[some], curves, grid))
-        telephone, codec, gains = (
-            np.flatnonzero(drawn.telephone),
-            np.flatnonzero(drawn.codec),
-            drawn.gains_db,
-        )
+        telephone = np.flatnonzero(drawn.telephone)
+        codec = np.flatnonzero(drawn.codec)
+        gains = drawn.gains_db
         if not (len(telephone) or len(codec) or gains.any()):
             # Nothing to send; the condition names every effect below.
             return waveforms
@@ -454,7 +452,8 @@ def response_grid(waveforms: Tensor, num_points: int, sample_rate: int) -> tuple
 
     The bins are those of a transform padded with zeros, into which the filter's wrap-around falls.
     """
-    last, fft_samples = num_points - 1, transform_samples(waveforms.shape[1])
+    last = num_points - 1
+    fft_samples = transform_samples(waveforms.shape[1])
     hertz = torch.fft.rfftfreq(fft_samples, 1 / sample_rate, device=waveforms.device).clamp_min(
         LOWEST_RESPONSE_HZ
     )

@@ -51,14 +51,17 @@ NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
 # of two.
 FFT_BLOCK = 1024
 # Responses of microphones are stored at this many frequencies, evenly spaced in log frequency.
-RESPONSE_POINTS, LOWEST_RESPONSE_HZ, RESPONSE_FFT = 64, 60.0, 1 << 14
+RESPONSE_POINTS = 64
+LOWEST_RESPONSE_HZ = 60.0
+RESPONSE_FFT = 1 << 14
 DEEPEST_RESPONSE_DB = (
     40.0  # below the mean; frequencies that a device does not pass would only be silence
 )
 ENERGY_BLOCK = 64  # samples per stored energy
 BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before anyone could look at a progress bar
-SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
+SHOWN_CLIPS_SAMPLES = 32_000_000
+SHOWN_RIRS = 1000
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ def energies_of_crops(
     """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64
     (crops,).
     """
-    begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
+    begins = -(-firsts // ENERGY_BLOCK)
+    ends = (firsts + num_samples) // ENERGY_BLOCK
     # The samples before the first whole block and after the last one.
     places = np.arange(ENERGY_BLOCK)
-    heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
+    heads = firsts[:, None] + places
+    tails = (ends * ENERGY_BLOCK)[:, None] + places
     is_inside = np.concatenate(
         [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
     )
@@ -162,7 +167,9 @@ class Crops:
     ) -> None:
         clips = np.where(is_wanted, clips, 0)
         self._starts = (places * np.maximum(bank.lengths[clips] - num_samples, 0)).astype(np.int64)
-        self._reader, self._rows, self._num_samples = bank.reader, bank.rows[clips], num_samples
+        self._reader = bank.reader
+        self._rows = bank.rows[clips]
+        self._num_samples = num_samples
         self._firsts = [-1] * len(clips)
         powers = np.full(len(clips), np.nan)
         if isinstance(bank.reader, PackedRows):
@@ -277,7 +284,8 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
         if distributed.local_world_size() > 1 and isinstance(bank.reader, FolderRows):
             key = _key_of(f"noise {kind}", bank.reader.root, bank.reader.names, bank.reader.table)
             kept = mapped(key, functools.partial(_with_energies, bank))
-            samples, bank.energies = torch.from_numpy(kept["samples"]), kept["energies"]
+            samples = torch.from_numpy(kept["samples"])
+            bank.energies = kept["energies"]
         else:
             samples = _decoded(bank)
             bank.energies = block_energies(samples.numpy())
@@ -288,7 +296,8 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
 
 def _decoded(bank: ClipBank) -> Tensor:
     """Decode all clips of a bank end to end into shared memory, int16 (samples,)."""
-    shared, place = shared_zeros((int(bank.lengths.sum()),), np.int16), 0
+    shared = shared_zeros((int(bank.lengths.sum()),), np.int16)
+    place = 0
     description = "decoding noise" if 2 * len(shared) > SHOWN_BYTES else ""
     for clip in parallel_map(bank.read_whole, range(len(bank)), 2, description, total=len(bank)):
         shared.numpy()[place : place + len(clip)] = clip
@@ -337,7 +346,8 @@ class RirBank:
                 "%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file")
             )
         self.names = StringTable.from_strings(names)
-        self.is_aligned, self.cache = is_aligned, cache or AudioCache(0)
+        self.is_aligned = is_aligned
+        self.cache = cache or AudioCache(0)
         self._kept: dict[str, np.ndarray] = {}
         if distributed.local_world_size() > 1 and isinstance(self.source, FolderSource):
             table = self.source.lookup_table(self.names)
@@ -470,7 +480,8 @@ class ResidentBanks:
             kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()
         }
         total = sum(int(bank.lengths.sum()) for kind, bank in banks.items() if not is_there[kind])
-        own, first = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device)), 0
+        own = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device))
+        first = 0
         # Code of the kind -> the audio with its clips, the first sample and the number of samples
         # of each.
         self._clips: dict[int, tuple[DeviceAudio, np.ndarray, np.ndarray]] = {}
@@ -516,7 +527,8 @@ class ResidentBanks:
         for code in np.unique(kinds).tolist():
             audio, begins, sizes = self._clips[code]
             some = np.flatnonzero(kinds == code)
-            firsts[some], lengths[some] = begins[drawn.clips[some]], sizes[drawn.clips[some]]
+            firsts[some] = begins[drawn.clips[some]]
+            lengths[some] = sizes[drawn.clips[some]]
             members.setdefault(id(audio), (audio, []))[1].append(some)
         starts = (drawn.places * np.maximum(lengths - num_samples, 0)).astype(np.int64)
         noises = torch.empty(len(kinds), num_samples, device=self.device)
@@ -530,7 +542,8 @@ class ResidentBanks:
             return Ingredients(noises)
         # RIRs are cut to what can reach the crop and share one transform; each additional length
         # would cost a launch.
-        reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
+        reach = min(self._longest_rir, num_samples)
+        rirs = drawn.rirs[wet]
         fft_samples = transform_samples(num_samples + reach - 1)
         rows, heads, ends = send(
             self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)]

@@ -86,7 +86,8 @@ SAFE_HEADERS = (
     (b"cache-control", b"no-store"),
 )
 MAX_TOGETHER = 16
-MAX_CLIPS, MAX_TOP = 10, 100
+MAX_CLIPS = 10
+MAX_TOP = 100
 MAX_SAMPLES_PER_SECOND = 2 * 48_000
 """Maximum over all channels together; limits the size of a decoded clip."""
 CLOSE_SECONDS = 1.0
@@ -161,7 +162,8 @@ class Budget:
     """A number of bytes shared by all requests."""
 
     def __init__(self, total: int) -> None:
-        self.left, self._lock = total, threading.Lock()
+        self.left = total
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
@@ -183,15 +185,20 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
-        self.app, self.limits, self.budget, self.token = app, limits, budget, token
+        self.app = app
+        self.limits = limits
+        self.budget = budget
+        self.token = token
         self.slots = asyncio.Semaphore(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, limits = Headers(scope=scope), self.limits
-        begun, size = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        limits = self.limits
+        begun = time.monotonic()
+        size = 0
         too_large = ApiError(
             413,
             "too_large",
@@ -414,18 +421,17 @@ class Service:
         self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
         self.verifier = copy.copy(verifier)
         self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
-        self.store, self.files, self.limits, self.budget = (
-            store,
-            files or {},
-            limits,
-            Budget(limits.memory_bytes),
-        )
+        self.store = store
+        self.files = files or {}
+        self.limits = limits
+        self.budget = Budget(limits.memory_bytes)
         self.streams: dict[str, LiveStream] = {}
         self._streams_lock = threading.Lock()
 
     async def health(self) -> Answer:
         """Describe the model, and how busy the server is."""
-        verifier, rule = self.verifier, self.verifier.rule
+        verifier = self.verifier
+        rule = self.verifier.rule
         fitted = next(iter(rule.thresholds), {})
         return {
             "status": "ok",
@@ -494,7 +500,8 @@ class Service:
 
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
         """Enrol a person, or add clips of a person who is already enrolled."""
-        store, name = self._store(), checked_name(name)
+        store = self._store()
+        name = checked_name(name)
         with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
         return {
@@ -507,7 +514,8 @@ class Service:
 
     def remove(self, name: str) -> Answer:
         """Remove a person, overwriting their data in the store and its backups."""
-        store, name = self._store(), normal_name(name)
+        store = self._store()
+        name = normal_name(name)
         if not (num_recordings := len(store.recordings(name))):
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)
@@ -521,7 +529,8 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Identify a clip as one of the enrolled people or as a stranger."""
-        store, advice = self._store(), None
+        store = self._store()
+        advice = None
         with self._opened([audio]) as (recordings, clips):
             try:
                 found = identify(
@@ -576,7 +585,9 @@ class Service:
 
     def feed_stream(self, identity: str, content: Annotated[bytes, Depends(body_of)]) -> Answer:
         """Add samples: 16 bits, little-endian, one channel."""
-        live, limit, state = self._stream(identity), self.limits.chunk_seconds, None
+        live = self._stream(identity)
+        limit = self.limits.chunk_seconds
+        state = None
         if len(content) % 2:
             raise ApiError(
                 422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono"
@@ -665,7 +676,8 @@ class Service:
         # Made safe for messages: without folders, short and printable.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
-        limits, rate = self.limits, self.verifier.sample_rate
+        limits = self.limits
+        rate = self.verifier.sample_rate
         file, info = open_audio_bytes(upload.file.read(), name)
         num_values = info.num_samples * info.num_channels
         if (

@@ -29,7 +29,8 @@ them."""
 MAX_ROUNDS = 30
 """Upper bound of the rounds that move windows to the nearest centre; they nearly always settle
 earlier."""
-MAX_POINTS, BLOCK = 1500, 1000
+MAX_POINTS = 1500
+BLOCK = 1000
 """Beyond `MAX_POINTS` windows, similar ones are first merged block by block: time and memory grow
 quadratically."""
 
@@ -82,11 +83,9 @@ def _condensed(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(embeddings) <= MAX_POINTS:
         return embeddings, np.arange(len(embeddings))
     blocks = np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // BLOCK))
-    each, of_window, found = (
-        max(2, MAX_POINTS // len(blocks)),
-        np.zeros(len(embeddings), dtype=np.int64),
-        0,
-    )
+    each = max(2, MAX_POINTS // len(blocks))
+    of_window = np.zeros(len(embeddings), dtype=np.int64)
+    found = 0
     for rows in blocks:
         of_window[rows] = _cut(linkage(embeddings[rows], "average", "cosine"), each) + found
         found = int(of_window[rows].max()) + 1
@@ -127,7 +126,8 @@ def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
     the shared part.
     """
     is_in = np.eye(labels.max() + 1)[labels]
-    sums, sizes = is_in.T @ embeddings, np.diag(is_in.sum(axis=0))
+    sums = is_in.T @ embeddings
+    sizes = np.diag(is_in.sum(axis=0))
     # Pairs of different windows only: the cosine of a window with itself is 1.
     cosines = (sums @ sums.T - sizes) / np.maximum(
         np.outer(np.diag(sizes), np.diag(sizes)) - sizes, 1

@@ -27,12 +27,15 @@ from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster, 
 from speakernet.inference.who.speech import find_speech
 from speakernet.terminal import Bar
 
-WINDOW_SECONDS, HOP_SECONDS = 1.5, 0.75
+WINDOW_SECONDS = 1.5
+HOP_SECONDS = 0.75
 MIN_WINDOW_SECONDS = 0.5
 """Shorter speech is embedded together with the audio around it."""
 SAME_TURN_SECONDS = 0.3
 """A shorter pause does not end a turn."""
-BORDER_SECONDS, BORDER_WINDOW_SECONDS, BORDER_STEP_SECONDS = 0.6, 0.8, 0.2
+BORDER_SECONDS = 0.6
+BORDER_WINDOW_SECONDS = 0.8
+BORDER_STEP_SECONDS = 0.2
 """How far a border may move, how much is embedded around each candidate, and how far apart the
 candidates are."""
 STRANGERS_NAMED = 0.05
@@ -40,7 +43,9 @@ STRANGERS_NAMED = 0.05
 cleaner."""
 OVERLAP_SECONDS = 0.2
 """How far each voice continues beyond a border at which both speak."""
-NEAR_SECONDS, TURN_SECONDS, LOUDER = 0.3, 3.0, 1.26
+NEAR_SECONDS = 0.3
+TURN_SECONDS = 3.0
+LOUDER = 1.26
 """Both speak if the median power within NEAR_SECONDS of a border exceeds LOUDER times (1 dB) that
 within TURN_SECONDS; if speech detection bridged a pause there, the power near it is lower."""
 
@@ -132,7 +137,8 @@ def who_speaks(
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
-    units, lengths = mean_embeddings(embeddings, verifier.mean), np.diff(windows)[:, 0]
+    units = mean_embeddings(embeddings, verifier.mean)
+    lengths = np.diff(windows)[:, 0]
     labels = cluster(units, num_speakers=num_speakers, max_speakers=max_speakers)
     found = _named_once(
         [
@@ -188,7 +194,8 @@ def embed_stretches(
     verifier: Any, recording: Recording, windows: np.ndarray, description: str = ""
 ) -> np.ndarray:
     """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
-    rate, num_samples = recording.sample_rate, recording.num_samples
+    rate = recording.sample_rate
+    num_samples = recording.num_samples
     least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
     edges = np.round(windows * rate).astype(np.int64)
     missing = np.maximum(least - (edges[:, 1] - edges[:, 0]), 0)
@@ -205,7 +212,8 @@ def sections(
     """Start, stop and label of each section; the voice changes halfway between the middles of two
     windows.
     """
-    found, middles = [], windows.mean(axis=1)
+    found = []
+    middles = windows.mean(axis=1)
     of_stretch = np.searchsorted(speech[:, 0], windows[:, 0], side="right") - 1
     for first, last in runs(of_stretch):
         start, stop = speech[of_stretch[first]]
@@ -251,15 +259,14 @@ def _refined(
 
 def _with_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
     """The turns, extended beyond each border at which both voices speak."""
-    turns, rate = list(exclusive), recording.sample_rate
+    turns = list(exclusive)
+    rate = recording.sample_rate
     for row, (before, after) in enumerate(itertools.pairwise(exclusive)):
         border = before.stop
         if not before.start < border == after.start < after.stop:
             continue
-        start, stop = (
-            max(before.start, border - TURN_SECONDS),
-            min(after.stop, border + TURN_SECONDS),
-        )
+        start = max(before.start, border - TURN_SECONDS)
+        stop = min(after.stop, border + TURN_SECONDS)
         powers = frame_powers(
             recording.read(round(start * rate), round((stop - start) * rate)), rate
         )
@@ -297,12 +304,12 @@ def speaker_of(
     limits: dict[str, Any],
 ) -> Speaker:
     """Describe one cluster and look up its name in the store."""
-    mean, label = (
-        np.average(embeddings, axis=0, weights=seconds).astype(np.float32),
-        f"speaker {row + 1}",
-    )
+    mean = np.average(embeddings, axis=0, weights=seconds).astype(np.float32)
+    label = f"speaker {row + 1}"
     digest = hashlib.sha256(mean.tobytes()).hexdigest()
-    name, posterior, score = label, None, None
+    name = label
+    posterior = None
+    score = None
     if store is not None and len(store):
         found: Identification = identify_embedding(rule, store, mean, top=len(store), **limits)
         assert found.decision is not None, "the store is not empty"

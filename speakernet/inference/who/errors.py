@@ -120,7 +120,8 @@ def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, flo
             ):
                 continue
             try:
-                begin, length = float(fields[begin_at]), float(fields[length_at])
+                begin = float(fields[begin_at])
+                length = float(fields[length_at])
                 speaker = None if speaker_at is None else fields[speaker_at]
             except (IndexError, ValueError):
                 raise FileError(
@@ -173,7 +174,8 @@ def diarization_errors(
             f"the UEM has no line for {lacking[0]}, which is in the reference ({len(lacking)} such "
             "in all); add the regions to score in every recording of the reference"
         )
-    parts, num_right = [], 0
+    parts = []
+    num_right = 0
     for name, true in reference.items():
         given = hypothesis.get(name, Annotation(uri=name))
         # In pyannote.metrics, a collar is the total width around a border.

@@ -147,7 +147,8 @@ def _named_cue(block: str, turns: Sequence[Turn]) -> str:
     assert found is not None, "`read_transcript` checks it"
     hours, minutes, seconds, thousandths = np.array(found.groups(), dtype=int).reshape(2, 4).T
     start, stop = 3600 * hours + 60 * minutes + seconds + thousandths / 1000
-    head, tail = block[: found.end()], block[found.end() :].lstrip()
+    head = block[: found.end()]
+    tail = block[found.end() :].lstrip()
     return f"{head}\n{speaker_at(turns, float(start), float(stop)) or 'nobody'}: {tail}"
 
 

@@ -53,7 +53,9 @@ class LiveSpeakers:
         max_speakers: int = MAX_SPEAKERS,
         **limits: Any,
     ) -> None:
-        self.verifier, self.sample_rate, self.store = verifier, sample_rate, store
+        self.verifier = verifier
+        self.sample_rate = sample_rate
+        self.store = store
         self.limits = limits or {"false_accept_rate": STRANGERS_NAMED}
         self.max_speakers = max_speakers
         self.begin_seconds = 0.0
@@ -98,7 +100,8 @@ class LiveSpeakers:
         # Keep a second before speech that continues, so that its onset is detected again.
         begun = speech[len(ended), 0] - 1.0 if len(ended) < len(speech) else recording.seconds - 1.0
         cut = round(max(begun, ended[-1, 1] if len(ended) else 0.0, 0.0) * self.sample_rate)
-        self._chunks, self._num_samples = [kept[cut:]], len(kept) - cut
+        self._chunks = [kept[cut:]]
+        self._num_samples = len(kept) - cut
         self._num_seen, self.begin_seconds = (
             self._num_samples,
             self.begin_seconds + cut / self.sample_rate,
@@ -108,7 +111,8 @@ class LiveSpeakers:
     def _turns(self, recording: Any, speech: np.ndarray) -> Iterator[Turn]:
         windows = windows_of(speech)
         embeddings = embed_stretches(self.verifier, recording, windows)
-        units, lengths = mean_embeddings(embeddings, self.verifier.mean), np.diff(windows)[:, 0]
+        units = mean_embeddings(embeddings, self.verifier.mean)
+        lengths = np.diff(windows)[:, 0]
         labels = cluster(units, max_speakers=self.max_speakers)
         rows = [self._row(one) for one in centres(units, labels, lengths)]
         for label, row in enumerate(rows):
@@ -117,7 +121,8 @@ class LiveSpeakers:
             self._seconds[row] += float(lengths[labels == label].sum())
         for start, stop, label in sections(speech, windows, labels):
             row = rows[label]
-            mean, seconds = self._sums[row] / self._seconds[row], np.array([self._seconds[row]])
+            mean = self._sums[row] / self._seconds[row]
+            seconds = np.array([self._seconds[row]])
             name = speaker_of(
                 mean[None], seconds, row, self.store, self.verifier.rule, self.limits
             ).name

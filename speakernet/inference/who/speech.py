@@ -23,10 +23,12 @@ except ImportError:  # It is an optional dependency.
     silero_vad = None
 torch.set_num_threads(_threads)
 
-SILERO, ENERGY = "silero-vad", "energy"
+SILERO = "silero-vad"
+ENERGY = "energy"
 SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
-BEGIN, END = 0.2, 0.1
+BEGIN = 0.2
+END = 0.1
 """Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or
 above `END`."""
 MIN_SURE = 0.8
@@ -49,7 +51,9 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
     """Stretches of speech in seconds, (stretches, 2), sorted and disjoint, and the name of the
     detector.
     """
-    step, detector, found = round(PIECE_SECONDS * recording.sample_rate), silero(), []
+    step = round(PIECE_SECONDS * recording.sample_rate)
+    detector = silero()
+    found = []
     for start in range(0, recording.num_samples, step):
         piece = recording.read(start, step)
         at_16k = audio_of_array(piece, recording.sample_rate, SAMPLE_RATE)

@@ -22,7 +22,9 @@ from speakernet.models.importers.weights import (
 SOURCE = "but"
 FRONT_END = {"name": "raw"}
 UNUSED = {r"^projection\.": "the training head", r"\.mask_emb$": "masks in pretraining"}
-FIRST_STRIDE, OTHER_STRIDES, FARTHEST_POSITION = 5, 2, 800
+FIRST_STRIDE = 5
+OTHER_STRIDES = 2
+FARTHEST_POSITION = 800
 
 _MODEL = r"^(?:speaker_extractor\.)?model\."
 _BACK_END = r"^(?:speaker_extractor\.)?back_end\."

@@ -17,7 +17,9 @@ import numpy as np
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import open_regular, reading
 
-BINARY, START, END = b"\0B", b"<Plda>", b"</Plda>"
+BINARY = b"\0B"
+START = b"<Plda>"
+END = b"</Plda>"
 HDF5 = b"\x89HDF\r\n\x1a\n"
 EXPECTED = "Kaldi's PLDA, vector or matrix, binary or text, or wespeaker's PLDA as HDF5"
 TYPES: dict[bytes, np.dtype] = {b"F": np.dtype("<f4"), b"D": np.dtype("<f8")}
@@ -118,12 +120,14 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
             one if text[start + 1 :].lstrip(" ").startswith("\n") else one.reshape(-1)
             for one, start in zip(found, starts, strict=True)
         ]
-    arrays, place = [], len(BINARY)
+    arrays = []
+    place = len(BINARY)
     while place < len(content):
         if content[place:].startswith((START, END)):
             place = content.index(b">", place) + 2
             continue
-        kind, form = content[place : place + 1], content[place + 1 : place + 3]
+        kind = content[place : place + 1]
+        form = content[place + 1 : place + 3]
         if kind not in TYPES or form not in (b"V ", b"M "):
             raise CheckpointError(
                 f"{path}: found {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}"

@@ -176,7 +176,8 @@ def describe(contents: Mapping[str, Any]) -> Described:
         (value.shape[1] for name, value in network.items() if name.endswith(".mel_scale.fb")), 0
     )
     if model == "VGGVox":
-        pooling, num_mels = ("SAP" if "sap_linear.weight" in network else ""), 40
+        pooling = "SAP" if "sap_linear.weight" in network else ""
+        num_mels = 40
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
     else:

@@ -161,10 +161,8 @@ def pooling_of(weights: Weights) -> str:
         return "MQMHASTP"
     if "pool.linear1.weight" not in weights:
         return "TSTP"
-    seen, channels = (
-        weights["pool.linear1.weight"].shape[1],
-        weights["pool.linear2.weight"].shape[0],
-    )
+    seen = weights["pool.linear1.weight"].shape[1]
+    channels = weights["pool.linear2.weight"].shape[0]
     return "GlobalASTP" if seen == 3 * channels else "ASTP"
 
 
@@ -274,7 +272,8 @@ def _redimnet2(model: str, weights: Weights) -> Described:
         first_shape(weights, "backbone.stage0.0.w")[2]
         // first_shape(weights, "backbone.stem.0.weight")[0]
     )
-    dim, pooling = last_dim(weights, "linear"), pooling_of(weights)
+    dim = last_dim(weights, "linear")
+    pooling = pooling_of(weights)
     return Described(
         model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END
     )
@@ -304,7 +303,11 @@ def _w2vbert_adapter_mfa(weights: Weights) -> Described:
         "right_max_position_embeddings": W2VBERT_RIGHT,
     }
     return Described(
-        *("Pretrained", _W2VBERT_ADAPTER_MFA, last_dim(weights, "bottleneck"), 0, "AdapterMFA"),
+        "Pretrained",
+        _W2VBERT_ADAPTER_MFA,
+        last_dim(weights, "bottleneck"),
+        0,
+        "AdapterMFA",
         options={"config": config},
         pooling_options={"dim": first_shape(weights, "adapter_layers.0.0.weight")[0]},
         front_end={"name": "raw"},

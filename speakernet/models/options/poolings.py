@@ -87,39 +87,47 @@ POOLINGS: dict[str, Component] = {
             "Mean over frames, weighted by attention.",
         ),
         (
-            *("ASP", "attentive_pooling:AttentiveStatisticsPooling"),
+            "ASP",
+            "attentive_pooling:AttentiveStatisticsPooling",
             "Mean and standard deviation over frames, weighted by attention.",
         ),
         (
-            *("ChannelSAP", "attentive_pooling:ChannelSelfAttentivePooling"),
+            "ChannelSAP",
+            "attentive_pooling:ChannelSelfAttentivePooling",
             "Mean over frames, weighted by a separate attention for each channel.",
         ),
         (
-            *("ChannelASP", "attentive_pooling:ChannelAttentivePooling"),
+            "ChannelASP",
+            "attentive_pooling:ChannelAttentivePooling",
             "Mean and standard deviation over frames, weighted by a separate attention for each "
             "channel.",
         ),
         (
-            *("ECA", "attentive_pooling:ContextAttentivePooling"),
+            "ECA",
+            "attentive_pooling:ContextAttentivePooling",
             "Attentive statistics per channel; the attention sees the utterance's mean and "
             "deviation (ECAPA).",
         ),
         (
-            *("ContextASP", "attentive_pooling:ContextFramePooling"),
+            "ContextASP",
+            "attentive_pooling:ContextFramePooling",
             "Attentive statistics, one weight per frame; the attention sees the utterance's mean "
             "and deviation.",
         ),
         (
-            *("ASTP", "attentive_pooling:TanhAttentivePooling"),
+            "ASTP",
+            "attentive_pooling:TanhAttentivePooling",
             "Attentive statistics per channel, with a tanh (ASTP in wespeaker).",
         ),
         (
-            *("GlobalASTP", "attentive_pooling:GlobalAttentivePooling"),
+            "GlobalASTP",
+            "attentive_pooling:GlobalAttentivePooling",
             "ASTP whose attention also sees the utterance's mean and deviation (wespeaker's "
             "`global_context_att`).",
         ),
         (
-            *("NormASTP", "attentive_pooling:NormedAttentivePooling"),
+            "NormASTP",
+            "attentive_pooling:NormedAttentivePooling",
             "GlobalASTP with ReLU and batch norm before the tanh (SpeechBrain).",
         ),
     )

@@ -25,8 +25,17 @@ class PretrainedOptions(TrunkOptions):
     gives_layers = True
     training_only: ClassVar = frozenset(
         {
-            *("trained", "trained_layers", "unfreeze_epochs", "layer_decay", "gradient_factor"),
-            *("lora_rank", "lora_alpha", "lora_targets", "lora_dropout", "reference", "spare"),
+            "trained",
+            "trained_layers",
+            "unfreeze_epochs",
+            "layer_decay",
+            "gradient_factor",
+            "lora_rank",
+            "lora_alpha",
+            "lora_targets",
+            "lora_dropout",
+            "reference",
+            "spare",
         }
     )
 

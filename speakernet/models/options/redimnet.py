@@ -103,14 +103,18 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
     name: sized(ReDimNetOptions, name, parameters, macs, defaults)
     for name, parameters, macs, defaults in (
         (
-            *("ReDimNetB1", 1_905_753, 860_616_576),
+            "ReDimNetB1",
+            1_905_753,
+            860_616_576,
             {
                 **{"channels": 12, "block": "convnext_like", "group_channels": 8},
                 "stages": [[1, 2, 1, 0], [2, 3, 1, 0], [3, 4, 1, 12], [2, 5, 1, 12], [2, 3, 1, 8]],
             },
         ),
         (
-            *("ReDimNetB2", 4_597_937, 1_368_096_768),
+            "ReDimNetB2",
+            4_597_937,
+            1_368_096_768,
             {
                 **{"channels": 16, "block": "convnext_like", "group_channels": 4},
                 "stages": [
@@ -124,7 +128,9 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             },
         ),
         (
-            *("ReDimNetB3", 2_930_109, 4_308_377_472),
+            "ReDimNetB3",
+            2_930_109,
+            4_308_377_472,
             {
                 **{"channels": 16, "block": "basic_resnet_fwse"},
                 "stages": [
@@ -138,11 +144,15 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             },
         ),
         (
-            *("ReDimNetB4", 5_851_697, 6_964_441_344),
+            "ReDimNetB4",
+            5_851_697,
+            6_964_441_344,
             {"channels": 32, "block": "basic_resnet_fwse", "stages": B4_STAGES},
         ),
         (
-            *("ReDimNetB5", 7_069_937, 13_060_825_344),
+            "ReDimNetB5",
+            7_069_937,
+            13_060_825_344,
             {
                 "channels": 32,
                 "block": "basic_resnet_fwse",
@@ -151,7 +161,9 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             },
         ),
         (
-            *("ReDimNetB6", 14_425_649, 29_937_102_336),
+            "ReDimNetB6",
+            14_425_649,
+            29_937_102_336,
             {
                 **{"channels": 32, "group_channels": 32},
                 "stages": [
@@ -215,22 +227,32 @@ REDIMNET2S: dict[str, type[Any]] = {"ReDimNet2B0": ReDimNet2Options} | {
     name: sized(ReDimNet2Options, name, parameters, macs, defaults)
     for name, parameters, macs, defaults in (
         (
-            *("ReDimNet2B1", 1_254_992, 458_766_976),
+            "ReDimNet2B1",
+            1_254_992,
+            458_766_976,
             {"channels": 16, "stages": _halving((32, 32, 32, 32, 16, 16), NARROW)},
         ),
         (
-            *("ReDimNet2B2", 2_530_208, 820_427_776),
+            "ReDimNet2B2",
+            2_530_208,
+            820_427_776,
             {
                 "channels": 20,
                 "stages": [
-                    *([1, 1, 2, 2, 3, 5, 40], [2, 1, 3, 1, 3, 5, 30], [1, 2, 4, 1, 3, 5, 30]),
-                    *([3, 1, 5, 1, 3, 5, 20], [1, 2, 4, 1, 3, 7, 20], [2, 1, 3, 1, 3, 7, 10]),
+                    [1, 1, 2, 2, 3, 5, 40],
+                    [2, 1, 3, 1, 3, 5, 30],
+                    [1, 2, 4, 1, 3, 5, 30],
+                    [3, 1, 5, 1, 3, 5, 20],
+                    [1, 2, 4, 1, 3, 7, 20],
+                    [2, 1, 3, 1, 3, 7, 10],
                 ],
             },
         ),
         ("ReDimNet2B3", 2_364_712, 935_416_576, {"channels": 24}),
         (
-            *("ReDimNet2B4", 6_659_744, 4_635_227_136),
+            "ReDimNet2B4",
+            6_659_744,
+            4_635_227_136,
             {
                 "channels": 32,
                 "stages": _halving((24, 24, 24, 24, 24, 24), WIDE),
@@ -238,7 +260,9 @@ REDIMNET2S: dict[str, type[Any]] = {"ReDimNet2B0": ReDimNet2Options} | {
             },
         ),
         (
-            *("ReDimNet2B5", 7_900_456, 9_466_607_104),
+            "ReDimNet2B5",
+            7_900_456,
+            9_466_607_104,
             {
                 "channels": 48,
                 "stages": _halving((48, 48, 48, 48, 32, 32), WIDE),
@@ -246,12 +270,18 @@ REDIMNET2S: dict[str, type[Any]] = {"ReDimNet2B0": ReDimNet2Options} | {
             },
         ),
         (
-            *("ReDimNet2B6", 12_394_784, 13_125_874_944),
+            "ReDimNet2B6",
+            12_394_784,
+            13_125_874_944,
             {
                 **{"channels": 64, "aggregate_channels": 224, "keeps_mels": True},
                 "stages": [
-                    *([1, 1, 3, 3, 3, 3, 64], [2, 1, 4, 2, 3, 3, 64], [1, 2, 5, 2, 3, 3, 48]),
-                    *([2, 1, 5, 1, 3, 3, 48], [1, 2, 4, 0.75, 3, 3, 32], [2, 1, 3, 0.5, 3, 3, 24]),
+                    [1, 1, 3, 3, 3, 3, 64],
+                    [2, 1, 4, 2, 3, 3, 64],
+                    [1, 2, 5, 2, 3, 3, 48],
+                    [2, 1, 5, 1, 3, 3, 48],
+                    [1, 2, 4, 0.75, 3, 3, 32],
+                    [2, 1, 3, 0.5, 3, 3, 24],
                 ],
             },
         ),

@@ -15,7 +15,8 @@ from speakernet.models.speaker_net import SpeakerNet
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, sentence, serving
 
-SPEAKERS, SENTENCES = 6, 4
+SPEAKERS = 6
+SENTENCES = 4
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ from speakernet.data.audio import read_audio_bytes
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, sentence, serving, wav
 
-ANNA, AERZTE = "Anna", "Ärzte/⁂ ' \" <b>"
+ANNA = "Anna"
+AERZTE = "Ärzte/⁂ ' \" <b>"
 
 
 def files(**clips):
@@ -153,7 +154,8 @@ def test_health_and_description(server):
 
 
 def with_sample(value):
-    samples, file = sentence(0, 0), io.BytesIO()
+    samples = sentence(0, 0)
+    file = io.BytesIO()
     samples[5000] = value
     soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
     return file.getvalue()
@@ -173,7 +175,8 @@ BAD = {
 
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD)
 def test_bad_audio(server, voices, content):
-    clip, fine = ("a clip.bin", content), ("good.wav", wav(voices[1][0]))
+    clip = ("a clip.bin", content)
+    fine = ("good.wav", wav(voices[1][0]))
     for address, fields, data in [
         ("/verify", {"first": clip, "second": fine}, {}),
         ("/verify", {"first": fine, "second": clip}, {}),
@@ -189,10 +192,8 @@ def test_bad_audio(server, voices, content):
 
 
 def test_bad_requests(server, voices):
-    kind, json_kind = (
-        {"content-type": "multipart/form-data; boundary=x"},
-        {"content-type": "application/json"},
-    )
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    json_kind = {"content-type": "application/json"}
     for content, headers, status in [
         (b"{", json_kind, 422),
         (b"", {}, 422),

@@ -90,7 +90,8 @@ def test_token(models, tmp_path):
 
 def test_tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    everywhere, file = Address("0.0.0.0", 0), tmp_path / "token"
+    everywhere = Address("0.0.0.0", 0)
+    file = tmp_path / "token"
     assert [read_token(Address(host, 0), None) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [
         "",
         "",
@@ -134,10 +135,8 @@ def test_large_uploads_and_long_clips(models, voices):
         long = {"audio": ("a.flac", wav(np.tile(voices[0][0], 4), kind="FLAC"))}
         assert "a.flac" in refused(client.post("/embed", files=long), 413, "too_long")
         refused(client.get("/people"), 404, "no_store")
-        clip, form = (
-            {"reference": ("a.wav", wav(voices[0][0][: 2 * RATE]))},
-            {"sample_rate": "16000"},
-        )
+        clip = {"reference": ("a.wav", wav(voices[0][0][: 2 * RATE]))}
+        form = {"sample_rate": "16000"}
         assert client.post("/streams", files=clip, data=form).status_code == 200
         refused(client.post("/streams", files=clip, data=form), 503, "busy")
         assert client.get("/health").json()["status"] == "ok" and len(service.streams) == 1
@@ -235,7 +234,9 @@ def test_too_many_requests(models, voices):
 
 
 def test_batch_with_a_bad_clip():
-    sizes, has_begun, may_continue = [], threading.Event(), threading.Event()
+    sizes = []
+    has_begun = threading.Event()
+    may_continue = threading.Event()
 
     def embed(clips):
         has_begun.set()
@@ -249,7 +250,8 @@ def test_batch_with_a_bad_clip():
     first = batcher.submit(np.zeros(7))
     assert has_begun.wait(10)
     others = [batcher.submit(np.zeros(number % 5)) for number in range(1, 5)]
-    cancelled, bad = batcher.submit(np.zeros(9)), batcher.submit(np.zeros(0))
+    cancelled = batcher.submit(np.zeros(9))
+    bad = batcher.submit(np.zeros(0))
     assert batcher.waiting.qsize() == 6 and cancelled.cancel()
     may_continue.set()
     assert [one.result(10)[0] for one in (first, *others)] == [7, 1, 2, 3, 4]
@@ -263,7 +265,8 @@ def test_batch_with_a_bad_clip():
 def test_time_limit_of_work(models, voices):
     limits = Limits(receive_seconds=0.5, answer_seconds=0.5)
     with serving(models[0], limits=limits) as (address, service):
-        inner, computed = service.batcher._embed, []
+        inner = service.batcher._embed
+        computed = []
 
         def slowly(clips):
             time.sleep(0.3)
@@ -271,7 +274,8 @@ def test_time_limit_of_work(models, voices):
             return inner(clips)
 
         service.batcher._embed = slowly
-        clip, form = {"reference": ("a.wav", wav(voices[0][0]))}, {"sample_rate": "16000"}
+        clip = {"reference": ("a.wav", wav(voices[0][0]))}
+        form = {"sample_rate": "16000"}
         identity = httpx.post(f"{address}/streams", files=clip, data=form).json()["id"]
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
@@ -307,7 +311,8 @@ def started(models, *options, program=("-m", "speakernet"), **variables):
 @pytest.mark.slow
 def test_command(models, voices, tmp_path):
     pytest.importorskip("cryptography")
-    store, answers = tmp_path / "people.db", []
+    store = tmp_path / "people.db"
+    answers = []
     options = ("--store", str(store), "--host", "0.0.0.0")
     with started(models, *options, SPEAKERNET_STORE_KEY="a key") as (process, page):
         address, _, token = page.replace("0.0.0.0", "127.0.0.1").partition("#token=")

@@ -281,7 +281,8 @@ def test_model_in_the_browser(browser, models, voices, runtime, shared_data):
         path.read_bytes()
         for path in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]
     ]
-    files, verifier = page_files(models[0], runtime), speakernet.load(models[0], device="cpu")
+    files = page_files(models[0], runtime)
+    verifier = speakernet.load(models[0], device="cpu")
     with serving(models[0], files=files, token="t" * 16) as (address, _):
         browser.open(f"{address}/#token={'t' * 16}", 1280)
         assert browser.run("document.querySelector('#advice').textContent") == ""
