@@ -16,7 +16,7 @@ test:
 	$(PYTHON) -m pytest
 
 slow:
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -m '(slow or needs) and not compiled'
 
 # The smallest network of each family through torch's compiler: half an hour.
 compiled:

@@ -1,6 +1,7 @@
 """Shared by all tests: tiny synthetic speakers, optional real speech, single-threaded torch."""
 
 import gc
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,21 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests over the table of networks need transformers for one of them."""
+    for item in items:
+        if "Pretrained" in item.name:
+            item.add_marker(pytest.mark.needs("transformers", "peft"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `needs` if one of the modules is not installed."""
+    for marker in item.iter_markers("needs"):
+        for module in marker.args:
+            if importlib.util.find_spec(module) is None:
+                pytest.skip(f"{module} is not installed (pip install -e '.[test-all]')")
 
 
 @pytest.fixture(scope="session", autouse=True)

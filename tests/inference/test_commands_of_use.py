@@ -536,8 +536,8 @@ def test_calibrate_on_own_people(call, voices, calibrated, store, tmp_path):
         assert status == 1 and found in err, err
 
 
+@pytest.mark.needs("transformers", "peft")
 def test_pretrained_backbone(call, voices, tmp_path):
-    pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
     model, store, adapted = (tmp_path / name for name in ("model.pt", "people.db", "adapted.pt"))
     write_checkpoint(model, model_file_contents(small_network("Pretrained"), loss_normalizes=True))
     files = [voices / "s00/0.wav", voices / "s01/0.wav"]

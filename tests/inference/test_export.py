@@ -350,9 +350,11 @@ def test_unsupported_by_sherpa(tmp_path, monkeypatch, capsys, front_end, options
 
 
 @pytest.mark.slow
+@pytest.mark.needs("sherpa_onnx")
 @pytest.mark.parametrize(("scale", "normalize"), [(1.0, "mean"), (32768.0, "none")])
 def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
-    sherpa_onnx = pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed")
+    import sherpa_onnx
+
     how = {"style": "lhotse", "scale": scale, "normalize": normalize}
     path = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32))
     out = tmp_path / "phone.onnx"

@@ -33,7 +33,10 @@ from tests.parallel.test_any_number import stopped
 from tests.small_networks import SMALL
 from tests.tiny_recipe import write_recipe
 
-transformers = pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed (pip install -e '.[test-all]')"
+)
+pytestmark = pytest.mark.needs("transformers", "peft")
 
 WRONG_CONFIG = '{"model_type": "wavlm", "hidden_size": "x"}'
 CONVOLUTIONS = {

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("peft", reason="peft is not installed (pip install -e '.[test-all]')")
+
 from speakernet.assembly.runs import train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
@@ -20,7 +22,7 @@ from tests.parallel.several import in_several
 from tests.parallel.test_any_number import stopped
 from tests.tiny_recipe import write_recipe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("transformers", "peft")]
 STEPS_OF_EPOCH = 8
 CHANGES: dict[str, Any] = {
     "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1, "keep_checkpoints": 0},

@@ -91,8 +91,8 @@ def test_csv_resumes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("wandb")
 def test_wandb_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed")
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -130,8 +130,10 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("mlflow")
 def test_mlflow_in_files(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    import mlflow
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run(tmp_path / "run", "mlflow", 1, 2)
