@@ -38,8 +38,6 @@ InputPath = Annotated[str, MaxLen(4096), INPUT_MARK]
 """An input file or folder: relative to the working directory or to the configuration file, saved as
 absolute."""
 DEFAULT_SEED = 10
-LARGE_MARGIN = "large-margin"
-"""The stage that training.large_margin_epochs adds."""
 SAMPLE_RATE = 16_000
 TYPES = {
     bool: "true or false",

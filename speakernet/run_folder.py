@@ -30,7 +30,7 @@ LOG = "log.txt"
 METRICS = "metrics.jsonl"
 PROFILE = "profile"
 LARGE_MARGIN_FOLDER = "large_margin"
-"""Subfolder of the stage that training.large_margin_epochs adds."""
+"""Subfolder of the large-margin stage in runs of version 0.3.0 and earlier, without a number."""
 EVALUATIONS = "eval"
 """Separate evaluations, each in a folder named after its trial list."""
 EMBEDDINGS = "embeddings"
@@ -52,11 +52,11 @@ def evaluation_folder(folder: Path, trial_list: str | Path) -> Path:
 
 
 def stage_folder(folder: Path, number: int, name: str) -> Path:
-    """The folder of a later stage, numbered from 0; the first stage uses the run folder.
-
-    A hyphen marks the large-margin stage, whose folder has no number.
-    """
-    return folder / (name.replace("-", "_") if "-" in name else f"{number + 1}_{name}")
+    """The folder of a later stage, numbered from 0; the first stage uses the run folder."""
+    before = folder / LARGE_MARGIN_FOLDER
+    if name == LARGE_MARGIN_FOLDER and before.is_dir():
+        return before
+    return folder / f"{number + 1}_{name}"
 
 
 def later_stages(folder: Path) -> dict[str, Path]:
@@ -66,7 +66,9 @@ def later_stages(folder: Path) -> dict[str, Path]:
         path.name[2:]: path for path in sorted(folder.glob("[2-9]_*")) if "." not in path.name
     }
     last = folder / LARGE_MARGIN_FOLDER
-    return {**numbered, LARGE_MARGIN_FOLDER.replace("_", "-"): last} if last.is_dir() else numbered
+    if last.is_dir():
+        numbered[LARGE_MARGIN_FOLDER] = last
+    return numbered
 
 
 def move_aside(path: Path) -> Path:

@@ -33,7 +33,7 @@ def outcome_of(run: Path) -> dict[str, Any]:
         for name in SAME_SECTIONS
     }
     return {
-        **{name: digests(run / name) for name in ("last.pt", "best.pt", "large_margin/last.pt")},
+        **{name: digests(run / name) for name in ("last.pt", "best.pt", "2_large_margin/last.pt")},
         "scores": (run / "scores.txt").read_text(),
         "results": {key: value for key, value in results.items() if key not in VOLATILE},
         "report": {
@@ -41,7 +41,7 @@ def outcome_of(run: Path) -> dict[str, Any]:
             for name, found in sections.items()
         },
         "numbers": [
-            numbers(run / name) for name in ("metrics.jsonl", "large_margin/metrics.jsonl")
+            numbers(run / name) for name in ("metrics.jsonl", "2_large_margin/metrics.jsonl")
         ],
         "files": sorted(
             path.relative_to(run).as_posix()

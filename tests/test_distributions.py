@@ -51,7 +51,9 @@ def distributions(tmp_path_factory):
     """A folder with wheel and source distribution, made from a copy of the files that git tracks or
     would add.
     """
-    pytest.importorskip("build.__main__", reason="build is not installed (pip install -e '.[test-all]')")
+    pytest.importorskip(
+        "build.__main__", reason="build is not installed (pip install -e '.[test-all]')"
+    )
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -42,7 +42,7 @@ SHORT = """
 --data.max_seconds 0 --training.max_epochs 1 --training.accumulation_steps 1 --runtime.compile off
 --evaluation.eval_frames 80 --evaluation.num_crops 1 --evaluation.score_norm none --evaluation.bootstrap_samples 0
 --evaluation.quality_measures []
---training.large_margin_epochs 0 --training.freeze_epochs 0 --training.freeze_norm_statistics false
+--training.stages [] --training.freeze_epochs 0 --training.freeze_norm_statistics false
 --training.initial_weight 0
 """
 
@@ -91,20 +91,21 @@ def test_schedules(recipe):
     config = recipe_config(recipe)
     first, *later = stages_of(config)
     assert_follows(at(scheduled_epochs(config), first), SCHEDULES[recipe])
-    assert list(LATER_STAGES.get(recipe, {})) == [one for one in later if one != "large-margin"]
-    for name, moments in LATER_STAGES.get(recipe, {}).items():
+    expected = LATER_STAGES.get(recipe, {})
+    values = LATER_VALUES.get(recipe, {})
+    if recipe in SECOND_STAGES:
+        expected = {"large_margin": SECOND_STAGES[recipe]}
+        values = {"large_margin": SECOND_STAGE_VALUES[recipe]}
+    assert later == list(expected)
+    for name, moments in expected.items():
         assert_follows(at(scheduled_epochs(config), name), moments)
-        assert_has(stages_of(config)[name], LATER_VALUES[recipe][name])
+        assert_has(stages_of(config)[name], values[name])
 
 
 @pytest.mark.parametrize("recipe", VOXCELEB)
 def test_values(recipe):
     config = recipe_config(recipe)
-    assert_has(config, VALUES[recipe])
-    assert bool(config.training.large_margin_epochs) == (recipe in SECOND_STAGES)
-    if recipe in SECOND_STAGES:
-        assert_follows(at(scheduled_epochs(config), "large-margin"), SECOND_STAGES[recipe])
-        assert_has(stages_of(config)["large-margin"], SECOND_STAGE_VALUES[recipe])
+    assert_has(next(iter(stages_of(config).values())), VALUES[recipe])
     text = (ROOT / "configs" / recipe).read_text(encoding="utf-8")
     head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     assert "Published EER on VoxCeleb1-O" in head and "not reproduced by this project" in head
@@ -142,8 +143,8 @@ def test_schedule_as_a_table(capsys):
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in lines}
     assert rows["epoch"] == ["learning rate", "margin"]
-    assert rows["150"] == ["0.00021 to 0.0002", "0.2"]
-    assert rows["5 of the large-margin stage"] == ["6.6e-05 to 5e-05", "0.5"]
+    assert rows["150 of the base stage"] == ["0.00021 to 0.0002", "0.2"]
+    assert rows["5 of the large_margin stage"] == ["6.6e-05 to 5e-05", "0.5"]
 
 
 @pytest.mark.slow

@@ -7,19 +7,34 @@ import yaml
 
 MANY_STEPS: dict[str, Any] = {"training": {"max_epochs": 5000, "test_interval": 5000}}
 """More than any test waits for; for runs that are stopped."""
+
+
+def two_stages(epochs: int, later_epochs: int, crop_frames: int) -> list[dict[str, Any]]:
+    """The entries of training.stages for a run that ends with a large margin and longer crops."""
+    return [
+        {"name": "base", "epochs": epochs},
+        {
+            "name": "large_margin",
+            "epochs": later_epochs,
+            "data": {"crop_frames": crop_frames},
+            "augment": {"speed_factors": [1.0]},
+            "loss": {"margin": 0.5},
+            "optimizer": {"learning_rate": 1e-4},
+            "training": {"average_checkpoints": 0},
+        },
+    ]
+
+
 EVERY_STAGE: dict[str, Any] = {
     "frontend": {"spec_augment": True},
     "loss": {"name": "aamsoftmax"},
     "schedule": {"name": "step"},
     "training": {
-        **{
-            "max_epochs": 2,
-            "test_interval": 1,
-            "save_steps": 2,
-            "average_checkpoints": 2,
-            "ema_decay": 0.9,
-        },
-        **{"large_margin_epochs": 1, "large_margin_crop_frames": 60},
+        "test_interval": 1,
+        "save_steps": 2,
+        "average_checkpoints": 2,
+        "ema_decay": 0.9,
+        "stages": two_stages(2, 1, 60),
     },
     "evaluation": {"eval_frames": 40, "num_crops": 2, "bootstrap_samples": 20},
     "runtime": {"deterministic": True},

@@ -33,7 +33,7 @@ from speakernet.files import place, sha256_of
 from speakernet.losses.options import LossOptions
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import LARGE_MARGIN, Component
+from speakernet.options import Component
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
@@ -283,12 +283,9 @@ def train_stage(
             )
             stage = Stage("", "", steps, best.get("initial_model"), chosen_by, on_start)
         if name:
-            more = (
-                "--training.large_margin_epochs {}"
-                if name == LARGE_MARGIN
-                else f"epochs: {{}} in the {name} stage"
+            stage = dataclasses.replace(
+                stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"
             )
-            stage = dataclasses.replace(stage, name=f"{name} stage", more_epochs=more)
             logger.info(
                 "%s: %s, crops of %d frames, learning rate %g",
                 stage.name,

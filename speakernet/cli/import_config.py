@@ -1,11 +1,10 @@
 """Convert a wespeaker configuration.
 
-    speakernet import-config conf/resnet.yaml --large-margin conf/resnet_lm.yaml --out
-    my_resnet.yaml
+    speakernet import-config conf/resnet.yaml conf/resnet_lm.yaml --out my_resnet.yaml
 
-Network, features, augmentation, loss, schedules, batch and epochs are converted; learning rates are
-for all its GPUs together. Options without a counterpart are printed; an unsupported network or
-front end is an error. Add the lists yourself with --train_list, --test_list, --musan_path and
+Network, features, augmentation, loss, schedules, batch and epochs are converted, one file for each
+stage of training; learning rates are for all its GPUs together. Every option without a counterpart
+is printed; an unsupported network or front end is an error. Add the lists yourself with --train_list, --test_list, --musan_path and
 --rir_path, or a second --config.
 """
 
@@ -25,11 +24,16 @@ EXPECTED = (
     "scheduler_args"
 )
 ARGUMENTS = {
-    "file": {"type": Path, "help": "wespeaker's configuration"},
+    "files": {
+        "type": Path,
+        "nargs": "+",
+        "metavar": "FILE",
+        "help": "wespeaker's configurations, one for each stage",
+    },
     "--large-margin": {
         "type": Path,
         "metavar": "FILE",
-        "help": "configuration of its large-margin stage",
+        "help": "the same as a further FILE",
     },
     "--out": {"type": Path, "required": True, "help": "the configuration to write"},
 }
@@ -37,14 +41,15 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
-    files = [one for one in (arguments.file, arguments.large_margin) if one]
+    files = [*arguments.files]
+    if arguments.large_margin:
+        files.append(arguments.large_margin)
     refuse_overwriting([arguments.out], files)
     read = [read_yaml_file(one, EXPECTED) for one in files]
     names = ", ".join(map(str, files))
-    for one in [
-        one for one, contents in zip(files, read, strict=True) if not isinstance(contents, dict)
-    ]:
-        raise FileError(f"{one} is not a YAML mapping; expected {EXPECTED}")
+    for path, contents in zip(files, read, strict=True):
+        if not isinstance(contents, dict):
+            raise FileError(f"{path} is not a YAML mapping; expected {EXPECTED}")
     try:
         sections, notes = converted(*read)
         config_from_dict(sections)
@@ -60,9 +65,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             f"{names}: an option has the wrong type (--debug shows where); expected {EXPECTED}"
         ) from error
     with atomic_write(arguments.out) as file:
-        file.write(
-            f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n"
-        )
+        file.write(f"# From wespeaker's {files[0].name}; set the lists and audio separately\n")
         yaml.safe_dump(sections, file, sort_keys=False)
     lines = [f"not converted: {note}" for note in notes]
-    return [f"{arguments.out}: {sections['model']['name']} from {arguments.file}", *lines]
+    return [f"{arguments.out}: {sections['model']['name']} from {names}", *lines]

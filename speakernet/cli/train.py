@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                     outcome,
                     plugins,
                     max_epochs=config.training.max_epochs,
-                    has_stages=bool(config.training.stages or config.training.large_margin_epochs),
+                    has_stages=bool(config.training.stages),
                 )
                 results = outcome.run_folder / RESULTS
             # The results go to standard output and to log.txt.

@@ -111,7 +111,25 @@ VALUES: dict[str, Values] = {
 both programs."""
 TYPOS = {"nLcasses": "nClasses"}
 """Misspelt names in voxceleb_trainer's published recipes; its own parser rejects them."""
+BY_STAGE = (
+    "write the stage under training.stages, after one named base with the epochs before it: "
+    "{name: large_margin, epochs: 5, data: {crop_frames: 600}, augment: {speed_factors: [1.0]}, "
+    "loss: {margin: 0.5}, optimizer: {learning_rate: 1e-4}, "
+    "schedule: {name: exponential, final_learning_rate: 2.5e-5}}"
+)
+LARGE_MARGIN_OPTIONS = (
+    "large_margin",
+    "large_margin_epochs",
+    "large_margin_crop_frames",
+    "large_margin_batch_size",
+    "large_margin_learning_rate",
+    "large_margin_final_learning_rate",
+    "large_margin_schedule",
+    "large_margin_warmup_epochs",
+    "large_margin_augment",
+)
 REMOVED: dict[str, str] = {
+    **{f"training.{name}": BY_STAGE for name in LARGE_MARGIN_OPTIONS},
     "runtime.cuda_graphs": (
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
     ),

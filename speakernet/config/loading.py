@@ -22,6 +22,7 @@ import yaml
 import speakernet
 from speakernet.config.aliases import (
     ALIASES,
+    BY_STAGE,
     CLASSIC_DEFAULTS,
     CLASSIC_NAMES,
     MODE_FLAGS,
@@ -156,12 +157,12 @@ def load_config(
         why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
-        kept = (
-            one._replace(layer=number)
-            for one in layer
-            if number not in copies or one.key not in REMOVED
-        )
-        settings += [_resolve_input(one, file) for setting in kept for one in _translated(setting)]
+        for setting in layer:
+            if number in copies and setting.key in REMOVED:
+                _warn_of_lost_stage(setting)
+                continue
+            for translated in _translated(setting._replace(layer=number)):
+                settings.append(_resolve_input(translated, file))
     for setting in options:
         settings += _translated(setting._replace(layer=len(files)))
     last = {one.key: one for one in settings}
@@ -541,6 +542,14 @@ def _drop_folders_of_other_lists(
                 continue
         kept.append(setting)
     return kept
+
+
+def _warn_of_lost_stage(setting: Setting) -> None:
+    """A saved configuration may ask for a large-margin stage by its former options."""
+    if setting.key == "training.large_margin_epochs" and setting.value:
+        logger.warning(
+            "%s: %s: %s is ignored; %s", setting.where, setting.key, setting.value, BY_STAGE
+        )
 
 
 def _translated(setting: Setting) -> Iterator[Setting]:

@@ -26,7 +26,6 @@ from speakernet.losses.options import (
 )
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import (
-    LARGE_MARGIN,
     Component,
     OptionError,
     Options,
@@ -43,7 +42,6 @@ from speakernet.training.options import (
 )
 from speakernet.training.options.schedules import (
     SCHEDULES,
-    ExponentialOptions,
     FloorOptions,
     ScheduleOptions,
 )
@@ -274,8 +272,6 @@ def stages_of(config: Config) -> dict[str, Config]:
         (one.name, one.epochs, {k: v for k, v in one if isinstance(v, dict)})
         for one in training.stages
     ]
-    if training.large_margin_epochs:
-        plans.append((LARGE_MARGIN, training.large_margin_epochs, _large_margin(config)))
     before = config
     for name, epochs, changes in plans:
         try:
@@ -293,53 +289,6 @@ def stages_of(config: Config) -> dict[str, Config]:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     return found
-
-
-def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
-    """The changes of the large-margin stage: longer crops, larger margin, small learning rate,
-    voices as recorded.
-
-    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system
-    description"; the learning-rate decay follows wespeaker's `resnet_lm.yaml` or 3D-Speaker's
-    `eres2netv2_lm.yaml`.
-    """
-    training = config.training
-    loss = getattr(config.loss, "classification", config.loss)
-    if not hasattr(loss, "margin"):
-        raise ValueError(
-            f"the loss {config.loss.name} has no margin; use one that has, or set "
-            "large_margin_epochs: 0"
-        )
-    # As in wespeaker, the larger margin replaces the penalty on the nearest other speakers.
-    margin = {"margin": training.large_margin} | (
-        {"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {}
-    )
-    rate = training.large_margin_learning_rate
-    final = training.large_margin_final_learning_rate
-    is_cosine = training.large_margin_schedule == "cosine"
-    schedule = (FloorOptions if is_cosine else ExponentialOptions)(
-        final_learning_rate=rate / 4 if final == "auto" else final,
-        warmup_epochs=training.large_margin_warmup_epochs,
-        warmup_overlaps=not is_cosine,
-    )
-    is_enabled = training.large_margin_augment and config.augment.enabled
-    return {
-        "data": {
-            "crop_frames": training.large_margin_crop_frames,
-            "crop_frames_max": 0,
-            "batch_size": training.large_margin_batch_size or config.data.batch_size,
-        },
-        "augment": {
-            "speed_factors": [1.0],
-            "warp_factors": [1.0],
-            "real_share": "auto",
-            "enabled": is_enabled,
-        },
-        "loss": margin if loss is config.loss else {"classification": margin},
-        "optimizer": {"learning_rate": rate},
-        "schedule": schedule.model_dump(),
-        "training": {"average_checkpoints": 0, "patience": 0},
-    }
 
 
 def _changed(
@@ -377,7 +326,7 @@ def _changed(
             given.setdefault(section, {})[field] = {**(own or {}), **reset, **named}
     for section in SECTIONS.keys() & once.keys():
         given[section] = {**once[section], **given.get(section, {})}
-    alone = {"max_epochs": epochs, "stages": [], "stage": "", "large_margin_epochs": 0}
+    alone = {"max_epochs": epochs, "stages": [], "stage": ""}
     return replaced(before, **{**given, "training": {**given.get("training", {}), **alone}})
 
 
@@ -403,8 +352,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         for option, message in options.problems() if options is not None else ():
             is_sound = False
             yield f"{holder}.{option}", message
-    if is_sound and (training.stages or training.large_margin_epochs):
-        key = "training.stages" if training.stages else "training.large_margin_epochs"
+    if is_sound and training.stages:
+        key = "training.stages"
         try:
             for name, stage in stages_of(config).items():
                 yield from (

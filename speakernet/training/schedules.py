@@ -146,7 +146,10 @@ class LearningRateSchedule:
         warmup = self.options.warmup_epochs
         # In epochs, not steps, so that the rate continues smoothly after a resume with a different
         # batch size.
-        warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
+        warmth = 1.0
+        if epoch < warmup:
+            start = self.options.warmup_start
+            warmth = max(_WARMUP_FLOOR, start + (1.0 - start) * epoch / warmup)
         if epoch < self._shape_begins:
             return self.factor * self.top * warmth
         begin = self._shape_begins

@@ -27,7 +27,7 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from tests.small_networks import small_network
-from tests.tiny_recipe import write_recipe
+from tests.tiny_recipe import two_stages, write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def lists(tiny_corpus, tmp_path):
 
 CHANGES: dict[str, Any] = {
     "data": {"batch_size": 8, "crop_frames": 50},
-    "training": {"max_epochs": 1, "large_margin_epochs": 1, "large_margin_crop_frames": 60},
+    "training": {"stages": two_stages(1, 1, 60)},
     "evaluation": {
         **{
             "num_crops": 1,
@@ -112,7 +112,7 @@ def test_lists_are_read_once(lists, tiny_corpus, opened, looked_up, caplog):
     # the cohort.
     assert sorted(looked_up) == [7, 8, 15, 18, 32]
     assert sum(message.startswith("device: ") for message in caplog.messages) == 1
-    assert (lists / "run" / "large_margin" / "best.pt").is_file() and (
+    assert (lists / "run" / "2_large_margin" / "best.pt").is_file() and (
         lists / "run" / "report.html"
     ).is_file()
 

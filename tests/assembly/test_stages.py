@@ -16,7 +16,7 @@ from speakernet.evaluation.results import Results
 from speakernet.run_folder import later_stages
 from speakernet.training.trainer import Trainer
 from tests.outcomes import digests
-from tests.tiny_recipe import write_recipe
+from tests.tiny_recipe import two_stages, write_recipe
 
 SPEAKERS = 8
 
@@ -27,8 +27,10 @@ CHANGES: dict[str, Any] = {
     "frontend": {"spec_augment": True},
     "loss": {"name": "aamsoftmax"},
     "training": {
-        **{"max_epochs": 2, "test_interval": 2, "average_checkpoints": 2, "save_steps": 1},
-        **{"large_margin_epochs": 2, "large_margin_crop_frames": 70},
+        "test_interval": 2,
+        "average_checkpoints": 2,
+        "save_steps": 1,
+        "stages": two_stages(2, 2, 70),
     },
     "evaluation": {"num_crops": 1, "eval_frames": 60, "bootstrap_samples": 0},
 }
@@ -167,10 +169,10 @@ def assert_same(one, other, names):
 @pytest.mark.parametrize("killed_at", [0, 5], ids=["between the stages", "second epoch"])
 def test_killed_second_stage(tiny_corpus, straight, tmp_path, monkeypatch, killed_at):
     killed = tmp_path / "killed"
-    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, "large-margin stage", killed_at)
+    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, "large_margin stage", killed_at)
     torch.manual_seed(123)
     train_experiment(loaded(tiny_corpus, killed))
-    assert_same(straight, killed, ["large_margin/last.pt", "best.pt"])
+    assert_same(straight, killed, ["2_large_margin/last.pt", "best.pt"])
 
 
 STAGES: list[dict[str, Any]] = [
@@ -195,7 +197,7 @@ def staged(tiny_corpus, tmp_path):
     """A function that makes the configuration of a run of three stages."""
 
     def make(name, *options, stages=STAGES):
-        training = {"average_checkpoints": 0, "large_margin_epochs": 0, "stages": stages}
+        training = {"average_checkpoints": 0, "stages": stages}
         values = {**CHANGES, "training": {"test_interval": 1, "save_steps": 1, **training}}
         recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, values)
         return load_config(["--config", str(recipe), *options])

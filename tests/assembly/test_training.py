@@ -21,7 +21,7 @@ from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOp
 from speakernet.training.checkpoints import changed_options
 from speakernet.training.progress import Interrupted, Stage
 from tests.data.test_loader import epoch
-from tests.tiny_recipe import recipe_of
+from tests.tiny_recipe import recipe_of, two_stages
 
 CPU = torch.device("cpu")
 UTTERANCES = 32
@@ -181,8 +181,14 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     one.
     """
     caplog.set_level("INFO", "speakernet")
-    more = {"large_margin_epochs": 1, "large_margin_crop_frames": 70, "test_interval": 1}
-    config = tiny_config(tiny_corpus, training={"max_epochs": 1, **more})
+
+    def of_two_stages(epochs):
+        stages = two_stages(epochs, 1, 70)
+        return tiny_config(
+            tiny_corpus, training={"max_epochs": epochs, "test_interval": 1, "stages": stages}
+        )
+
+    config = of_two_stages(1)
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
     config.training.save_path = str(tmp_path)
@@ -193,24 +199,24 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
 
     second_stage(5.0, 3)
     assert (
-        "epoch 1 of the large-margin stage: loss" in caplog.text
+        "epoch 1 of the large_margin stage: loss" in caplog.text
         and "10.00 % is replaced" in caplog.text
     )
     better = (tmp_path / "best.pt").read_bytes()
 
     second_stage(5.0, 3)
     assert "EER 5.00 %; best.pt is already" in caplog.text
-    assert "--training.large_margin_epochs 11" in caplog.text
-    longer = tiny_config(tiny_corpus, training={"max_epochs": 2, **more})
+    assert "epochs: 11 in the large_margin stage" in caplog.text
+    longer = of_two_stages(2)
     on, _, _ = ready(longer, tmp_path, lambda net: {"eer_percent": 7.0})
     summary = on.train()
     assert (tmp_path / "best.pt").read_bytes() == better
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (
         5.0,
         1,
-        "large-margin stage",
+        "large_margin stage",
     )
-    longest = tiny_config(tiny_corpus, training={"max_epochs": 3, **more})
+    longest = of_two_stages(3)
     further, _, _ = ready(longest, tmp_path, lambda net: {"eer_percent": 4.0})
     summary = further.train()
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (
@@ -220,10 +226,10 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     )
     assert (tmp_path / "best.pt").read_bytes() != better
     # The first stage has continued, so its margin stage starts over; the old model is kept.
-    old = (tmp_path / "large_margin" / "best.pt").read_bytes()
+    old = (tmp_path / "2_large_margin" / "best.pt").read_bytes()
     anew = second_stage(9.0, 9)
-    assert anew["performance"]["steps"] > 0 and loss.margin == longest.training.large_margin
-    assert (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == old
+    assert anew["performance"]["steps"] > 0 and loss.margin == 0.5
+    assert (tmp_path / "2_large_margin.before-1" / "best.pt").read_bytes() == old
 
 
 METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, "batch_size": 3}}

@@ -2,6 +2,7 @@
 line.
 """
 
+import json
 import math
 import os
 from pathlib import Path
@@ -371,11 +372,11 @@ def test_losses_within_combined(tmp_path, caplog):
     changed = replaced(config, loss={"metric": {"name": "angleproto"}})
     assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
     # The second stage enlarges the margin of the classification loss.
-    staged = load_config(["--config", file, "--training.large_margin_epochs", "1"]).config
-    larger = MEANT.classification.model_copy(update={"margin": staged.training.large_margin})
-    assert stages_of(staged)["large-margin"].loss == MEANT.model_copy(
-        update={"classification": larger}
-    )
+    later = {"name": "later", "epochs": 1, "loss": {"classification": {"margin": 0.5}}}
+    stages = json.dumps([{"name": "base", "epochs": 1}, later])
+    staged = load_config(["--config", file, "--training.stages", stages]).config
+    larger = MEANT.classification.model_copy(update={"margin": 0.5})
+    assert stages_of(staged)["later"].loss == MEANT.model_copy(update={"classification": larger})
     loss = build_loss(config, 5)
     assert (
         loss.margin == 0.3

@@ -10,6 +10,8 @@ import yaml
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.config.loading import RECIPES
+from speakernet.config.schema import stages_of
+from speakernet.training.schedules import LearningRateSchedule
 
 RESNET = """
 gpus: "[0,1]"
@@ -39,7 +41,10 @@ scheduler: ExponentialDecrease
 scheduler_args: {initial_lr: 0.1, final_lr: 0.00005, warm_up_epoch: 6, warm_from_zero: True}
 """
 LARGE_MARGIN = {
-    **{"num_avg": 1, "num_epochs": 5, "dataloader_args": {"batch_size": 64}},
+    "do_lm": True,
+    "num_avg": 1,
+    "num_epochs": 5,
+    "dataloader_args": {"batch_size": 64},
     "scheduler_args": {
         "initial_lr": 1e-4,
         "final_lr": 2.5e-5,
@@ -82,7 +87,7 @@ RECIPES_THERE = {
 NOT_THERE = {
     **{
         "data": {"train_list", "train_path", "test_list", "test_path", "test_lists"},
-        "training": {"test_interval"},
+        "training": {"test_interval", "save_path"},
     },
     **{"augment": {"noise_path", "rir_path"}, "runtime": {"seed", "precision"}},
     # SpecAugment is off.
@@ -129,7 +134,8 @@ def test_recipes(recipe, tmp_path, capsys):
             **LARGE_MARGIN,
             "dataset_args": {"num_frms": 600},
             "margin_update": {"initial_margin": 0.5, "final_margin": 0.5},
-        }
+        },
+        changed(RECIPES_THERE[recipe]),
     )
     if recipe == "redimnet2_b0":
         rates = {
@@ -149,19 +155,23 @@ def test_recipes(recipe, tmp_path, capsys):
         == 0
     )
     out = capsys.readouterr().out
-    assert "not converted: dataset_args.filter_args.max_num_frames: 800" in out
-    found, by_hand = (
-        load_config(["--config", str(path)]).config.model_dump()
+    has_limit = recipe != "redimnet2_b0"
+    assert ("not converted: dataset_args.filter_args.max_num_frames: 800" in out) == has_limit
+    converted_stages, stages_by_hand = (
+        stages_of(load_config(["--config", str(path)]).config)
         for path in (tmp_path / "ours.yaml", RECIPES / "voxceleb" / f"{recipe}.yaml")
     )
-    by_hand["training"]["save_path"] = found["training"]["save_path"]
-    for section, values in by_hand.items():
-        for name, value in values.items():
-            if name not in NOT_THERE.get(section, ()):
-                # 1e-4 x 4 differs from 4e-4 in the last bit.
-                expected = pytest.approx(value) if isinstance(value, float) else value
-                assert found[section][name] == expected, f"{section}.{name}"
-    assert (found["runtime"]["seed"], found["runtime"]["precision"]) == (42, "no")
+    assert list(converted_stages) == list(stages_by_hand) == ["base", "large_margin"]
+    for stage_name, by_hand in stages_by_hand.items():
+        config = converted_stages[stage_name].model_dump()
+        for section, values in by_hand.model_dump().items():
+            for name, value in values.items():
+                has_no_effect = name == "probability" and not by_hand.augment.enabled
+                if name not in NOT_THERE.get(section, ()) and not has_no_effect:
+                    # 1e-4 x 4 differs from 4e-4 in the last bit.
+                    expected = pytest.approx(value) if isinstance(value, float) else value
+                    assert config[section][name] == expected, f"{stage_name}: {section}.{name}"
+        assert (config["runtime"]["seed"], config["runtime"]["precision"]) == (42, "no")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ def test_other_options(changes, expected, tmp_path):
         ({"model": "ResNet35"}, "'ResNet34'"),
         ({"dataset_args": {"frontend": "s3prl"}}, "s3prl"),
         ({"projection_args": {"project_type": "sphere"}}, "sphere"),
-        ({"scheduler": "WarmupLR_withStepDecay"}, "WarmupLR_withStepDecay"),
+        ({"scheduler": "TriAngular2"}, "TriAngular2"),
         ({"dataloader_args": None}, "dataloader_args"),
         ({"dataset_args": {"num_frms": "many"}}, "many"),
     ],
@@ -234,3 +244,118 @@ def test_no_mapping(tmp_path, capsys):
 def test_options_without_counterpart(tmp_path, capsys):
     assert convert(tmp_path, changed({"dataset_args": {"new_option": 3}})) == 0
     assert "not converted: dataset_args.new_option: 3" in capsys.readouterr().out
+
+
+def rates(path, stage, epochs, steps_per_epoch=100):
+    """The learning rate of a converted stage at these epochs."""
+    config = stages_of(load_config(["--config", str(path)]).config)[stage]
+    schedule = LearningRateSchedule(
+        config.schedule,
+        config.optimizer.learning_rate,
+        steps_per_epoch=steps_per_epoch,
+        num_epochs=config.training.max_epochs,
+    )
+    return [schedule(epoch * steps_per_epoch) for epoch in epochs]
+
+
+def test_stage_with_another_optimizer(tmp_path, capsys):
+    """wespeaker's Gemini pair: AdamW from a warm start, then SGD."""
+    first = changed(
+        {
+            "model": "Gemini_DF_ResNet114",
+            "num_epochs": 165,
+            "optimizer": "AdamW",
+            "optimizer_args": None,
+            "scheduler_args": {
+                "initial_lr": 1.25e-4,
+                "final_lr": 1e-6,
+                "warm_from_zero": False,
+            },
+        }
+    )
+    first["optimizer_args"] = {"weight_decay": 0.05}
+    second = changed({**LARGE_MARGIN, "dataset_args": {"sample_num_per_epoch": 1000}})
+    second["model"] = first["model"]
+    (tmp_path / "lm.yaml").write_text(yaml.safe_dump(second))
+    assert convert(tmp_path, first, str(tmp_path / "lm.yaml")) == 0
+    stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
+    optimizers = [stages[name].optimizer for name in ("base", "large_margin")]
+    assert [(one.name, one.weight_decay) for one in optimizers] == [
+        ("adamw", 0.05),
+        ("sgd", 0.0001),
+    ]
+    assert (optimizers[1].momentum, optimizers[1].nesterov) == (0.9, True)
+    # 256 utterances a step: four times the rate of 64, reached from the rate of 64.
+    decay = (1e-6 / 1.25e-4) ** (1 / 165)
+    assert rates(tmp_path / "ours.yaml", "base", [0, 3, 6]) == pytest.approx(
+        [1.25e-4, 2.5 * 1.25e-4 * decay**3, 4 * 1.25e-4 * decay**6]
+    )
+    assert "sample_num_per_epoch: 1000 (stage large_margin)" in capsys.readouterr().out
+
+
+def test_three_stages_of_a_backbone(tmp_path):
+    lora = {"r": 64, "lora_alpha": 128, "target_modules": ["linear_q", "linear_v"]}
+    backbone = {"model_name": "facebook/w2v-bert-2.0", "frozen": True, "use_lora": True}
+    first = changed(
+        {
+            "model": "W2VBert_Adapter_MFA",
+            "model_args": {"embed_dim": 256, "pooling_func": "ASP", "adapter_dim": 128},
+            "dataset_args": {
+                "frontend": "w2vbert",
+                "fbank_args": None,
+                "cmvn": False,
+                "speed_perturb_mode": "expanded",
+                "w2vbert_args": {**backbone, "lora_config_args": lora},
+            },
+            "num_epochs": 15,
+            "optimizer": "AdamW",
+            "scheduler": "WarmupLR_withStepDecay",
+            "scheduler_args": None,
+        }
+    )
+    first["optimizer_args"] = {"lr": 1e-4, "weight_decay": 1e-4}
+    first["scheduler_args"] = {"warmup_step": 5, "decay_step": 5, "gamma": 0.1}
+    second = changed({"num_epochs": 4, "scheduler": "WarmupCosineScheduler"}, first)
+    second["dataset_args"]["w2vbert_args"] = {
+        "model_name": "facebook/w2v-bert-2.0",
+        "frozen": False,
+    }
+    second["scheduler_args"] = {"max_lr": 1e-5, "min_lr": 5e-6, "warmup_epoch": 0, "fix_epoch": 2}
+    (tmp_path / "second.yaml").write_text(yaml.safe_dump(second))
+    assert convert(tmp_path, first, str(tmp_path / "second.yaml")) == 0
+    stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
+    options = [stages[name].model.options for name in ("base", "stage2")]
+    assert [one.trained for one in options] == ["lora", "all"]
+    assert (options[0].lora_rank, options[0].lora_alpha) == (64, 128)
+    assert rates(tmp_path / "ours.yaml", "base", [2.5, 5, 10]) == pytest.approx([5e-5, 1e-4, 1e-5])
+    assert rates(tmp_path / "ours.yaml", "stage2", [0, 4]) == pytest.approx([1e-5, 5e-6])
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"dataset_args": {"fbank_args": {"frame_shift": 5}}}, "fbank_args.frame_shift: 5"),
+        (
+            {"dataset_args": {"spec_aug": True, "spec_aug_args": {"prob": 0.6}}},
+            "spec_aug_args.prob: 0.6",
+        ),
+        ({"model_init": "avg.pt"}, "model_init: avg.pt"),
+        ({"loss_args": {"label_smoothing": 0.1}}, "loss_args.label_smoothing: 0.1"),
+        ({"dataset_args": {"speed_perturb_mode": "expanded"}}, "speed_perturb_mode: expanded"),
+        ({"dataset_args": {"cmvn": False}}, "dataset_args.cmvn: False"),
+        ({"dataloader_args": {"drop_last": False}}, "dataloader_args.drop_last: False"),
+    ],
+)
+def test_what_is_not_converted(changes, note, tmp_path, capsys):
+    assert convert(tmp_path, changed(changes)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("not converted: ") and line.endswith(note) for line in lines)
+
+
+def test_large_margin_configuration_alone(tmp_path):
+    """`do_lm` is an option of the whole configuration: no speeds, no penalty on near speakers."""
+    theirs = {**changed(LARGE_MARGIN)}
+    theirs["projection_args"] = {"project_type": "arc_margin_intertopk_subcenter"}
+    assert convert(tmp_path, theirs) == 0
+    config = load_config(["--config", str(tmp_path / "ours.yaml")]).config
+    assert config.augment.speed_factors == [1.0] and config.loss.inter_top_k == 0

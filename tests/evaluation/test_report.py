@@ -401,7 +401,7 @@ def test_stages_continue_the_curves(run):
         (run / folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     after = read_run(run).metrics
     assert [one["epoch"] for one in after[len(before) :]] == [last + 1, last + 2]
-    note = f"After epoch {last}: the joint stage. After epoch {last + 1}: the large-margin stage."
+    note = f"After epoch {last}: the joint stage. After epoch {last + 1}: the large_margin stage."
     assert note in write_report(run).read_text()
 
 

@@ -209,13 +209,13 @@ class DiskFaults:
         names = differences(found, expected)
         if BEST_IS_LOST.search(words):
             # The last model takes its place; the training is the same.
-            names = [name for name in names if name == "large_margin/last.pt"]
+            names = [name for name in names if name == "2_large_margin/last.pt"]
         # An average of fewer checkpoints starts the next stage from other weights.
         if FEWER_TO_AVERAGE.search(words):
             names = [
                 name
                 for name in names
-                if not name.startswith(("large_margin/last.pt", "numbers", "files"))
+                if not name.startswith(("2_large_margin/last.pt", "numbers", "files"))
             ]
         # Lines reported as dropped are missing; everything else is the same.
         if LINES_ARE_LOST.search(words):

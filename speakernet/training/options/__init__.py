@@ -13,13 +13,10 @@ from pydantic import Field, StringConstraints
 from speakernet.machine.options import MachineOptions
 from speakernet.options import (
     DEFAULT_SEED,
-    LARGE_MARGIN,
     Component,
     Count,
     CountOrZero,
     Decay,
-    Epochs,
-    Frames,
     InputPath,
     NotNegative,
     Options,
@@ -185,26 +182,6 @@ class TrainingOptions(Options):
     """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
     """Name of the stage to start with; earlier stages are not trained further."""
-    large_margin_epochs: CountOrZero = 0
-    """Epochs of a final stage with a larger margin and longer crops (shorthand for an entry in
-    stages); 0: none."""
-    large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
-    """Margin of that stage."""
-    large_margin_crop_frames: Frames = 600
-    """Crop length of that stage, in frames of 10 ms."""
-    large_margin_batch_size: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Batch size of that stage, whose crops take more memory; 0: data.batch_size."""
-    large_margin_learning_rate: LearningRate = 1e-4
-    """Learning rate at the start of that stage."""
-    large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
-    """Learning rate at the end of that stage; auto: a quarter of the rate at its start."""
-    large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
-    """Decay of the learning rate: exponential, warm-up included (wespeaker), or half a cosine after
-    the warm-up."""
-    large_margin_warmup_epochs: Epochs = 0.0
-    """Epochs of linear warm-up of that stage."""
-    large_margin_augment: bool = True
-    """Augment that stage's audio as in the previous stage (but never its speed)."""
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
@@ -224,9 +201,7 @@ class TrainingOptions(Options):
                 f"{self.batch_scaling} needs reference_batch, the batch for which the learning "
                 "rates were chosen",
             )
-        names = [one.name for one in self.stages] + (
-            [LARGE_MARGIN] if self.large_margin_epochs else []
-        )
+        names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             yield "stages", f"{', '.join(names)}; expected unique names"
         if self.stages and self.max_epochs != self.stages[0].epochs:
@@ -241,10 +216,6 @@ class TrainingOptions(Options):
                 f"there is no stage {self.stage!r}; "
                 f"{suggestion(self.stage, names) if names else 'set stages'}",
             )
-        final = self.large_margin_final_learning_rate
-        if final != "auto" and final > self.large_margin_learning_rate:
-            highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"
-            yield "large_margin_final_learning_rate", f"{final:g}; expected at most {highest}"
         if self.ema_statistics == "measured" and not self.ema_decay:
             yield (
                 "ema_statistics",

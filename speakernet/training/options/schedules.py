@@ -31,7 +31,9 @@ class ScheduleOptions(Options):
     margin_end_epoch: Epochs = 10.0
     """Epoch at which the margin reaches its full value."""
     warmup_epochs: Epochs = 0.0
-    """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
+    """Epochs of linear rise before the schedule begins; fractions are fine."""
+    warmup_start: Share = 0.0
+    """Share of the learning rate at which the warm-up starts; 0: almost zero."""
     warmup_overlaps: bool = False
     """Start the schedule with the run, multiplied by the warm-up (wespeaker), instead of after the
     warm-up."""
