@@ -465,8 +465,22 @@ class LogFile(logging.Handler):
             self._file.append(b"".join(waited))
 
 
+LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
+
+
 class _YamlLoader(yaml.SafeLoader):
     """PyYAML's YAML 1.1, except that `1e-3` is a number."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node; one that its type does not allow is named."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, AttributeError, LookupError, TypeError) as error:
+            shown = node.value[:60] if isinstance(node, yaml.ScalarNode) else "a collection"
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shown!r} is not a valid {kind}; quote it if it is text"
+            ) from error
 
 
 _YamlLoader.add_implicit_resolver(
@@ -488,24 +502,29 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
 
     if len(text) > MAX_YAML:
         raise FileError(f"{name} is too long; expected at most {MAX_YAML:,} characters")
-    depth = aliases = 0
+    # The anchors of the collections that are open, by level.
+    anchors: list[str | None] = []
+    aliases = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-                event, yaml.CollectionEndEvent
-            )
-            aliases += isinstance(event, yaml.AliasEvent)
-            number = event.value if isinstance(event, yaml.ScalarEvent) else ""
-            is_long = len(number) > MAX_DIGITS and not set(number) - set("+-0123456789_:.")
-            if depth > MAX_YAML_LEVELS or aliases > MAX_YAML_ALIASES or is_long:
-                limits = (
-                    f"{MAX_YAML_LEVELS} levels, {MAX_YAML_ALIASES} aliases, {MAX_DIGITS} "
-                    "digits in a number"
+            problem = ""
+            if isinstance(event, yaml.CollectionStartEvent):
+                anchors.append(event.anchor)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchors.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                aliases += 1
+                if event.anchor in anchors:
+                    problem = f"*{event.anchor} is inside &{event.anchor}, which would be endless"
+            elif isinstance(event, yaml.ScalarEvent):
+                problem = _problem_of_scalar(event)
+            if len(anchors) > MAX_YAML_LEVELS or aliases > MAX_YAML_ALIASES:
+                problem = (
+                    f"nested too deeply or too long; expected at most {MAX_YAML_LEVELS} levels "
+                    f"and {MAX_YAML_ALIASES} aliases"
                 )
-                raise FileError(
-                    f"{place(event.start_mark)}: nested too deeply or too long; expected at most "
-                    f"{limits}"
-                )
+            if problem:
+                raise FileError(f"{place(event.start_mark)}: {problem}")
         return yaml.compose(text, Loader=_YamlLoader)
     except yaml.YAMLError as error:
         raise FileError(
@@ -514,24 +533,23 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
         ) from error
 
 
+def _problem_of_scalar(event: yaml.ScalarEvent) -> str:
+    """Why a scalar is refused; empty if it is not."""
+    text = event.value
+    if len(text) > MAX_DIGITS and not set(text) - set("+-0123456789_:."):
+        return f"a number of {len(text):,} digits; expected at most {MAX_DIGITS}"
+    # YAML 1.1 reads 010 as 8, which hardly anybody means.
+    if event.implicit[0] and LEADING_ZERO.fullmatch(text):
+        return f"{text} has a leading zero; write the number without it, or quote it as text"
+    return ""
+
+
 def yaml_value(node: yaml.Node | None, where: str) -> Any:
     """The plain value of a node; `where` names it in messages."""
     try:
         return None if node is None else _YamlLoader("").construct_object(node, deep=True)
-    except (
-        ValueError,
-        OverflowError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        yaml.YAMLError,
-    ) as error:
-        shown = (
-            f"{node.value[:60]!r} is not a value"
-            if isinstance(node, yaml.ScalarNode)
-            else "not a value"
-        )
-        raise FileError(f"{where}: {shown}: {str(error).replace(IN_TEXT, '')}") from error
+    except yaml.YAMLError as error:
+        raise FileError(f"{where}: {str(error).replace(IN_TEXT, '')}") from error
 
 
 def read_yaml(text: str, where: str) -> Any:

@@ -315,3 +315,30 @@ def test_unusable_folders(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="read-only"):
         refuse_unusable(tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batch_size: 010", "010 has a leading zero"),
+        ("rates: [1, -007]", "-007 has a leading zero"),
+        ("date: !!timestamp x", "'x' is not a valid timestamp"),
+        ("date: 2026-13-45", "'2026-13-45' is not a valid timestamp"),
+        ("deep: [{rate: !!int y}]", "'y' is not a valid int"),
+        ("stages: &s [*s]", r"\*s is inside &s"),
+        ("a: &x {b: [1, {c: *x}]}", r"\*x is inside &x"),
+    ],
+)
+def test_values_that_yaml_misreads(text, words):
+    with pytest.raises(files.FileError, match=f"my.yaml.*{words}") as refused:
+        files.read_yaml(text, "my.yaml")
+    assert "object has no attribute" not in str(refused.value)
+
+
+def test_leading_zeros_of_text_and_fractions():
+    assert files.read_yaml("{name: '010', rate: 0.5, none: 0, id: 0x1f}", "here") == {
+        "name": "010",
+        "rate": 0.5,
+        "none": 0,
+        "id": 31,
+    }
