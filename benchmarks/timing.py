@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tqdm import tqdm
+
 
 def nothing() -> None:
     """The default preparation: none."""
@@ -72,12 +74,16 @@ def run_in_turn(
     """
     if not ways or rounds < 1:
         raise ValueError(f"{len(ways)} ways and {rounds} rounds; expected at least one of each")
-    for way in ways.values():
-        for _ in range(warmup):
-            way.run(way.prepare())
     samples = {name: Samples() for name in ways}
-    for _ in range(rounds):
+    # A suite takes minutes: the bar shows what it is doing.
+    with tqdm(total=(1 + rounds) * len(ways), unit="run", leave=False) as bar:
         for name, way in ways.items():
+            bar.set_description(f"warm-up of {name}")
+            for _ in range(warmup):
+                way.run(way.prepare())
+            bar.update()
+        for name, way in [*ways.items()] * rounds:
+            bar.set_description(name)
             for _ in range(settle):
                 way.run(way.prepare())
             ready = way.prepare()
@@ -91,6 +97,7 @@ def run_in_turn(
             samples[name].items.append(items)
             if items < 1:
                 raise ValueError(f"{name} processed no items; expected a corpus that is not empty")
+            bar.update()
     return samples
 
 

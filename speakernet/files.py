@@ -16,6 +16,7 @@ import secrets
 import shlex
 import shutil
 import stat
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -371,6 +372,9 @@ def own_command(command: str) -> str:
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
         return f"speakernet {command}"
+    called = Path(sys.argv[0])
+    if called.resolve() == CHECKOUT / script:
+        return f"python {shlex.quote(str(called))}"
     is_here = Path.cwd() == CHECKOUT
     return f"python {script if is_here else shlex.quote(str(CHECKOUT / script))}"
 

@@ -17,6 +17,7 @@ from speakernet.assembly.benchmark import BatchSizeFinder
 from speakernet.machine import settings
 from speakernet.machine.facts import describe_limits, native_bf16, system_info
 from speakernet.machine.options import MachineOptions
+from speakernet.training.progress import RunSpeed
 
 logger = logging.getLogger(__name__)
 
@@ -25,39 +26,48 @@ class PerformanceTracker:
     """Logs the speed and mean loss of a loop every `log_interval` steps.
 
     Examples:
-        >>> tracker = PerformanceTracker(log_interval=2)
+        >>> tracker = PerformanceTracker(log_interval=10)
         >>> for loss in (3.0, 1.0):
-        ...     _ = tracker.update(batch_size=8, loss=loss)
+        ...     tracker.update(0.5, batch_size=8, loss=loss)
         >>> summary = tracker.log_summary()
-        >>> summary["steps"], summary["samples"], summary["mean_loss"]
-        (2, 16, 2.0)
+        >>> summary["steps"], summary["utterances_per_second"], summary["mean_loss"]
+        (2, 16.0, 2.0)
     """
 
     def __init__(self, log_interval: int) -> None:
         self.log_interval = log_interval
-        self._began = time.perf_counter()
-        self.steps = self.samples = 0
-        self._losses: Any = 0.0
+        self._speed = RunSpeed("", 1, torch.device("cpu"))
+        self._updated_at = time.perf_counter()
+        self._loss_sum: Any = 0.0
 
-    def update(self, *, batch_size: int, loss: Tensor | float) -> "PerformanceTracker":
-        """Count a step; a loss on a GPU is only synchronised when it is logged."""
-        self.steps, self.samples = self.steps + 1, self.samples + batch_size
-        self._losses += loss.detach() if isinstance(loss, Tensor) else loss
-        if self.steps % self.log_interval == 0:
+    def update(
+        self, step_time: float | None = None, *, batch_size: int, loss: Tensor | float = 0.0
+    ) -> None:
+        """Count a step.
+
+        Args:
+            step_time: seconds; None: since the previous update.
+            batch_size: utterances in the step.
+            loss: a loss on a GPU is only synchronised when it is logged.
+        """
+        now = time.perf_counter()
+        seconds = now - self._updated_at if step_time is None else step_time
+        self._updated_at = now
+        self._speed.update(seconds, batch_size, {})
+        self._loss_sum += loss.detach() if isinstance(loss, Tensor) else loss
+        if self._speed.total["steps"] % self.log_interval == 0:
             self.log_summary()
-        return self
 
-    def log_summary(self) -> dict[str, float]:
-        """Log and return the means over all steps so far."""
-        speed = self.samples / (time.perf_counter() - self._began)
-        loss = float(self._losses) / max(1, self.steps)
-        logger.info("%d steps: %.1f samples/s, mean loss %.4f", self.steps, speed, loss)
-        return {
-            "steps": self.steps,
-            "samples": self.samples,
-            "samples_per_second": speed,
-            "mean_loss": loss,
-        }
+    def log_summary(self) -> dict[str, Any]:
+        """Log and return the speed, memory and mean loss of all steps so far."""
+        summary = self._speed.summary()
+        steps = summary["steps"]
+        summary["mean_loss"] = float(self._loss_sum) / max(1, steps)
+        speed = summary.get("utterances_per_second", 0.0)
+        logger.info(
+            "%d steps: %.1f utterances/s, mean loss %.4f", steps, speed, summary["mean_loss"]
+        )
+        return summary
 
 
 class BatchSizeOptimizer(BatchSizeFinder):
@@ -65,29 +75,46 @@ class BatchSizeOptimizer(BatchSizeFinder):
 
     Args:
         model: its weights and buffers end unchanged, unless `step` changes the weights.
-        sample: one item as a batch, a tensor or a dictionary of tensors (keyword arguments of the
-            model).
+        sample_batch_fn: makes a batch of a given size, a tensor or a dictionary of tensors
+            (keyword arguments of the model).
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
         step: trains on a batch; None computes the gradients of the summed output, or of its `loss`.
 
     Examples:
-        >>> model = nn.Linear(4, 2)
-        >>> BatchSizeOptimizer(model, {"input": torch.randn(1, 4)}).find(1, 4) in (1, 2, 4)
+        >>> finder = BatchSizeOptimizer(
+        ...     model=nn.Linear(4, 2),
+        ...     sample_batch_fn=lambda size: torch.randn(size, 4),
+        ...     min_batch_size=1,
+        ...     max_batch_size=4,
+        ... )
+        >>> finder.find_optimal_batch_size() in (1, 2, 4)
         True
     """
 
     def __init__(
         self,
         model: nn.Module,
-        sample: Tensor | Mapping[str, Tensor],
+        sample_batch_fn: Callable[[int], Any],
+        min_batch_size: int = 1,
+        max_batch_size: int = 512,
         step: Callable[[Any], None] | None = None,
     ) -> None:
-        named = sample if isinstance(sample, Mapping) else {"": sample}
+        if not 1 <= min_batch_size <= max_batch_size:
+            raise ValueError(
+                f"min_batch_size is {min_batch_size} and max_batch_size {max_batch_size}; "
+                "expected 1 <= min_batch_size <= max_batch_size"
+            )
+        self._bounds = (min_batch_size, max_batch_size)
+        super().__init__(model, sample_batch_fn, step or self._gradients)
 
-        def make(size: int) -> Any:
-            batch = {name: one[:1].repeat_interleave(size, dim=0) for name, one in named.items()}
-            return batch if isinstance(sample, Mapping) else batch[""]
+    def find_optimal_batch_size(self) -> int:
+        """The fastest batch size within the bounds that fits into memory.
 
-        super().__init__(model, make, step or self._gradients)
+        Raises:
+            ValueError: not even the smallest size fits.
+        """
+        return self.find(*self._bounds)
 
     def _gradients(self, batch: Any) -> None:
         output = self.net(**batch) if isinstance(batch, Mapping) else self.net(batch)
@@ -101,7 +128,7 @@ def optimize_torch_settings(**options: Any) -> dict[str, Any]:
     return settings.optimize_torch_settings(MachineOptions(**options))
 
 
-def log_performance_info() -> dict[str, Any]:
+def log_system_info() -> dict[str, Any]:
     """Log and return the available optimisations of this machine and whether they are on, by
     name.
     """
@@ -122,6 +149,10 @@ def log_performance_info() -> dict[str, Any]:
     for name, value in found.items():
         logger.info("%s: %s", name, value if value not in (None, False, [], "") else "no")
     return found
+
+
+log_performance_info = log_system_info
+"""Its name in version 0.3.0."""
 
 
 @contextlib.contextmanager

@@ -73,6 +73,10 @@ COMMON_NAMES = {
     "cudnn_deterministic_toggle": "runtime.deterministic",
     "reference": "model.options.reference",
     "save_steps": "training.save_steps",
+    "learning_rate": "optimizer.learning_rate",
+    "num_workers": "data.num_workers",
+    "max_epochs": "training.max_epochs",
+    "output_dir": "training.save_path",
     "max_grad_norm": "training.max_grad_norm",
     "checkpoint_compression": "training.compress_checkpoints",
     "model_path": "training.initial_model",
@@ -109,6 +113,17 @@ VALUES: dict[str, Values] = {
 }
 """Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in
 both programs."""
+ADVICE = {
+    "warmup_ratio": (
+        "use schedule.warmup_epochs: a ratio of 0.1 is a tenth of training.max_epochs"
+    ),
+    "resume": "leave it out: the same command resumes the run in its folder (training.save_path)",
+    "resume_from_checkpoint": (
+        "leave it out: the same command resumes the run in its folder (training.save_path)"
+    ),
+    "fsdp": "use runtime.parallel: fsdp",
+}
+"""Names from other programs that have no direct counterpart -> what to write."""
 TYPOS = {"nLcasses": "nClasses"}
 """Misspelt names in voxceleb_trainer's published recipes; its own parser rejects them."""
 BY_STAGE = (
@@ -167,7 +182,12 @@ def translate(name: str, value: Any) -> dict[str, Any]:
     value = values.get(str(value).casefold(), value)
     if name == "dcf_p_target" and not isinstance(value, list):
         value = [value]
-    return {} if value is None and values else {key: value}
+    if value is None and values:
+        return {}
+    if name == "torch_compile_mode":
+        # As in the programs that have this name, a mode asks for compiling.
+        return {key: value, "runtime.compile": "on"}
+    return {key: value}
 
 
 CLASSIC_DEFAULTS: dict[str, Any] = {

@@ -21,6 +21,7 @@ import yaml
 
 import speakernet
 from speakernet.config.aliases import (
+    ADVICE,
     ALIASES,
     BY_STAGE,
     CLASSIC_DEFAULTS,
@@ -70,6 +71,8 @@ logger = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
 OURS = "speakernet"
 CLASSIC = "voxceleb_trainer"
+BEGINS_AS_JSON = re.compile(r'\s*(?://[^\n]*\s*)*\{\s*(?:"|//|\})')
+"""JSON is recognised by its beginning, because many programs call it .conf or .cfg."""
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
 """A comment in JSON, or a string, which is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
@@ -423,7 +426,7 @@ def _read_file(path: Path) -> list[Setting]:
     """
     with reading(path, "a configuration in YAML or JSON", ConfigError), open_text(path) as file:
         text = file.read(MAX_YAML + 1)
-        if path.suffix == ".json":
+        if BEGINS_AS_JSON.match(text):
             # JSON may be indented with tabs, which YAML does not allow, and have comments; a string
             # may contain //.
             text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
@@ -562,6 +565,8 @@ def _translated(setting: Setting) -> Iterator[Setting]:
         logger.warning("%s: %s is misspelt; using %s", where, key, TYPOS[key])
         key = TYPOS[key]
     section, _, field = key.partition(".")
+    if key in ADVICE:
+        raise ConfigError(f"{where}: unknown key {key}; {ADVICE[key]}")
     if key in REMOVED:
         raise ConfigError(f"{where}: {key} was removed; {REMOVED[key]}")
     if key in ALIASES and not setting.is_sectioned:

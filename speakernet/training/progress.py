@@ -324,7 +324,7 @@ def rates(window: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-class PerformanceTracker:
+class RunSpeed:
     """Speed and memory of a run: since the last window, in this epoch, and in total."""
 
     def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:

@@ -43,9 +43,9 @@ from speakernet.training.progress import (
     WHOLE_RUN,
     Interrupted,
     NonFiniteError,
-    PerformanceTracker,
     Progress,
     RecentSteps,
+    RunSpeed,
     Stage,
     StopRequest,
     TrainingState,
@@ -137,7 +137,7 @@ class Trainer:
         self.origin = origin
         self.advise = advise
         self.state = TrainingState()
-        self.tracker = PerformanceTracker(
+        self.tracker = RunSpeed(
             step.precision.name, options.accumulation_steps, step.precision.device
         )
         self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
@@ -364,7 +364,8 @@ class Trainer:
             metrics = distributed.broadcast_object(dict(self.validate(state.epoch)))
             seconds = time.perf_counter() - begin
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
-            checksum = int(metrics.get("trials_checksum", 0))
+            # State of the run, not a figure of the network.
+            checksum = int(metrics.pop("trials_checksum", 0))
             # 0: nothing was evaluated yet.
             if state.trials_checksum and checksum != state.trials_checksum:
                 logger.warning(

@@ -379,3 +379,39 @@ def test_old_names():
             for key in translate(name, value):
                 section, field = key.split(".")[:2]
                 assert field in known_fields(section), f"--{name} leads to {key}"
+
+
+def test_json_by_its_content(tmp_path):
+    file = tmp_path / "SEResNet.conf"
+    file.write_text('// from another program\n{\n\t"data": {"batch_size": 7} // speakers\n}\n')
+    assert load_config(["--config", str(file)]).config.data.batch_size == 7
+
+
+def test_names_that_people_type():
+    words = "--learning_rate 0.5 --num_workers 3 --max_epochs 7 --output_dir exps/x".split()
+    config = load_config([*words, "--torch_compile_mode", "reduce-overhead"]).config
+    assert (config.optimizer.learning_rate, config.data.num_workers) == (0.5, 3)
+    assert (config.training.max_epochs, config.training.save_path) == (7, "exps/x")
+    assert (config.runtime.compile, config.runtime.compile_mode) == ("on", "reduce-overhead")
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("--warmup_ratio", "schedule.warmup_epochs"),
+        ("--resume", "the same command resumes"),
+        ("--fsdp", "runtime.parallel: fsdp"),
+    ],
+)
+def test_names_without_a_counterpart(word, advice):
+    with pytest.raises(ConfigError, match=advice):
+        load_config([word, "0.1"])
+
+
+def test_saved_options_of_a_stage_that_was_removed(tmp_path, caplog):
+    """A run folder of 0.3.0 has the former options of the large-margin stage."""
+    saved = load_config([]).config.model_dump()
+    saved["training"] |= {"max_epochs": 3, "large_margin_epochs": 5, "large_margin": 0.5}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
+    loaded = load_config(["--config", str(tmp_path / "config.yaml")])
+    assert loaded.config.training.max_epochs == 3 and "training.stages" in caplog.text

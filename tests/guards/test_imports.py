@@ -34,7 +34,7 @@ ALLOWED = {
     "evaluation": {*BASE, "data"},
     "inference": {*BASE, "data", "frontend", "models", "evaluation"},
     "checks": {*BASE, "data"},
-    "helpers": {*BASE, "assembly"},
+    "helpers": {*BASE, "assembly", "training"},
     "assembly": {
         *BASE,
         "config",

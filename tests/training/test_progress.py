@@ -15,7 +15,7 @@ from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import (
     LoadingFacts,
-    PerformanceTracker,
+    RunSpeed,
     Progress,
     data_wait_advice,
 )
@@ -77,7 +77,7 @@ def test_records_after_the_last_checkpoint(tmp_path):
 
 
 def test_rates_and_shares():
-    tracker = PerformanceTracker("bf16", 4, torch.device("cpu"))
+    tracker = RunSpeed("bf16", 4, torch.device("cpu"))
     for _ in range(4):
         tracker.update(0.5, 64, {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.05})
     tracker.update(1.0, 32, {"data": 0.2})

@@ -244,8 +244,7 @@ class RuntimeOptions(MachineOptions):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile; reduce-overhead (CUDA graphs) and max-autotune only matter on GPUs."""
     profiling: bool = False
-    """Profile some steps: traces for TensorBoard and Perfetto in the run folder, a table in the
-    log."""
+    """Profile some steps: traces for Perfetto in the run folder, a table in the log."""
     profile_steps: Annotated[int, Ge(1), Le(100_000)] = 5
     """Optimizer steps to profile, after as many warm-up steps."""
     seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = DEFAULT_SEED
