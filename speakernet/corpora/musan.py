@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakernet.corpora.listing import COMMON_ARGUMENTS, DOWNLOAD_ARGUMENTS, STEP_ARGUMENTS, STEPS, fetch, steps_of
-from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import READABLE_SUFFIXES, SAMPLE_RATE, audio_info, read_audio, write_audio
+from speakernet.data.folders import walk_files
 from speakernet.files import exclusive
 
 PIECE_SECONDS = 5.0

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.signal import resample_poly
 
 from speakernet.corpora.listing import COMMON_ARGUMENTS, DOWNLOAD_ARGUMENTS, STEP_ARGUMENTS, STEPS, fetch, steps_of
-from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
     SAMPLE_BYTES,
@@ -27,6 +27,7 @@ from speakernet.data.audio import (
     read_audio,
     write_audio,
 )
+from speakernet.data.folders import walk_files
 from speakernet.files import exclusive
 
 DECAY_DB = 60.0

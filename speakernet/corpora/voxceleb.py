@@ -39,10 +39,11 @@ from speakernet.corpora.listing import (
     usable_utterances,
 )
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import PairRules, Utterances, calibration_pairs, row_by_folder
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
+from speakernet.data.folders import walk_files
 from speakernet.data.lists import StringTable, read_trials, write_training_list, write_trials
 from speakernet.data.packed import PackedSource
 from speakernet.data.packing import SKIPPED, pack

@@ -27,6 +27,7 @@ from speakernet.data.audio import (
     read_audio,
     to_int16,
 )
+from speakernet.data.folders import UnicodeNames
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
@@ -196,10 +197,11 @@ class FolderSource(AudioSource):
         super().__init__(root, sample_rate)
         self.lookup_cache = (lookup_cache or default_cache_folder()) if keep_lookup else None
         self.show_progress = show_progress
+        self._unicode = UnicodeNames(self.root)
 
     def path_of(self, name: str) -> str:
         """See `AudioSource.path_of`."""
-        return os.path.join(self.root, name)  # noqa: PTH118
+        return os.path.join(self.root, self._unicode.on_disk(name))  # noqa: PTH118
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
@@ -208,7 +210,7 @@ class FolderSource(AudioSource):
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         return build_lookup_table(
             self.root,
-            names,
+            self._unicode.table(names),
             sample_rate=self.sample_rate,
             num_threads=num_threads,
             cache_folder=self.lookup_cache,
@@ -217,7 +219,7 @@ class FolderSource(AudioSource):
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "FolderRows":
         """See `AudioSource.rows`."""
-        return FolderRows(self.root, names, table, cache)
+        return FolderRows(self.root, self._unicode.table(names), table, cache)
 
 
 @dataclass(eq=False)

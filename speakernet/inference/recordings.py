@@ -26,8 +26,9 @@ from speakernet.data.audio import (
     parse_riff,
     read_audio,
 )
+from speakernet.data.folders import LeftOut, find_recordings
 from speakernet.data.lists import ListError, StringTable
-from speakernet.data.opening import KaldiSource, is_kaldi, open_source
+from speakernet.data.opening import KaldiSource, is_kaldi, kaldi_advice, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.evaluation.embedding import Stretch, stretches_of
@@ -145,12 +146,15 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
     if given == STANDARD_INPUT:
         return _listed(lines, "standard input", Path())
     if path.is_dir():
-        found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in AUDIO_SUFFIXES and one.is_file())
-        if not found:
+        left_out = LeftOut()
+        names = find_recordings(path, left_out)
+        if not names:
+            content = kaldi_advice(path) or (f"only {left_out}" if left_out.counts else "nothing")
             raise AudioError(
-                f"{path}: no audio in this folder; expected files ending in {', '.join(sorted(AUDIO_SUFFIXES))}"
+                f"{path}: no audio in this folder, {content}; expected files ending in "
+                f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
-        return found
+        return [str(path / name) for name in names]
     if path.suffix.lower() in LIST_SUFFIXES:
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)

@@ -18,7 +18,8 @@ import torch
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
+from speakernet.data.audio import AudioError, read_audio
+from speakernet.data.folders import find_recordings
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.on_device import DeviceAudio, send, to_float
@@ -161,8 +162,7 @@ def find_audio_files(root: str | Path) -> list[str]:
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
         raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
-    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
-    return sorted(found)
+    return find_recordings(root)
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[str]]:
