@@ -39,6 +39,7 @@ DEFAULT_SEED = 10
 LARGE_MARGIN = "large-margin"
 """The stage that training.large_margin_epochs adds."""
 SAMPLE_RATE = 16_000
+LOWEST_SAMPLE_RATE, HIGHEST_SAMPLE_RATE = 1_000, 768_000  # Hz, of a corpus
 TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "nothing"}
 
 Row = TypeVar("Row")

@@ -83,6 +83,8 @@ class CheckRequest:
     num_jobs: int = 1
     corpora: Mapping[str, tuple[Path, str | Path]] = field(default_factory=dict)
     """Name -> training list and its folder, if there are several."""
+    noise_path: str = ""
+    rir_path: str = ""
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
@@ -103,7 +105,10 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         if of_corpus is not None and audio is not None:
             corpora[name] = of_corpus, audio
     if corpora:
-        training, source = join(corpora, DataOptions(sample_rate=request.sample_rate))
+        try:
+            training, source = join(corpora, DataOptions(sample_rate=request.sample_rate))
+        except ValueError as error:
+            findings.append(Finding("error", "data.corpora", str(error)))
     trials: list[tuple[TrialList, AudioSource | None]] = []
     for path, root in request.trials:
         if (one := _read(path, read_trials, "trial list", findings)) is not None:
@@ -138,9 +143,34 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         findings += trial_findings(given, rows, facts, check) if isinstance(given, TrialList) else []
     for first, second in itertools.combinations(read, 2):
         findings += shared_findings(read[first], read[second], (first, second), renamed=first != "training audio")
+    findings += augmentation_findings(request)
     needs_ffmpeg = any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table)
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return findings, durations
+
+
+def augmentation_findings(request: CheckRequest) -> Iterator[Finding]:
+    """Check noise and RIRs as training does before its first step."""
+    if not request.noise_path and not request.rir_path:
+        return
+    # Late: it needs torch, which takes two seconds to import.
+    from speakernet.data.augment.banks import open_noise, open_responses
+
+    for check, path, open_files in (
+        ("noise", request.noise_path, open_noise),
+        ("RIRs", request.rir_path, open_responses),
+    ):
+        if not path:
+            continue
+        try:
+            files = open_files(path, request.sample_rate, is_fast=request.is_fast)
+        except (ValueError, OSError) as error:
+            yield Finding("error", check, str(error))
+            continue
+        if problem := files.left_out():
+            yield Finding("warning", check, f"{path}: {problem}", "restore or remove them; training leaves them out")
+        else:
+            yield Finding("ok", check, f"all {counted(len(files.names), 'file')} of {path} can be read")
 
 
 def _read(

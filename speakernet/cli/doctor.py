@@ -84,7 +84,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
             trials=given,
             **thoroughness,
         )
-    data = config.data
+    data, augment = config.data, config.augment
     save_path = Path(config.training.save_path or "exps")
     if _pending_corpus(config):
         return CheckRequest(save_path=save_path, **thoroughness)
@@ -109,6 +109,8 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         # The same tolerance for missing files as in training.
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
         sample_rate=data.sample_rate,
+        noise_path=augment.noise_path if augment.enabled else "",
+        rir_path=augment.rir_path if augment.enabled else "",
         **thoroughness,
     )
 

@@ -41,6 +41,11 @@ class KaldiSource(FolderSource):
         self._index = NameIndex(self.names)
         self._index.refuse_repeated(self._wav_scp)
 
+    @property
+    def place(self) -> str:
+        """See `AudioSource.place`."""
+        return str(self._wav_scp.resolve())
+
     def path_of(self, name: str) -> str:
         """See `AudioSource.path_of`."""
         (file,) = self._files_of(StringTable.from_strings([name]))

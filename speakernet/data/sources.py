@@ -31,6 +31,7 @@ from speakernet.data.folders import UnicodeNames
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
+from speakernet.files import is_address
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a pipe would block.
@@ -93,6 +94,11 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables: dict[int, LookupTable] = {}
+
+    @property
+    def place(self) -> str:
+        """Where the names are looked up: in two sources of one place, the same name is the same recording."""
+        return self.root if is_address(self.root) else str(Path(self.root).resolve())
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
