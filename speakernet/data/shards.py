@@ -31,6 +31,7 @@ from speakernet.data.packed import (
     INDEX,
     SAMPLES,
     JoinedSamples,
+    PackedError,
     PackedIndex,
     PackedRows,
     PackedSource,
@@ -43,7 +44,7 @@ from speakernet.data.packed import (
 )
 from speakernet.data.sampling import Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
-from speakernet.data.stores import PARTIAL, ShardError, Store
+from speakernet.data.stores import PARTIAL, REPAIR_ADVICE, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
 from speakernet.parallel import distributed
 
@@ -75,10 +76,14 @@ class ShardCache:
         return self.folder / HELD / f"{shard}.npy"
 
     def touch(self, shard: int) -> bool:
-        """Mark a shard as used; False if it is not cached."""
+        """Mark a shard as used; False if it is not cached, or only a part of it."""
+        path = self.path(shard)
         with contextlib.suppress(FileNotFoundError):
-            os.utime(self.path(shard))
-            return True
+            if path.stat().st_size == self.bytes_of(shard):
+                os.utime(path)
+                return True
+            # Damaged on this disk: it is fetched again.
+            logger.warning("%s: %d bytes, expected %d", path, path.stat().st_size, self.bytes_of(shard))
         return False
 
     def hold(self, shard: int) -> None:
@@ -97,7 +102,10 @@ class ShardCache:
         while True:
             # Another process may remove the file at any moment, but an open file stays readable.
             with contextlib.suppress(FileNotFoundError):
-                return os.open(self.path(shard), OPEN_FLAGS)
+                file = os.open(self.path(shard), OPEN_FLAGS)
+                if os.fstat(file).st_size == self.bytes_of(shard):
+                    return file
+                os.close(file)
             self.hold(shard)
 
     def _make_space(self, shard: int) -> None:
@@ -126,11 +134,12 @@ class ShardCache:
         """What is wrong with a file fetched as a shard's samples; empty if nothing."""
         found, wanted = partial.stat().st_size, self.bytes_of(shard)
         if found != wanted:
-            return f"{found} bytes arrived, expected {wanted}"
+            return f"{found} bytes arrived, expected {wanted}; {REPAIR_ADVICE}"
         index = read_index(self.folder / self.names[shard])
         samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
         problems = damaged(index, samples.view(np.ndarray), range(len(index.names)))
-        return f"altered since it was packed: {problems[0]}" if problems else ""
+        advice = f"remove the file, then {REPAIR_ADVICE}"
+        return f"altered since it was packed: {problems[0]}; {advice}" if problems else ""
 
 
 @dataclass(frozen=True)
@@ -193,7 +202,7 @@ class RemoteSource(PackedSource):
             (folder / "newest").replace(folder / DESCRIPTION)
             description = read_description(folder)
             digests = description["parts"] or {"": description["index_sha256"]}
-            missing = [name for name in digests if not (folder / name / INDEX).is_file()]
+            missing = [name for name, digest in digests.items() if not _is_held(folder / name, digest)]
 
             def copy(name: str) -> None:
                 (folder / name).mkdir(exist_ok=True)
@@ -241,8 +250,18 @@ class RemoteSource(PackedSource):
         return RemoteRows(rows.root, rows.samples, rows.offsets, rows.lengths, is_mapped=False)
 
 
+def _is_held(folder: Path, digest: str) -> bool:
+    """Whether a folder has a shard's description and its index, undamaged."""
+    try:
+        return sha256_of(folder / INDEX) == digest and bool(read_description(folder))
+    except (OSError, PackedError):
+        return False
+
+
 def _digest_problem(path: Path, wanted: str) -> str:
-    return "" if sha256_of(path) == wanted else f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
+    if sha256_of(path) == wanted:
+        return ""
+    return f"altered since it was packed: not the SHA-256 in {DESCRIPTION}; {REPAIR_ADVICE}"
 
 
 @dataclass(eq=False)
