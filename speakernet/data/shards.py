@@ -44,7 +44,7 @@ from speakernet.data.packed import (
 )
 from speakernet.data.sampling import Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
-from speakernet.data.stores import PARTIAL, REPAIR_ADVICE, ShardError, Store
+from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
 from speakernet.parallel import distributed
 
@@ -134,12 +134,11 @@ class ShardCache:
         """What is wrong with a file fetched as a shard's samples; empty if nothing."""
         found, wanted = partial.stat().st_size, self.bytes_of(shard)
         if found != wanted:
-            return f"{found} bytes arrived, expected {wanted}; {REPAIR_ADVICE}"
+            return f"{found} bytes arrived, expected {wanted}"
         index = read_index(self.folder / self.names[shard])
         samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
         problems = damaged(index, samples.view(np.ndarray), range(len(index.names)))
-        advice = f"remove the file, then {REPAIR_ADVICE}"
-        return f"altered since it was packed: {problems[0]}; {advice}" if problems else ""
+        return f"altered since it was packed: {problems[0]}" if problems else ""
 
 
 @dataclass(frozen=True)
@@ -259,9 +258,7 @@ def _is_held(folder: Path, digest: str) -> bool:
 
 
 def _digest_problem(path: Path, wanted: str) -> str:
-    if sha256_of(path) == wanted:
-        return ""
-    return f"altered since it was packed: not the SHA-256 in {DESCRIPTION}; {REPAIR_ADVICE}"
+    return "" if sha256_of(path) == wanted else f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
 
 
 @dataclass(eq=False)

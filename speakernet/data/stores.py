@@ -119,7 +119,9 @@ class Store:
                 if "rotocol not known" in reason:
                     raise ShardError(f"{place}: unknown kind of address; expected one such as s3://…") from error
                 if attempt == ATTEMPTS:
-                    raise ShardError(f"{place}: {ATTEMPTS} attempts failed, the last with {reason}") from error
+                    # The file arrived each time, but is not what was packed.
+                    advice = f"; remove it there, then {REPAIR_ADVICE}" if isinstance(error, ShardError) else ""
+                    raise ShardError(f"{place}: {ATTEMPTS} attempts failed, the last with {reason}{advice}") from error
                 logger.warning("%s: attempt %d of %d failed (%s)", place, attempt, ATTEMPTS, reason)
             time.sleep(pause)
             pause *= 2

@@ -310,7 +310,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
                 np.testing.assert_array_equal(source.read(name), files.read(name))
             assert not faults.kinds and len(faults.fetched) >= NUM_SHARDS
         with pytest.raises(ShardError, match=r"foo://bucket.*unknown kind of address"):
-            Store("foo://bucket").has("corpus.json")
+            Store("foo://bucket").size("corpus.json")
         faulty(["wrong"] * 100, source, faults)
         with pytest.raises(ShardError, match=r"part-0001-of-0005/samples.npy: 6 attempts"):
             source.shards.hold(0)
