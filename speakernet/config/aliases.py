@@ -115,7 +115,7 @@ REMOVED: dict[str, str] = {
 }
 """Options of earlier versions -> what to write instead. Saved configurations may still contain them."""
 WESPEAKER = {
-    *("data_type", "dataloader_args", "dataset_args", "do_lm", "enable_amp", "exp_dir", "gpus", "log_batch_interval"),
+    *("data_type", "dataloader_args", "dataset_args", "do_lm", "enable_amp", "gpus", "log_batch_interval"),
     *("loss_args", "margin_scheduler", "margin_update", "model_args", "model_init", "num_avg", "num_epochs"),
     *("optimizer_args", "projection_args", "save_epoch_interval", "scheduler_args"),
 }

@@ -124,7 +124,9 @@ def test_missing_lists_and_roots(corpus):
 
 
 def test_several_corpora(corpus):
-    (corpus / "more.txt").write_text("a b/1.wav\na b/2.wav\nd d/1.wav\nd nowhere.wav\n")
+    for number in (1, 2):
+        write_audio(corpus / f"e/{number}.wav", noise(10 + number), 16000)
+    (corpus / "more.txt").write_text("a e/1.wav\na e/2.wav\nd d/1.wav\nd nowhere.wav\n")
     given = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
     trials = ((corpus / "trials.txt", corpus),)
     result = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
@@ -133,6 +135,9 @@ def test_several_corpora(corpus):
     # Each corpus is compared by name; `a` is in the trials.
     overlaps = [finding for finding in result[0] if finding.check == "overlap"]
     assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[0].message
+    (corpus / "more.txt").write_text("a a/1.wav\nd d/1.wav\n")
+    shared = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
+    assert found(shared, "data.corpora").level == "error" and "a/1.wav" in found(shared, "data.corpora").message
     missing = full_check(CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True))[0]
     assert [one.check for one in missing if one.level == "error"] == ["training list none"]
 
@@ -263,6 +268,42 @@ def test_wrong_kind_of_list(corpus, line):
     )
     (finding,) = check(corpus, text).values()
     assert finding.level == "error" and "train.txt" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [("a\\1.wav", "--replace '\\' /"), ("D:\\x\\1.wav", "--strip 'D:\\'"), ('"a/1.wav"', """--replace '"' ''""")],
+)
+def test_paths_of_windows_and_quotes(corpus, path, advice):
+    finding = check(corpus, f"a {path}\nb b/gone.wav\n")["training audio: files"]
+    assert finding.level == "error" and advice in finding.advice
+
+
+def test_kaldi_folder_without_files(corpus):
+    (corpus / "utt2spk").write_text("u1 a\nu2 b\n")
+    findings = {
+        one.check: one for one in full_check(CheckRequest(corpus, corpus, (), corpus / "exps", is_fast=True))[0]
+    }
+    assert "wav.scp" in findings["training audio: files"].advice
+
+
+def test_noise_and_rirs(corpus):
+    for name in ("noise/1.wav", "noise/2.wav", "rirs/1.wav"):
+        write_audio(corpus / name, noise(1), 16000)
+    write_audio(corpus / "rirs" / "2.wav", np.zeros(100, dtype=np.float32), 16000)
+    (corpus / "bad").mkdir()
+    (corpus / "bad" / "1.wav").write_bytes(b"<html>")
+
+    def findings(noise_path, rir_path):
+        request = CheckRequest(save_path=corpus, noise_path=str(noise_path), rir_path=str(rir_path))
+        return {one.check: one for one in full_check(request)[0]}
+
+    looked = findings(corpus / "noise", corpus / "rirs")
+    assert looked["noise"].level == "ok" and looked["noise"].message.startswith("all 2 files")
+    assert looked["RIRs"].level == "warning" and "1 of 2 files" in looked["RIRs"].message
+    assert "2.wav" in looked["RIRs"].message
+    looked = findings(corpus / "bad", "")
+    assert looked["noise"].level == "error" and "RIRs" not in looked
 
 
 def test_speakers_called_0_and_1(corpus):
