@@ -83,8 +83,6 @@ class CheckRequest:
     num_jobs: int = 1
     corpora: Mapping[str, tuple[Path, str | Path]] = field(default_factory=dict)
     """Name -> training list and its folder, if there are several."""
-    noise_path: str = ""
-    rir_path: str = ""
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
@@ -143,34 +141,9 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         findings += trial_findings(given, rows, facts, check) if isinstance(given, TrialList) else []
     for first, second in itertools.combinations(read, 2):
         findings += shared_findings(read[first], read[second], (first, second), renamed=first != "training audio")
-    findings += augmentation_findings(request)
     needs_ffmpeg = any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table)
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return findings, durations
-
-
-def augmentation_findings(request: CheckRequest) -> Iterator[Finding]:
-    """Check noise and RIRs as training does before its first step."""
-    if not request.noise_path and not request.rir_path:
-        return
-    # Late: it needs torch, which takes two seconds to import.
-    from speakernet.data.augment.banks import open_noise, open_responses
-
-    for check, path, open_files in (
-        ("noise", request.noise_path, open_noise),
-        ("RIRs", request.rir_path, open_responses),
-    ):
-        if not path:
-            continue
-        try:
-            files = open_files(path, request.sample_rate, is_fast=request.is_fast)
-        except (ValueError, OSError) as error:
-            yield Finding("error", check, str(error))
-            continue
-        if problem := files.left_out():
-            yield Finding("warning", check, f"{path}: {problem}", "restore or remove them; training leaves them out")
-        else:
-            yield Finding("ok", check, f"all {counted(len(files.names), 'file')} of {path} can be read")
 
 
 def _read(

@@ -53,8 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
+        from speakernet.checks.augmentation import augmentation_findings
 
         findings += _pending_corpus(config)
+        findings += augmentation_findings(config.augment, config.data.sample_rate, is_fast=arguments.fast)
         findings += check_options(config)
     if has_picture := arguments.png is not None and bool(durations):
         write_duration_png(arguments.png, durations)
@@ -84,7 +86,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
             trials=given,
             **thoroughness,
         )
-    data, augment = config.data, config.augment
+    data = config.data
     save_path = Path(config.training.save_path or "exps")
     if _pending_corpus(config):
         return CheckRequest(save_path=save_path, **thoroughness)
@@ -109,8 +111,6 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         # The same tolerance for missing files as in training.
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
         sample_rate=data.sample_rate,
-        noise_path=augment.noise_path if augment.enabled else "",
-        rir_path=augment.rir_path if augment.enabled else "",
         **thoroughness,
     )
 

@@ -9,9 +9,11 @@ import pytest
 import speakernet
 from speakernet.checks import lists as checks
 from speakernet.checks import worst
+from speakernet.checks.augmentation import augmentation_findings
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import ListError, read_training_list, read_trials
 from speakernet.data.opening import open_source
 
@@ -295,8 +297,8 @@ def test_noise_and_rirs(corpus):
     (corpus / "bad" / "1.wav").write_bytes(b"<html>")
 
     def findings(noise_path, rir_path):
-        request = CheckRequest(save_path=corpus, noise_path=str(noise_path), rir_path=str(rir_path))
-        return {one.check: one for one in full_check(request)[0]}
+        options = AugmentOptions(noise_path=str(noise_path), rir_path=str(rir_path))
+        return {one.check: one for one in augmentation_findings(options, 16000)}
 
     looked = findings(corpus / "noise", corpus / "rirs")
     assert looked["noise"].level == "ok" and looked["noise"].message.startswith("all 2 files")
