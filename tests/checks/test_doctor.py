@@ -5,12 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 
 import speakernet
 from speakernet.checks import lists as checks
 from speakernet.checks import worst
 from speakernet.checks.augmentation import augmentation_findings
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
+from speakernet.checks.samples import likeness
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.options import AugmentOptions
@@ -96,6 +98,44 @@ def test_duplicate_audio(corpus):
     assert line.endswith(", and 1 more under these two")
     put(corpus, "a/1.wav", "a/2.wav")
     assert found(look(corpus), "training audio: duplicates").level == "warning"
+
+
+def syllables(seed, seconds=1.6):
+    """Noise whose level changes ten times a second."""
+    levels = np.random.default_rng(seed).uniform(-30, 0, round(10 * seconds))
+    return noise(seed, seconds) * np.repeat(10 ** (levels / 20), 1600).astype(np.float32)
+
+
+@pytest.mark.parametrize("suffix", ["mp3", "ogg", "flac"])
+def test_copies_in_another_format(corpus, suffix):
+    for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2")):
+        write_audio(corpus / f"{name}.wav", syllables(row), 16000)
+    # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other samples too.
+    delayed = 0.9 * np.concatenate([np.zeros(1600, dtype=np.float32), syllables(0)])
+    soundfile.write(corpus / f"a/3.{suffix}", delayed, 16000)
+    soundfile.write(corpus / f"c/3.{suffix}", 0.9 * syllables(4), 16000)
+    with (corpus / "train.txt").open("a") as file:
+        file.write(f"a a/3.{suffix}\n")
+    with (corpus / "trials.txt").open("a") as file:
+        file.write(f"1 c/1.wav c/3.{suffix}\n1 c/2.wav c/3.{suffix}\n")
+    result = look(corpus)
+    finding = found(result, "training audio: copies")
+    assert finding.level == "warning" and finding.examples in (
+        (f"a/1.wav = a/3.{suffix}",),
+        (f"a/3.{suffix} = a/1.wav",),
+    )
+    assert found(result, "trial audio (trials.txt): copies").examples == (f"c/1.wav = c/3.{suffix}",)
+
+
+def test_likeness():
+    """By hand: the same levels later, other levels, none that change, and too few of them."""
+    levels = np.random.default_rng(0).integers(1, 256, (4, 3, 100)).astype(np.uint8)
+    later = np.roll(levels[0], 5, axis=1)
+    short = levels[0].copy()
+    short[:, 40:] = 0
+    pairs = [(levels[0], later), (levels[0], levels[1]), (np.full_like(later, 9),) * 2, (short, short)]
+    values = likeness(*(np.stack(side) for side in zip(*pairs, strict=True)))
+    assert values[0] == pytest.approx(1) and values[1] < 0.5 and values[2:].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
