@@ -45,7 +45,7 @@ from speakernet.corpora.utterances import (
 )
 from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE, WRITABLE
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FFMPEG_VARIABLE
-from speakernet.data.folders import LeftOut, is_hidden, walk_files
+from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
 from speakernet.data.names import normal_name
 from speakernet.files import exclusive, own_command
 from speakernet.terminal import counted
@@ -133,8 +133,9 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     scan = StepSummary("scan", options.save_path, *SCANNED)
     listed, split_of = _rows(options, scan)
     rows = without_copies(listed, scan)
+    on_disk = UnicodeNames(options.root).on_disk
     pairs = {
-        row: (options.root / row.name, _converted_folder(options) / _converted_name(row.name))
+        row: (options.root / on_disk(row.name), _converted_folder(options) / _converted_name(row.name))
         for row in rows
         if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES
     }

@@ -80,9 +80,11 @@ def walk_files(root: str | Path, suffixes: Collection[str], left_out: LeftOut | 
 def _walk(folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Path], left_out: LeftOut) -> Iterator[str]:
     """Names below `folder`, which starts with `prefix`; `searched` are the root and the folders that links led to."""
     with os.scandir(folder) as entries:
-        shown = (entry for entry in entries if not is_hidden(entry.name))
-        content = sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in shown)
-    for name, is_folder, is_link in content:
+        shown = sorted((entry for entry in entries if not is_hidden(entry.name)), key=lambda entry: entry.name)
+    for entry in shown:
+        name, is_link = entry.name, entry.is_symlink()
+        # `entry.is_dir` raises an error for a link to itself.
+        is_folder = os.path.isdir(entry.path) if is_link else entry.is_dir()  # noqa: PTH112
         path = folder / name
         if is_folder and is_link:
             path = path.resolve()
@@ -99,6 +101,8 @@ def _walk(folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Pat
         suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 (a Path per file costs more than the walk)
         if suffix in suffixes:
             yield prefix + name
+        elif is_link and not os.path.exists(folder / name):  # noqa: PTH110
+            left_out.add("links to nothing", prefix + name)
         else:
             left_out.add(suffix or "without a suffix", prefix + name)
 

@@ -26,8 +26,9 @@ from speakernet.data.audio import (
     parse_riff,
     read_audio,
 )
-from speakernet.data.folders import LeftOut, find_recordings
+from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings
 from speakernet.data.lists import ListError, StringTable
+from speakernet.data.names import advice_on_name
 from speakernet.data.opening import KaldiSource, is_kaldi, kaldi_advice, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
@@ -165,17 +166,18 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """The files in a list, with paths relative to the list or to the working directory."""
     names = []
+    places = [(root, UnicodeNames(root)) for root in (folder, Path())]
     for number, line in enumerate(lines, start=1):
         # Try the whole line first, since a path may contain spaces.
         candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
-        found = [
-            str(place) for one in candidates for place in (folder / one.strip(), Path(one.strip())) if place.is_file()
-        ]
+        paths = [root / names_below.on_disk(one.strip()) for one in candidates for root, names_below in places]
+        found = [str(path) for path in paths if path.is_file()]
         if candidates and not found:
-            places = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
+            searched = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
+            advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
                 f"{where}, line {number}: found no file {' nor '.join(repr(one[:200]) for one in candidates[::-1])} in "
-                f"{places}; expected {LIST_FORM}"
+                f"{searched}; {advice}"
             )
         names += found[:1]
     return names

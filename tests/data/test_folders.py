@@ -8,7 +8,7 @@ import pytest
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings, walk_files
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import ListError, StringTable
 from speakernet.data.opening import open_source
 from speakernet.inference.recordings import audio_inputs
 
@@ -52,6 +52,16 @@ def test_many_links_to_each_other_end(tmp_path):
     (tmp_path / "outside40").mkdir()
     link(tmp_path / "root" / "in", tmp_path / "outside0")
     assert len(list(walk_files(tmp_path / "root", {".wav"}))) == 40
+
+
+def test_broken_links(tmp_path, caplog):
+    caplog.set_level("INFO")
+    link(tmp_path / "self", tmp_path / "self")
+    link(tmp_path / "gone", tmp_path / "nothing")
+    link(tmp_path / "gone.wav", tmp_path / "nothing.wav")
+    # A recording that cannot be read is named by its reader.
+    assert find_recordings(tmp_path) == ["gone.wav"]
+    assert "2 links to nothing (first: gone)" in caplog.text
 
 
 def test_a_link_into_a_hidden_folder_is_followed(tmp_path):
@@ -109,6 +119,16 @@ def test_names_in_the_other_unicode_form(tmp_path, random, in_list, on_disk):
     out = np.zeros((1, 400), dtype=np.float32)
     assert source.rows(names, table).fill(np.zeros(1, np.int64), np.zeros(1, np.int64), out) == {}
     np.testing.assert_allclose(out[0], sound[:400], atol=1e-4)
+
+
+def test_lists_of_files_in_the_other_unicode_form(tmp_path, random):
+    write_audio(tmp_path / unicodedata.normalize("NFD", NAME), 0.1 * random.standard_normal(500), 16000)
+    (tmp_path / "list.txt").write_text(f"{NAME}\nanna {NAME}\n", encoding="utf-8")
+    _, names = audio_inputs([str(tmp_path / "list.txt")], 16000)
+    assert list(names) == [str(tmp_path / unicodedata.normalize("NFD", NAME))]
+    (tmp_path / "list.txt").write_text("anna a\\1.wav\n")
+    with pytest.raises(ListError, match=r"line 1: .*back slashes"):
+        audio_inputs([str(tmp_path / "list.txt")], 16000)
 
 
 def test_ascii_names_cost_nothing(tmp_path):

@@ -206,7 +206,9 @@ def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> 
         for start in (0, max(0, int(lengths[row]) - num_samples)):
             source.read(names[row], start, num_samples)
 
-    files = BankFiles(source, names, _problems_of("noise", source, names, None if is_fast else check))
+    # The samples of a packed corpus have been read once, when it was packed.
+    needs_reading = isinstance(source, FolderSource) and not is_fast
+    files = BankFiles(source, names, _problems_of("noise", source, names, check if needs_reading else None))
     if len(files.problems) == len(names):
         found_problem = f"; the first: {files.problems[0]}" if len(names) else ""
         raise AudioError(
@@ -265,7 +267,7 @@ def _problems_of(
     if check is None:
         return problems
     bad: dict[str, np.ndarray] | None = None
-    if len(readable) > SHOWN_RIRS and isinstance(source, FolderSource):
+    if len(readable) > SHOWN_RIRS:
         # A cache folder that cannot be written only costs time.
         with contextlib.suppress(OSError):
             bad = mapped(_key_of(f"checked {what}", source.root, names, table), find_bad)
@@ -355,7 +357,8 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
     """A key of everything decoded files depend on: folder, names, rate, sizes and times."""
     found = hashlib.sha256(f"{Path(root).resolve()} {table.sample_rate} {names.checksum}".encode())
     for column in (table.file_bytes, table.modified_ns):
-        found.update(column.data)
+        # The columns of a packed corpus may repeat one value without storing it again.
+        found.update(np.ascontiguousarray(column).data)
     return f"{what} {found.hexdigest()}"
 
 
