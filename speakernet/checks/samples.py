@@ -123,57 +123,65 @@ def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
 
 
 def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The correlation of pairs of beginnings at the delay at which it is highest, float32 (pairs,).
+    """The correlation of pairs of beginnings at the delay at which it is highest, (pairs,).
 
     Args:
         first: `shape_of_beginning` of one recording of each pair, (pairs, bands, frames).
-        second: of the other one.
+        second: of the other recording of each pair.
     """
-    best = np.zeros(len(first), dtype=np.float32)
+    best = np.zeros(len(first))
     inner = slice(MAX_LAG, NUM_FRAMES - MAX_LAG)
-    one = first[:, :, inner].astype(np.float32)
+    left = first[:, :, inner].astype(np.float32)
     for lag in range(-MAX_LAG, MAX_LAG + 1):
-        other = second[:, :, inner.start + lag : inner.stop + lag].astype(np.float32)
-        is_there = ((one[:, :1] > 0) & (other[:, :1] > 0)).astype(np.float32)  # (pairs, 1, frames)
-        counts = is_there.sum(axis=2, keepdims=True)
-        centred = []
-        for levels in (one, other):
-            means = (levels * is_there).sum(axis=2, keepdims=True) / np.maximum(counts, 1)
-            centred.append((levels - means) * is_there)
-        left, right = (np.square(levels).sum(axis=(1, 2)) for levels in centred)
-        lowest = len(BANDS_HZ) * counts[:, 0, 0] * MIN_CHANGE**2
-        is_usable = (counts[:, 0, 0] >= MIN_FRAMES) & (left >= lowest) & (right >= lowest)
-        products = (centred[0] * centred[1]).sum(axis=(1, 2))
-        correlations = products / np.sqrt(np.maximum(left * right, 1e-9))
+        right = second[:, :, inner.start + lag : inner.stop + lag].astype(np.float32)
+        # Frames after the end of a recording do not count.
+        is_there = ((left[:, :1] > 0) & (right[:, :1] > 0)).astype(np.float32)  # (pairs, 1, frames)
+        counts = is_there.sum(axis=(1, 2))
+        left_centred, right_centred = _centred(left, is_there), _centred(right, is_there)
+        left_energy = np.square(left_centred).sum(axis=(1, 2))
+        right_energy = np.square(right_centred).sum(axis=(1, 2))
+        least = len(BANDS_HZ) * counts * MIN_CHANGE**2
+        is_usable = (counts >= MIN_FRAMES) & (left_energy >= least) & (right_energy >= least)
+        products = (left_centred * right_centred).sum(axis=(1, 2))
+        correlations = products / np.sqrt(np.maximum(left_energy * right_energy, 1e-9))
         best = np.maximum(best, np.where(is_usable, correlations, 0))
     return best
+
+
+def _centred(levels: np.ndarray, is_there: np.ndarray) -> np.ndarray:
+    """The levels relative to the mean of their band, 0 where a frame does not count; (pairs, bands, frames)."""
+    counts = np.maximum(is_there.sum(axis=2, keepdims=True), 1)
+    means = (levels * is_there).sum(axis=2, keepdims=True) / counts
+    return (levels - means) * is_there
 
 
 def are_copies(facts: SampleFacts, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Whether pairs of rows are one recording in two formats, bool (pairs,); equal samples do not count."""
     is_near = np.abs(facts.seconds[first] - facts.seconds[second]) <= COPY_SECONDS
     pairs = np.flatnonzero(is_near & (facts.hashes[first] != facts.hashes[second]))
-    found = np.zeros(len(first), dtype=bool)
+    is_copy = np.zeros(len(first), dtype=bool)
     for start in range(0, len(pairs), PAIRS_AT_ONCE):
         some = pairs[start : start + PAIRS_AT_ONCE]
-        found[some] = likeness(facts.beginnings[first[some]], facts.beginnings[second[some]]) >= COPY_LIKENESS
-    return found
+        values = likeness(facts.beginnings[first[some]], facts.beginnings[second[some]])
+        is_copy[some] = values >= COPY_LIKENESS
+    return is_copy
 
 
 def copies_of_speakers(facts: SampleFacts, labels: np.ndarray) -> np.ndarray:
     """Pairs of rows of one speaker that are copies in different formats, int64 (pairs, 2)."""
     # Neighbours in this order have the same speaker and similar lengths.
     order = np.lexsort((facts.seconds, labels))
-    found = [np.zeros((0, 2), dtype=np.int64)]
+    copies = [np.zeros((0, 2), dtype=np.int64)]
     for distance in range(1, min(MAX_NEIGHBOURS + 1, len(order))):
-        pairs = np.stack([order[:-distance], order[distance:]], axis=1)
-        first, second = pairs.T
-        is_near = (labels[first] == labels[second]) & (facts.seconds[second] - facts.seconds[first] <= COPY_SECONDS)
-        if not is_near.any():
+        first, second = order[:-distance], order[distance:]
+        is_near = facts.seconds[second] - facts.seconds[first] <= COPY_SECONDS
+        near = np.flatnonzero(is_near & (labels[first] == labels[second]))
+        if not len(near):
             break
-        pairs = pairs[is_near]
-        found.append(pairs[are_copies(facts, *pairs.T)])
-    return np.concatenate(found)
+        first, second = first[near], second[near]
+        is_copy = are_copies(facts, first, second)
+        copies.append(np.stack([first[is_copy], second[is_copy]], axis=1))
+    return np.concatenate(copies)
 
 
 def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = None) -> list[Finding]:
@@ -210,7 +218,8 @@ def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = 
     advice = "they count twice, and a target trial between them is trivial"
     findings += some("warning", f"{check}: duplicates", range(len(twice)), twice.__getitem__, "duplicate file", advice)
     if labels is not None:
-        copies = [f"{names(first)} = {names(second)}" for first, second in copies_of_speakers(facts, labels).tolist()]
+        pairs_of_rows = copies_of_speakers(facts, labels).tolist()
+        copies = [f"{names(first)} = {names(second)}" for first, second in pairs_of_rows]
         findings += some(
             "warning", f"{check}: copies", range(len(copies)), copies.__getitem__, "copy", ADVICE_ON_COPIES
         )

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if folder:
         people = [
-            (one.name, [str(one)]) for one in sorted(folder.iterdir()) if one.is_dir() and not is_hidden(one.name)
+            (path.name, [str(path)]) for path in sorted(folder.iterdir()) if path.is_dir() and not is_hidden(path.name)
         ]
         if not people:
             raise ValueError(f"{folder} has no subfolders; expected one per person, containing recordings")

@@ -198,9 +198,10 @@ def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> 
     Raises:
         AudioError: there is no usable file.
     """
-    source, found = _open_bank(root, sample_rate)
-    names = StringTable.from_strings(found)
-    lengths, num_samples = np.asarray(source.lookup_table(names).num_samples), round(CHECKED_SECONDS * sample_rate)
+    source, listed = _open_bank(root, sample_rate)
+    names = StringTable.from_strings(listed)
+    lengths = np.asarray(source.lookup_table(names).num_samples)
+    num_samples = round(CHECKED_SECONDS * sample_rate)
 
     def check(row: int) -> None:
         for start in (0, max(0, int(lengths[row]) - num_samples)):
@@ -210,9 +211,9 @@ def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> 
     needs_reading = isinstance(source, FolderSource) and not is_fast
     files = BankFiles(source, names, _problems_of("noise", source, names, check if needs_reading else None))
     if len(files.problems) == len(names):
-        found_problem = f"; the first: {files.problems[0]}" if len(names) else ""
+        first_problem = f"; the first: {files.problems[0]}" if len(names) else ""
         raise AudioError(
-            f"{root} contains {len(names):,} noise files, none of them readable{found_problem}; expected MUSAN's "
+            f"{root} contains {len(names):,} noise files, none of them readable{first_problem}; expected MUSAN's "
             "folders noise, music and speech"
         )
     return files
@@ -224,12 +225,12 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
     Raises:
         AudioError: there is no usable file.
     """
-    source, found = _open_bank(root, sample_rate)
-    names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
+    source, listed = _open_bank(root, sample_rate)
+    names = [name for name in listed if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
     if not names:
         raise AudioError(f"{root}: no audio files in this folder of RIRs")
-    if len(names) < len(found):
-        logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
+    if num_noises := len(listed) - len(names):
+        logger.warning("%s: %s skipped: noises, not RIRs", root, counted(num_noises, "file"))
     table = StringTable.from_strings(names)
 
     def check(row: int) -> None:
